@@ -1,0 +1,104 @@
+"""The config as frozen dataclasses: one for each object of schema/config.schema.json, field for key (a test keeps them equal).
+
+`load` builds them once, at the edge; after it nothing is None that training needs (see derive.py for what was filled in).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fleet:
+    backend: str
+    nodes: int
+    instance_type: str | None
+    ranks_per_node: int
+    port: int | None
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str
+    sources: tuple[str, ...]
+    text_field: str
+    tokenizer: str
+    vocabulary_size: int
+    validation_fraction: float
+
+
+@dataclass(frozen=True)
+class Model:
+    preset: str | None
+    family: str
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    intermediate_size: int
+    vocabulary_size: int
+    max_sequence_length: int
+    rope_theta: float
+    norm_epsilon: float
+    tie_embeddings: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    shard: int
+    tensor: int
+    pipeline: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Train:
+    steps: int
+    global_batch: int
+    micro_batch: int
+    sequence_length: int
+    learning_rate: float
+    learning_rate_floor: float
+    warmup_steps: int
+    weight_decay: float
+    beta1: float
+    beta2: float
+    gradient_clip: float
+    precision: str
+    seed: int
+    log_every: int
+    validate_every: int
+    validation_sequences: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    max_usd: float | None
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str
+    fleet: Fleet
+    data: Data
+    model: Model
+    train: Train
+    checkpoint: Checkpoint
+    budget: Budget
+
+    @property
+    def world_size(self) -> int:
+        return self.fleet.nodes * self.fleet.ranks_per_node
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different sequences: the world over the degrees that share one."""
+        layout = self.train.layout
+        return self.world_size // (layout.tensor * layout.pipeline * layout.context)

@@ -1,0 +1,66 @@
+"""Every error a user can meet, in one tree.
+
+    TrainfleetError         says what, where, why and what to type next; the process exits with `exit_code`
+    ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
+    ├── DataError           a source, a tokenizer or a dataset
+    ├── RunError            a run folder or a checkpoint
+    └── BackendError        a backend, a node or a process on it
+
+Anything else that escapes is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class TrainfleetError(Exception):
+    """One message to a user: `what` happened, `where` (file:line, host, rank), `why`, and the `next` command to type."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
+        self.what, self.where, self.why, self.next = what, where, why, next
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return "\n".join(
+            [head, *(f"  why: {self.why}" for _ in [0] if self.why), *(f"  next: {self.next}" for _ in [0] if self.next)]
+        )
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong with the config: where it stands (`config.yaml:12`, `SET`, `NODES`), its key, and what would be right."""
+
+    line: int
+    where: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.where, self.key, self.message) if part)
+
+
+class ConfigError(TrainfleetError):
+    """All that is wrong with a config, in the order of its lines."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem], *, next: str = "") -> None:
+        self.problems = sorted(set(problems))
+        super().__init__("\n".join(map(str, self.problems)), next=next)
+
+
+class DataError(TrainfleetError):
+    """A source, a tokenizer or a dataset is missing, broken or not the one that this config asks for."""
+
+
+class RunError(TrainfleetError):
+    """A run folder or a checkpoint can't be read, written or continued."""
+
+
+class BackendError(TrainfleetError):
+    """A backend refused a job, or a node or process of it failed."""

@@ -1,0 +1,185 @@
+"""The run folder: the one owner of its file names and formats, used by both planes.
+
+    runs/<name>/
+      config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
+      logs/node-<i>.log  checkpoints/step-<8 digits>/  tensorboard/  plots/*.png
+      job.json     what the backend needs to find the running job again
+      stop         exists from the moment that a stop was asked for until the ranks have obeyed
+      lock         held (flock) by the launcher while the job runs
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from .errors import RunError
+
+RUNS = Path("runs")
+DATA = Path("data")
+Record = dict[str, Any]
+
+
+class Run:
+    """The paths of one run folder and the few ways to read and write them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "config.yaml"
+        self.results = folder / "results.json"
+        self.metrics = folder / "metrics.jsonl"
+        self.events = folder / "events.jsonl"
+        self.report = folder / "report.html"
+        self.job = folder / "job.json"
+        self.stop = folder / "stop"
+        self.lock = folder / "lock"
+        self.logs = folder / "logs"
+        self.checkpoints = folder / "checkpoints"
+        self.tensorboard = folder / "tensorboard"
+        self.plots = folder / "plots"
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def read_results(self) -> Record:
+        """results.json as written last; {} before the first write."""
+        return read_json(self.results) or {}
+
+    def update_results(self, **fields: Any) -> Record:
+        """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then rank 0, then launcher)."""
+        results = self.read_results() | fields
+        write_atomic(self.results, json.dumps(results, indent=2) + "\n")
+        return results
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Appends one line to events.jsonl."""
+        append_line(self.events, {"time": time.time(), "event": event, **fields})
+
+
+def run_of(name: str, root: Path = RUNS) -> Run:
+    """The run called `name`, whether or not its folder exists."""
+    return Run(root / name)
+
+
+def node_log(folder: Path, node: int) -> Path:
+    """Where node `node` of a job in `folder` (a run's or a dataset's) writes all that its ranks print."""
+    return folder / "logs" / f"node-{node}.log"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Leaves either the old file or the whole new one, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(path: Path, error: OSError) -> RunError:
+    """The error to raise when `path` can't be written: names the file, the cause and the remedy."""
+    full = error.errno == 28
+    remedy = "free some space (df -h .), then run the same command again" if full else f"make {path.parent} writable for you: ls -ld {path.parent}"
+    return RunError(f"can't write {path}", why=error.strerror or str(error), next=remedy)
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Appends one JSON line in a single write, so that readers never see half a line from one machine."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def read_json(path: Path) -> Record | None:
+    """The object in a JSON file; None when the file is not there."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunError("is not valid JSON", where=str(path), why=str(error), next=f"look at it, or remove it: rm {path}") from error
+
+
+def read_lines(path: Path) -> Iterator[Record]:
+    """The records of a .jsonl file; a last line that was cut off by a crash is left out."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+    except FileNotFoundError:
+        return
+
+
+class Lines:
+    """A .jsonl file that is still being written: `new()` gives the records that came since the last call."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def new(self) -> list[Record]:
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self.offset:  # the file was cut back by a resume
+                    self.offset = 0
+                file.seek(self.offset)
+                chunk = file.read()
+        except FileNotFoundError:
+            return []
+        whole = chunk[: chunk.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def take_lock(run: Run) -> TextIO | None:
+    """The run's lock for as long as the returned file stays open; None when another launcher holds it."""
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        file = open(run.lock, "a+", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(run.lock, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def is_locked(run: Run) -> bool:
+    """Whether a launcher is running this run now, on this machine."""
+    if not run.lock.exists():
+        return False
+    with open(run.lock, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
