@@ -1,11 +1,10 @@
 """The run folder: the one owner of its file names and formats, used by both planes.
 
-    runs/<name>/
-      config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
-      logs/node-<i>.log  checkpoints/step-<8 digits>/  tensorboard/  plots/*.png
-      job.json     what the backend needs to find the running job again
-      stop         exists from the moment that a stop was asked for until the ranks have obeyed
-      lock         held (flock) by the launcher while the job runs
+runs/<name>/
+  config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
+  logs/node-<i>.log  checkpoints/step-<8 digits>/  tensorboard/  plots/*.png
+  stop         exists from the moment that a stop was asked for until the ranks have obeyed
+  lock         held (flock) by the launcher while the job runs
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from .errors import RunError
 
 RUNS = Path("runs")
 DATA = Path("data")
+LOCK = "lock"
 Record = dict[str, Any]
 
 
@@ -35,9 +35,7 @@ class Run:
         self.metrics = folder / "metrics.jsonl"
         self.events = folder / "events.jsonl"
         self.report = folder / "report.html"
-        self.job = folder / "job.json"
         self.stop = folder / "stop"
-        self.lock = folder / "lock"
         self.logs = folder / "logs"
         self.checkpoints = folder / "checkpoints"
         self.tensorboard = folder / "tensorboard"
@@ -84,7 +82,7 @@ def write_atomic(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise unwritable(path, error) from error
@@ -103,7 +101,11 @@ def sync_folder(folder: Path) -> None:
 def unwritable(path: Path, error: OSError) -> RunError:
     """The error to raise when `path` can't be written: names the file, the cause and the remedy."""
     full = error.errno == 28
-    remedy = "free some space (df -h .), then run the same command again" if full else f"make {path.parent} writable for you: ls -ld {path.parent}"
+    remedy = (
+        "free some space (df -h .), then run the same command again"
+        if full
+        else f"make {path.parent} writable for you: ls -ld {path.parent}"
+    )
     return RunError(f"can't write {path}", why=error.strerror or str(error), next=remedy)
 
 
@@ -123,7 +125,9 @@ def read_json(path: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise RunError("is not valid JSON", where=str(path), why=str(error), next=f"look at it, or remove it: rm {path}") from error
+        raise RunError(
+            "is not valid JSON", where=str(path), why=str(error), next=f"look at it, or remove it: rm {path}"
+        ) from error
 
 
 def read_lines(path: Path) -> Iterator[Record]:
@@ -158,13 +162,13 @@ class Lines:
         return [json.loads(line) for line in whole.splitlines()]
 
 
-def take_lock(run: Run) -> TextIO | None:
-    """The run's lock for as long as the returned file stays open; None when another launcher holds it."""
+def take_lock(folder: Path) -> TextIO | None:
+    """The lock of a run's or dataset's folder for as long as the returned file is open; None when another launcher has it."""
     try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        file = open(run.lock, "a+", encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - it stays open: it is the lock
     except OSError as error:
-        raise unwritable(run.lock, error) from error
+        raise unwritable(folder / LOCK, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -173,11 +177,11 @@ def take_lock(run: Run) -> TextIO | None:
     return file
 
 
-def is_locked(run: Run) -> bool:
-    """Whether a launcher is running this run now, on this machine."""
-    if not run.lock.exists():
+def is_locked(folder: Path) -> bool:
+    """Whether a launcher of this machine is at work in this folder now."""
+    if not (folder / LOCK).exists():
         return False
-    with open(run.lock, encoding="utf-8") as file:
+    with open(folder / LOCK, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

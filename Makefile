@@ -1,0 +1,54 @@
+# One line a verb: what it does stands in python/trainfleet/cli/<verb>.py. `make` alone lists them.
+#
+# No variable stands in a recipe, and none is exported expanded: Python reads them raw from MAKEFLAGS, so that a value is only
+# ever data. That is what the loop is for: make would export (and expand) what stood on its command line.
+$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
+override export PYTHONPATH := python
+.DEFAULT_GOAL := help
+.PHONY: help setup plan tokenize train sample status logs stop report clean test check
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: .venv/.stamp ## make this machine or the fleet ready                         [NODES CONFIG SET]
+	@.venv/bin/python -m trainfleet setup
+
+plan: .venv/.stamp ## print what would run, and what was derived and why           [NODES CONFIG SET OUT=folder]
+	@.venv/bin/python -m trainfleet plan
+
+tokenize: .venv/.stamp ## turn the sources into tokens                             [NODES CONFIG SET]
+	@.venv/bin/python -m trainfleet tokenize
+
+train: .venv/.stamp ## tokenize if need be, train, report; again resumes            [NODES CONFIG SET='train.steps=50 ...']
+	@.venv/bin/python -m trainfleet train
+
+sample: .venv/.stamp ## continue a text with the trained model                      [PROMPT='def ' CONFIG SET]
+	@.venv/bin/python -m trainfleet sample
+
+status: .venv/.stamp ## how the run stands                                         [CONFIG SET]
+	@.venv/bin/python -m trainfleet status
+
+logs: .venv/.stamp ## what every node wrote                                        [FOLLOW=1 CONFIG SET]
+	@.venv/bin/python -m trainfleet logs
+
+stop: .venv/.stamp ## stop the run at its next step, with a checkpoint              [CONFIG SET]
+	@.venv/bin/python -m trainfleet stop
+
+report: .venv/.stamp ## draw the plots and report.html again                        [CONFIG SET]
+	@.venv/bin/python -m trainfleet report
+
+clean: .venv/.stamp ## stop all, remove what can be made again                      [PURGE=1 YES=1 CONFIG SET]
+	@.venv/bin/python -m trainfleet clean
+
+test: .venv/.stamp-test ## run the tests
+	@.venv/bin/python -m trainfleet test
+
+check: .venv/.stamp-test ## lint, types and shell scripts
+	@.venv/bin/python -m trainfleet check
+
+.venv/.stamp: requirements.lock scripts/venv.sh
+	@scripts/venv.sh apply requirements.lock
+
+.venv/.stamp-test: .venv/.stamp requirements-test.lock
+	@scripts/venv.sh apply requirements-test.lock
+	@touch .venv/.stamp-test

@@ -1,0 +1,38 @@
+"""The contract of a backend: it plans a job into a request that can be printed, and carries out that very request.
+
+plan(job)        → request   pure but for reading the machine; refuses what the backend can't do
+submit(request)  → handle    the only call that starts anything
+status(handle)   → Status    cheap; called a few times a second
+ask_to_stop(handle)          SIGTERM: the nodes finish what must not be half done, then leave
+stop(handle)                 idempotent; when it returns, nothing of the job runs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..plan.job import Job
+from ..plan.request import Request
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether the job still runs, and by node the exit codes of those that ended."""
+
+    running: bool
+    exit_codes: dict[int, int]
+
+    @property
+    def failed(self) -> bool:
+        return any(self.exit_codes.values())
+
+
+class Backend(Protocol):
+    name: str
+
+    def plan(self, job: Job) -> Request: ...
+    def submit(self, request: Request) -> Any: ...
+    def status(self, handle: Any) -> Status: ...
+    def ask_to_stop(self, handle: Any) -> None: ...
+    def stop(self, handle: Any) -> None: ...

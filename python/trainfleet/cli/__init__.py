@@ -1,0 +1,55 @@
+"""The verbs: a file each, parse → call → print."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import TrainfleetError
+from .variables import Variables, read_variables
+
+# verb → the variables that it takes
+VERBS = {
+    "setup": ("CONFIG", "SET", "NODES"),
+    "plan": ("CONFIG", "SET", "NODES", "OUT"),
+    "tokenize": ("CONFIG", "SET", "NODES"),
+    "train": ("CONFIG", "SET", "NODES"),
+    "sample": ("CONFIG", "SET", "PROMPT"),
+    "status": ("CONFIG", "SET"),
+    "logs": ("CONFIG", "SET", "FOLLOW"),
+    "stop": ("CONFIG", "SET"),
+    "report": ("CONFIG", "SET"),
+    "clean": ("CONFIG", "SET", "PURGE", "YES"),
+    "test": (),
+    "check": (),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
+    started = time.time()
+    try:
+        verb = _verb(arguments)
+        run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
+        return run(read_variables(verb, VERBS[verb], arguments[1:]), started)
+    except TrainfleetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        sys.stderr.close()
+        return 0
+
+
+def _verb(arguments: Sequence[str]) -> str:
+    verb = arguments[0] if arguments else ""
+    if verb in VERBS:
+        return verb
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    guess = f"; did you mean {near[0]}?" if near else ""
+    raise TrainfleetError(f"{verb!r} is not a verb{guess}" if verb else "no verb", next="make shows them all")

@@ -1,0 +1,99 @@
+"""make clean: stops what runs and removes what can be made again; datasets and checkpoints stay unless PURGE=1."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import BackendError, TrainfleetError
+from ..runs import DATA, RUNS, Run, is_locked
+from . import stop
+from .settings import run_named
+from .variables import Variables, flag
+
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")
+
+
+def main(variables: Variables, started: float) -> int:
+    purge, sure = flag(variables, "PURGE"), flag(variables, "YES")
+    if is_locked(run_named(variables).folder):
+        stop.main(variables, started)
+    busy = [folder for folder in (*_folders(RUNS), *_folders(DATA)) if is_locked(folder)]
+    if busy:
+        raise BackendError(
+            f"still at work: {', '.join(map(str, busy))}", next=f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
+        )
+    removed = sum(_remove(path) for path in _remakeable())
+    print(f"removed {size(removed)} that can be made again (reports, plots, caches, what was half made)")
+    return _purge(sure) if purge else _keep()
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("*") if path.is_dir())
+
+
+def _remakeable() -> Iterator[Path]:
+    for folder in _folders(RUNS):
+        run = Run(folder)
+        yield from (run.report, run.plots, run.stop, folder / "lock")
+        yield from run.checkpoints.glob(".step-*")
+    yield from (Path(name) for name in CACHES)
+    for root in ("python", "tests"):
+        yield from Path(root).rglob("__pycache__")
+
+
+def _keep() -> int:
+    for folder in (*_folders(RUNS), *_folders(DATA)):
+        print(f"kept {folder}: {size(measure(folder))}")
+    print("next: make clean PURGE=1 removes these too")
+    return 0
+
+
+def _purge(sure: bool) -> int:
+    folders = (*_folders(RUNS), *_folders(DATA))
+    if not folders:
+        print("no runs and no datasets are left")
+        return 0
+    for folder in folders:
+        print(f"{folder}: {size(measure(folder))}")
+    if not sure and not _confirmed(len(folders)):
+        print("nothing more was removed")
+        return 1
+    print(f"removed {size(sum(_remove(folder) for folder in folders))}: runs with their checkpoints, and datasets")
+    return 0
+
+
+def _confirmed(count: int) -> bool:
+    if not sys.stdin.isatty():
+        raise TrainfleetError(
+            "PURGE=1 asks before it removes runs and datasets, and there is no terminal to ask on",
+            next="make clean PURGE=1 YES=1",
+        )
+    return input(f"remove these {count} folders for good? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _remove(path: Path) -> int:
+    """Bytes that were freed."""
+    if not path.exists():
+        return 0
+    freed = measure(path)
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise TrainfleetError(f"can't remove {path}", why=str(error), next=f"ls -ld {path}") from error
+    return freed
+
+
+def measure(path: Path) -> int:
+    """Bytes in a file, or in all files of a folder."""
+    return sum(part.stat().st_size for part in (path.rglob("*") if path.is_dir() else [path]) if part.is_file())
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

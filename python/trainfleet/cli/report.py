@@ -1,0 +1,17 @@
+"""make report: draws the plots and report.html anew from what the run folder holds."""
+
+from __future__ import annotations
+
+from ..errors import RunError
+from ..report import html, plots
+from .settings import run_named
+from .variables import Variables
+
+
+def main(variables: Variables, started: float) -> int:
+    run = run_named(variables)
+    if not run.metrics.exists():
+        raise RunError("nothing to report yet", where=str(run.folder), why="no step has been logged", next="make train")
+    drawn = plots.draw(run)
+    print("\n".join(str(path) for path in (*drawn, html.write(run))))
+    return 0

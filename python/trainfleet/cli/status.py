@@ -1,0 +1,12 @@
+"""make status: how the run stands, from its folder alone."""
+
+from __future__ import annotations
+
+from ..report.summary import status
+from .settings import run_named
+from .variables import Variables
+
+
+def main(variables: Variables, started: float) -> int:
+    print(status(run_named(variables)))
+    return 0

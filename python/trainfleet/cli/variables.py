@@ -1,0 +1,77 @@
+"""The variables of a command, as text that nothing has expanded: from its words, from make, or from the environment.
+
+make passes what stood on its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a backslash and `$`
+doubled. Reading it there, and nowhere in recipe text, is what keeps `make train 'NODES=4; touch x'` from touching x.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from ..errors import ConfigError, Problem
+
+VARIABLES = {
+    "NODES": "how many nodes (fleet.nodes)",
+    "CONFIG": "the config file (config.yaml)",
+    "SET": "any keys: SET='train.steps=50 train.seed=2'",
+    "PROMPT": "the text to continue",
+    "FOLLOW": "1: stay and show what comes",
+    "PURGE": "1: datasets and checkpoints too",
+    "YES": "1: do not ask",
+    "OUT": "a folder for the plan's files",
+}
+Variables = dict[str, str]
+
+
+def read_variables(
+    verb: str, allowed: Sequence[str], words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> Variables:
+    """What the command was given. The verb's own words win over make's command line, and that over the environment.
+
+    Raises:
+        ConfigError: a variable that nobody knows, or that this verb does not take.
+    """
+    given = _from_make(environment.get("MAKEFLAGS", ""))
+    problems = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            problems.append(Problem(0, "", "", f"{word!r} is not VARIABLE=value"))
+        else:
+            given[name] = value
+    problems += [problem for name in given if name not in allowed for problem in [_refusal(verb, name, allowed)]]
+    if problems:
+        raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
+    return {name: environment[name] for name in allowed if environment.get(name)} | given
+
+
+def _from_make(flags: str) -> Variables:
+    """The command-line variables in MAKEFLAGS: `n -- NODES=4 SET=a=1\\ b=2`."""
+    _, separator, overrides = f" {flags}".partition(" -- ")
+    if not separator:
+        return {}
+    words = re.findall(r"(?:\\.|[^ \\])+", overrides, flags=re.DOTALL)
+    plain = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in words]
+    return {name.rstrip(":+?"): value for name, equals, value in (word.partition("=") for word in plain) if equals}
+
+
+def _refusal(verb: str, name: str, allowed: Sequence[str]) -> Problem:
+    if name in VARIABLES:
+        return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]})")
+    near = difflib.get_close_matches(name.upper(), allowed, n=1, cutoff=0.5)
+    return Problem(0, name, "", f"unknown variable{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def flag(variables: Variables, name: str) -> bool:
+    """Whether a yes/no variable is on: 1, true or yes; 0, false, no or nothing is off.
+
+    Raises:
+        ConfigError: for any other value.
+    """
+    value = variables.get(name, "").lower()
+    if value not in ("", "0", "false", "no", "1", "true", "yes"):
+        raise ConfigError([Problem(0, name, "", f"must be 1 or 0, not {variables[name]!r}")])
+    return value in ("1", "true", "yes")

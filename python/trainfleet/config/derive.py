@@ -1,0 +1,67 @@
+"""What follows from the config and is not asked: each with the reason that `make plan` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from .. import hardware
+from .presets import PRESETS, Preset
+
+Values = dict[str, Any]
+MICRO_BATCH_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see tests/bench/LOG.md
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A value that nobody wrote: its key, what it came to, and from what."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def derive(values: Values, tokens: int) -> list[Derived]:
+    """Fills what is None in `values`, in place; says what and why. `values` are checked; `tokens` is the tokenizer's size."""
+    found: list[Derived] = []
+
+    def put(section: Values, prefix: str, name: str, value: Any, why: str) -> None:
+        section[name] = value
+        found.append(Derived(f"{prefix}.{name}", value, why))
+
+    _derive_model(values["model"], tokens, put)
+    fleet, train, layout = values["fleet"], values["train"], values["train"]["layout"]
+    if fleet["ranks_per_node"] is None:
+        machine = hardware.node(fleet["instance_type"], fleet["nodes"])
+        put(fleet, "fleet", "ranks_per_node", machine.ranks, machine.reason)
+    if train["warmup_steps"] is None:
+        put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
+    if train["micro_batch"] is None:
+        world = fleet["nodes"] * fleet["ranks_per_node"]
+        ways = max(1, world // (layout["tensor"] * layout["pipeline"] * layout["context"]))
+        part = max(1, train["global_batch"] // ways)
+        fits = max(1, MICRO_BATCH_TOKENS // train["sequence_length"])
+        size = max(divisor for divisor in range(1, part + 1) if part % divisor == 0 and divisor <= fits)
+        why = (
+            f"largest that divides {part} (train.global_batch over {ways} data-parallel ranks) within {MICRO_BATCH_TOKENS} tokens"
+        )
+        put(train, "train", "micro_batch", size, why)
+    return found
+
+
+def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, Any, str], None]) -> None:
+    preset = PRESETS.get(model["preset"])
+    if preset is not None:
+        for field in fields(Preset):
+            given = getattr(preset, field.name)
+            if model[field.name] is None and given is not None:
+                put(model, "model", field.name, given, f"model.preset {model['preset']}")
+    if model["kv_heads"] is None and model["heads"]:
+        put(model, "model", "kv_heads", model["heads"], "model.heads")
+    for field in fields(Preset):
+        if model[field.name] is None and field.default is not MISSING and field.default is not None:
+            put(model, "model", field.name, field.default, "Llama 2's")
+    if model["vocabulary_size"] is None:
+        size = -(-tokens // 64) * 64  # matrix products like multiples of 64
+        put(model, "model", "vocabulary_size", size, f"the tokenizer's {tokens}, rounded up to a multiple of 64")

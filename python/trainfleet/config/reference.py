@@ -1,0 +1,49 @@
+"""The page of all keys, made from the schema: `python -m trainfleet.config.reference > schema/README.md`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+from .schema import Schema, dotted, load_schema, walk
+
+HEAD = """# Keys of config.yaml
+
+Made from [config.schema.json](config.schema.json) by `python -m trainfleet.config.reference > schema/README.md`; don't edit it here.
+A key that is left out has its default. `null` means: derived from the rest, and `make plan` shows what it came to and why.
+Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
+"""
+
+
+def render(schema: Schema) -> str:
+    """The page as Markdown: a table for each group of keys."""
+    lines = [HEAD, *_table("", schema)]
+    for key, part in walk(schema):
+        if part.get("type") == "object":
+            lines += [f"\n## {dotted(key)}\n", f"{part['description']}\n", *_table(f"{dotted(key)}.", part)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(prefix: str, schema: Schema) -> Iterator[str]:
+    yield "| key | type | default | unit | allowed | meaning |"
+    yield "|---|---|---|---|---|---|"
+    for name, part in schema["properties"].items():
+        if part.get("type") == "object":
+            continue
+        types = part["type"] if isinstance(part["type"], list) else [part["type"]]
+        default = f"`{json.dumps(part['default'])}`" if "default" in part else "required"
+        cells = (f"`{prefix}{name}`", " or ".join(types), default, part.get("unit", ""), _allowed(part), part["description"])
+        yield f"| {' | '.join(cells)} |"
+
+
+def _allowed(part: Schema) -> str:
+    if "enum" in part:
+        return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in part["enum"])
+    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+    bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
+    return ", ".join(bounds) or (f"`{part['pattern']}`" if "pattern" in part else "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render(load_schema()))

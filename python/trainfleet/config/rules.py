@@ -1,0 +1,120 @@
+"""Rules between keys: what the schema can't say. Each names the keys, the values and the nearest that would work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .. import hardware
+from .schema import suggest
+from .types import Config
+
+Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
+
+
+def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
+    """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them are left out."""
+    if config.model.vocabulary_size < tokens and not broken & {"model.vocabulary_size", "data.vocabulary_size"}:
+        yield "model.vocabulary_size", f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} (data.tokenizer)"
+    for rule in (_instance_type, _local, _layout, _heads, _global_batch, _micro_batch, _sequence, _warmup):
+        yield from ((key, message) for key, message in rule(config) if key not in broken)
+
+
+def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
+    name = config.fleet.instance_type
+    if name is not None and name not in hardware.INSTANCE_TYPES:
+        known = list(hardware.INSTANCE_TYPES)
+        yield (
+            "fleet.instance_type",
+            f"{name!r} is not in the table of instance types{suggest(name, known) or '; known: ' + ', '.join(known)}",
+        )
+    if name is None and config.fleet.backend in ("ec2", "slurm", "batch", "sagemaker"):
+        yield "fleet.instance_type", f"the {config.fleet.backend} backend makes machines: say of which type, e.g. trn1.32xlarge"
+    row = hardware.INSTANCE_TYPES.get(name or "")
+    if row and row.efa == 0 and row.accelerator and config.fleet.nodes > 1:
+        yield (
+            "fleet.instance_type",
+            f"{name} has no EFA, so it can't train over {config.fleet.nodes} nodes; NODES=1 works, or a larger size",
+        )
+
+
+def _local(config: Config) -> Iterator[tuple[str, str]]:
+    fleet = config.fleet
+    if fleet.backend == "local" and fleet.instance_type is not None:
+        yield (
+            "fleet.instance_type",
+            "the local backend runs on this machine as it is: leave it out, or choose another fleet.backend",
+        )
+    if fleet.backend == "local" and fleet.nodes > 64:
+        yield "fleet.nodes", f"{fleet.nodes} nodes on one machine; the local backend plays at most 64"
+
+
+def _layout(config: Config) -> Iterator[tuple[str, str]]:
+    layout, world = config.train.layout, config.world_size
+    together = layout.tensor * layout.pipeline * layout.context
+    if world % together:
+        parts = f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} = {together}"
+        yield (
+            "train.layout",
+            f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x {config.fleet.ranks_per_node} ranks)",
+        )
+    elif config.data_parallel % layout.shard:
+        yield "train.layout.shard", f"{layout.shard} does not divide the {config.data_parallel} data-parallel ranks"
+
+
+def _heads(config: Config) -> Iterator[tuple[str, str]]:
+    model, tensor = config.model, config.train.layout.tensor
+    if model.hidden_size % model.heads:
+        yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
+    elif (model.hidden_size // model.heads) % 2:
+        yield (
+            "model.heads",
+            f"makes heads of {model.hidden_size // model.heads} features; the rotary embedding needs an even number",
+        )
+    if model.heads % model.kv_heads:
+        yield "model.kv_heads", f"{model.kv_heads} does not divide model.heads {model.heads}"
+    if model.heads % tensor or model.kv_heads % tensor:
+        yield "train.layout.tensor", f"{tensor} does not divide model.heads {model.heads} and model.kv_heads {model.kv_heads}"
+    if model.layers < config.train.layout.pipeline:
+        yield "train.layout.pipeline", f"{config.train.layout.pipeline} stages for {model.layers} layers"
+
+
+def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
+    batch, ways = config.train.global_batch, config.data_parallel
+    if ways and batch % ways:
+        yield (
+            "train.global_batch",
+            f"{batch} sequences do not divide over {ways} data-parallel ranks; nearest that do: {_nearest(batch, ways)}",
+        )
+
+
+def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
+    train, ways = config.train, config.data_parallel
+    if ways and not train.global_batch % ways and train.global_batch % (train.micro_batch * ways):
+        part = train.global_batch // ways
+        fit = [size for size in range(1, part + 1) if part % size == 0]
+        near = sorted(sorted(fit, key=lambda size: abs(size - train.micro_batch))[:3])
+        yield (
+            "train.micro_batch",
+            f"{train.micro_batch} does not divide a rank's {part} sequences; nearest that do: {', '.join(map(str, near))}",
+        )
+
+
+def _sequence(config: Config) -> Iterator[tuple[str, str]]:
+    length, model, context = config.train.sequence_length, config.model, config.train.layout.context
+    if length > model.max_sequence_length:
+        yield (
+            "train.sequence_length",
+            f"{length} is more than the model takes (model.max_sequence_length {model.max_sequence_length})",
+        )
+    if length % context:
+        yield "train.layout.context", f"{context} does not divide train.sequence_length {length}"
+
+
+def _warmup(config: Config) -> Iterator[tuple[str, str]]:
+    if config.train.warmup_steps > config.train.steps:
+        yield "train.warmup_steps", f"{config.train.warmup_steps} is more than train.steps {config.train.steps}"
+
+
+def _nearest(batch: int, ways: int) -> str:
+    below = batch // ways * ways
+    return ", ".join(str(size) for size in (below, below + ways) if size)

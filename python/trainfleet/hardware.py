@@ -1,0 +1,140 @@
+"""What machines are: the table of EC2 types and accelerators, and what this machine has.
+
+Sources: instance figures, EC2 instance type pages (docs.aws.amazon.com/ec2/latest/instancetypes); EFA interfaces, EC2 user guide
+"Elastic Fabric Adapter"; prices, On-Demand Linux in us-east-1 in US dollars an hour (aws.amazon.com/ec2/pricing/on-demand), None
+where AWS sells the type only as capacity blocks. Peaks, dense (no sparsity): NVIDIA's data sheets; Trainium, AWS Neuron's
+architecture pages, per NeuronCore as a rank sees it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device as one rank sees it: memory in GiB, dense peaks in FLOP/s by number format."""
+
+    name: str
+    kind: str  # cuda or neuron
+    memory_gib: float
+    bf16: float  # fp16 on the V100, which has no bf16
+    fp32: float
+
+
+V100 = Accelerator("V100-32GB", "cuda", 32, 125e12, 15.7e12)
+A100_40 = Accelerator("A100-40GB", "cuda", 40, 312e12, 19.5e12)
+A100_80 = Accelerator("A100-80GB", "cuda", 80, 312e12, 19.5e12)
+H100 = Accelerator("H100-80GB", "cuda", 80, 989e12, 67e12)
+H200 = Accelerator("H200-141GB", "cuda", 141, 989e12, 67e12)
+B200 = Accelerator("B200-180GB", "cuda", 180, 2250e12, 80e12)
+A10G = Accelerator("A10G-24GB", "cuda", 24, 70e12, 31.2e12)
+L4 = Accelerator("L4-24GB", "cuda", 24, 121e12, 30.3e12)
+L40S = Accelerator("L40S-48GB", "cuda", 48, 362e12, 91.6e12)
+TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12)
+TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12)  # logical core of two physical ones
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """One EC2 type: vCPUs, memory in GiB, what accelerates it, network in Gbit/s, EFA interfaces, US dollars an hour."""
+
+    name: str
+    vcpus: int
+    memory_gib: int
+    accelerator: Accelerator | None
+    accelerators: int  # ranks: devices that a process owns
+    network_gbps: int
+    efa: int
+    usd_per_hour: float | None
+
+
+INSTANCE_TYPES = {
+    row.name: row
+    for row in (
+        InstanceType("trn1.2xlarge", 8, 32, TRAINIUM1, 2, 12, 0, 1.34),
+        InstanceType("trn1.32xlarge", 128, 512, TRAINIUM1, 32, 800, 8, 21.50),
+        InstanceType("trn1n.32xlarge", 128, 512, TRAINIUM1, 32, 1600, 16, 24.78),
+        InstanceType("trn2.48xlarge", 192, 2048, TRAINIUM2, 64, 3200, 16, None),
+        InstanceType("p3dn.24xlarge", 96, 768, V100, 8, 100, 1, 31.21),
+        InstanceType("p4d.24xlarge", 96, 1152, A100_40, 8, 400, 4, 21.96),
+        InstanceType("p4de.24xlarge", 96, 1152, A100_80, 8, 400, 4, 27.45),
+        InstanceType("p5.48xlarge", 192, 2048, H100, 8, 3200, 32, 55.04),
+        InstanceType("p5e.48xlarge", 192, 2048, H200, 8, 3200, 32, None),
+        InstanceType("p5en.48xlarge", 192, 2048, H200, 8, 3200, 16, 63.30),
+        InstanceType("p6-b200.48xlarge", 192, 2048, B200, 8, 3200, 8, 113.93),
+        InstanceType("g5.48xlarge", 192, 768, A10G, 8, 100, 1, 16.29),
+        InstanceType("g6.48xlarge", 192, 768, L4, 8, 100, 1, 13.35),
+        InstanceType("g6e.48xlarge", 192, 1536, L40S, 8, 400, 4, 30.13),
+        InstanceType("c5n.18xlarge", 72, 192, None, 0, 100, 1, 3.89),
+        InstanceType("c7i.8xlarge", 32, 64, None, 0, 12, 0, 1.43),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node offers a job: ranks to run on it, and from what that number came."""
+
+    ranks: int
+    reason: str
+
+
+def node(instance_type: str | None, nodes: int) -> Node:
+    """The node that an EC2 type makes; without a type, an even share of this machine, which then plays all `nodes`."""
+    if instance_type in INSTANCE_TYPES:
+        row = INSTANCE_TYPES[instance_type]
+        unit = row.accelerator.name if row.accelerator else "CPU node"
+        return Node(max(1, row.accelerators), f"{instance_type}: {row.accelerators or 'one rank, a'} {unit}")
+    devices = local_accelerators()
+    if not devices:
+        return Node(1, "a node without accelerators runs one rank")
+    return Node(max(1, devices // nodes), f"this machine's {devices} accelerators over {nodes} nodes")
+
+
+def local_accelerators() -> int:
+    """Accelerators of this machine, counted from the driver's files: no library to load, and no driver to wake."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return len(list(gpus.iterdir())) if gpus.is_dir() else len(list(Path("/dev").glob("neuron[0-9]*")))
+
+
+def local_cores() -> int:
+    """Cores that this process may use: its CPU set, and its control group's quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def usd_per_hour(instance_type: str | None, nodes: int) -> float | None:
+    """What `nodes` machines cost an hour; 0 for this machine; None where the table has no price."""
+    if instance_type is None:
+        return 0.0
+    price = INSTANCE_TYPES[instance_type].usd_per_hour
+    return None if price is None else price * nodes
+
+
+def local_core_flops() -> float:
+    """Nominal fp32 FLOP/s of one core: clock x lanes of its widest vector unit x 2 such units x 2 (multiply and add).
+
+    An upper bound: the clock falls under AVX-512, some parts have one unit, and a busy host gives less.
+    """
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return 3.0e9 * 4 * 2 * 2  # no Linux: 128-bit NEON at 3 GHz
+    lanes = 16 if " avx512f" in info else 8 if " avx2" in info else 4
+    return _clock(info) * lanes * 2 * 2
+
+
+def _clock(cpuinfo: str) -> float:
+    """Hz: the highest that the kernel reports for a core, else 2.5 GHz."""
+    reported = [float(line.split(":")[1]) * 1e6 for line in cpuinfo.splitlines() if line.startswith("cpu MHz")]
+    return max(reported, default=2.5e9)

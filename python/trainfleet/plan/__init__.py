@@ -1,0 +1,1 @@
+"""What will be done, computed and not done: jobs, estimates, the exact requests. Pure."""

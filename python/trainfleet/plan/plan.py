@@ -1,0 +1,48 @@
+"""The plan: what was derived, what it will take, and the exact commands. Pure: making it changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config, Derived
+from ..errors import ConfigError, Problem
+from .estimate import Estimate, estimate
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that apply will do, in order, with what a user wants to know before it is done."""
+
+    config: Config
+    derived: tuple[Derived, ...]
+    estimate: Estimate
+    requests: tuple[Request, ...]
+    notes: tuple[str, ...]
+
+
+def make_plan(config: Config, derived: list[Derived], requests: list[Request], notes: list[str]) -> Plan:
+    """The plan of these requests.
+
+    Raises:
+        ConfigError: the engine has no such layout yet, or the estimate is over budget.max_usd.
+    """
+    needs = estimate(config)
+    problems = [*_unbuilt(config), *_over_budget(config, needs)]
+    if problems:
+        raise ConfigError(problems, next="make plan")
+    return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
+
+
+def _unbuilt(config: Config) -> list[Problem]:
+    layout = config.train.layout
+    degrees = {"shard": layout.shard, "tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+    message = "is not built yet: the engine runs data parallelism only, so 1 is what works"
+    return [Problem(0, "", f"train.layout.{name}", f"{size} {message}") for name, size in degrees.items() if size > 1]
+
+
+def _over_budget(config: Config, needs: Estimate) -> list[Problem]:
+    limit = config.budget.max_usd
+    if limit is None or needs.usd is None or needs.usd <= limit:
+        return []
+    return [Problem(0, "", "budget.max_usd", f"the run is estimated at ${needs.usd:,.2f}, over the limit of ${limit:,.2f}")]

@@ -1,0 +1,32 @@
+"""What will run, exactly: a backend makes it from a job, `make plan` prints it, and apply carries out that very thing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from .job import Job
+
+
+@dataclass(frozen=True)
+class Command:
+    """One node's command exactly as it will run, and where its output goes."""
+
+    node: int
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    log: Path
+
+    def shell(self) -> str:
+        """The command as a shell would take it."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        return " ".join([*settings, shlex.join(self.argv)])
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a backend will do for a job."""
+
+    job: Job
+    commands: tuple[Command, ...]

@@ -1,0 +1,42 @@
+"""What keeps a process tree whole: a child that dies with its parent, and groups that are stopped to the last member."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent() -> None:
+    """From now on this process is killed when its parent dies, however that happens.
+
+    A torchrun agent that is killed leaves its worker training on alone (seen with torch 2.13); nothing but the kernel
+    can be relied on to end it. Elsewhere than on Linux a thread looks twice a second for a change of parent.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died between the two calls
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def signal_group(group: int, number: signal.Signals) -> bool:
+    """Sends a signal to every process of a group; False when the group has none left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

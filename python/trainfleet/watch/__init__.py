@@ -1,0 +1,1 @@
+"""Staying with a job: progress, stops, and the verdict when it fails."""

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# .venv from the lock files: check (is it there?), apply (build it), verify (do the packages load?).
+# uv is used where it is there; plain venv and pip do the same, slower. TRAINFLEET_PIP=pip forces the latter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+verb=${1:?usage: venv.sh check|apply|verify [lock ...]}
+shift
+python=.venv/bin/python
+cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds without CUDA
+
+uses_uv() { [ "${TRAINFLEET_PIP:-}" != pip ] && command -v uv > /dev/null; }
+pip_option() { python3 -m pip config get "global.$1" 2> /dev/null || true; } # one that is not set is no error
+has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
+
+install() { # as pip install, silent unless it fails
+  if uses_uv; then
+    # uv does not read pip's configuration: hand on the one setting that decides which build is found.
+    local links=${UV_FIND_LINKS:-$(pip_option find-links)}
+    env ${links:+UV_FIND_LINKS="$links"} uv pip install --quiet --python "$python" "$@"
+  else
+    "$python" -m pip install --quiet --disable-pip-version-check "$@"
+  fi
+}
+
+install_cpu_torch() { # a tenth of the usual build's size; where it can't be had in seconds, the usual one does
+  local torch
+  torch=$(grep -ho '^torch==[0-9.]*' "$@" | head -n 1) || return 0
+  [ "$(uname -sm)" = 'Linux x86_64' ] && ! has_gpu || return 0
+  PIP_DEFAULT_TIMEOUT=8 PIP_RETRIES=0 UV_HTTP_TIMEOUT=8 UV_HTTP_RETRIES=0 \
+    install --no-deps --index-url "$cpu_index" "$torch" 2> /dev/null ||
+    echo "no CPU build of $torch can be had here; taking the default build, which is larger"
+}
+
+apply() {
+  local files=() lock
+  for lock in "$@"; do files+=(--requirement "$lock"); done
+  echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
+  [ -x "$python" ] || rm -rf .venv
+  [ -d .venv ] || if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi
+  install_cpu_torch "$@"
+  install "${files[@]}"
+  touch .venv/.stamp
+}
+
+case $verb in
+  check) [ -e .venv/.stamp ] ;;
+  apply) apply "$@" ;;
+  verify) "$python" -c 'import torch, yaml, jsonschema, tokenizers' ;;
+  *) echo "usage: venv.sh check|apply|verify [lock ...]" >&2 && exit 2 ;;
+esac

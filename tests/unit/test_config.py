@@ -1,0 +1,184 @@
+"""The config: every mistake is found at once, at its place, with what would be right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
+from trainfleet.config.presets import PRESETS
+from trainfleet.config.reference import render
+from trainfleet.config.schema import load_schema, walk
+from trainfleet.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def load_text(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str]) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return load(Settings(path, set, short))[0]
+
+
+def messages(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, text, set, **short)
+    assert caught.value.exit_code == 2
+    return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+def test_the_schema_is_valid_and_every_key_is_described() -> None:
+    schema = load_schema()
+    Draft202012Validator.check_schema(schema)
+    for key, part in walk(schema):
+        assert part.get("description"), key
+        assert "default" in part or key == ("name",), key
+
+
+def test_defaults_obey_the_schema() -> None:
+    for key, part in walk(load_schema()):
+        if "default" in part:
+            Draft202012Validator(part).validate(part["default"]), key
+
+
+def test_dataclasses_and_schema_have_the_same_keys() -> None:
+    def keys(cls: type) -> dict[str, typing.Any]:
+        hints = typing.get_type_hints(cls)
+        return {f.name: keys(hints[f.name]) if dataclasses.is_dataclass(hints[f.name]) else None for f in dataclasses.fields(cls)}
+
+    def schema_keys(part: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        return {name: schema_keys(sub) if sub.get("type") == "object" else None for name, sub in part["properties"].items()}
+
+    assert keys(Config) == schema_keys(load_schema())
+
+
+def test_presets_and_schema_have_the_same_names() -> None:
+    assert [*PRESETS, None] == load_schema()["properties"]["model"]["properties"]["preset"]["enum"]
+
+
+def test_the_reference_page_is_current() -> None:
+    assert (ROOT / "schema" / "README.md").read_text() == render(load_schema())
+
+
+def test_config_yaml_is_complete_and_points_editors_to_the_schema() -> None:
+    text = (ROOT / "config.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema/config.schema.json\n")
+    Draft202012Validator(load_schema()).validate(yaml.safe_load(text.replace("3e-3", "0.003")))
+    load(Settings(ROOT / "config.yaml"))
+
+
+def test_all_mistakes_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = """name: first
+fleet:
+  backnd: local
+  nodes: 0
+data:
+  sources: []
+train:
+  learning_rate: abc
+  seqlen: 4
+  global_batch: 7
+  sequence_length: 100000
+model:
+  heads: 7
+steps: 4
+"""
+    assert messages(tmp_path, text) == [
+        "config.yaml:3: fleet.backnd: unknown key; did you mean backend?",
+        "config.yaml:4: fleet.nodes: must be at least 1 and at most 4096 nodes, not 0",
+        "config.yaml:6: data.sources: must not be empty",
+        'config.yaml:8: train.learning_rate: must be a number, not "abc"',
+        "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length?",
+        "config.yaml:10: train.global_batch: 7 sequences do not divide over 2 data-parallel ranks; nearest that do: 6, 8",
+        "config.yaml:11: train.sequence_length: 100000 is more than the model takes (model.max_sequence_length 1024)",
+        "config.yaml:12: model.kv_heads: 8 does not divide model.heads 7",
+        "config.yaml:13: model.heads: 7 does not divide model.hidden_size 256",
+        "config.yaml:14: steps: unknown key; did you mean train.steps?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("4\n", "must be keys with values"),
+        ("name: [x\n", "not valid YAML"),
+        ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; it stands on line 1 already"),
+        ("fleet: {}\n", "needs the key 'name'"),
+        ("name: a\ntrain: {learning_rate: -1}\n", "train.learning_rate: must be greater than 0 and at most 1, not -1"),
+        ("name: a\ntrain: {steps: 1.5}\n", "train.steps: must be a whole number, not 1.5"),
+        ("name: a\ntrain: {steps: true}\n", "train.steps: must be a whole number, not true"),
+        ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),
+        ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
+        ("name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n", "did you mean trn1.32xlarge?"),
+        ("name: a\nfleet: {backend: ssh, instance_type: trn1.2xlarge}\n", "trn1.2xlarge has no EFA"),
+        ("name: a\ndata: {sources: [4]}\n", "data.sources[0]: must be text, not 4"),
+        ("name: a\nmodel: {vocabulary_size: 300}\n", "model.vocabulary_size: 300 is smaller than the tokenizer's 4096"),
+        ("name: a\nmodel: {preset: null}\n", "model.hidden_size: must be given, as model.preset is null"),
+        ("name: a\ntrain: {micro_batch: 3}\n", "train.micro_batch: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4"),
+        ("name: a\ntrain: {layout: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
+        ("name: ../evil\n", "must be lower-case letters"),
+    ],
+)
+def test_each_mistake_says_what_would_be_right(tmp_path: Path, text: str, message: str) -> None:
+    assert any(message in found for found in messages(tmp_path, text)), messages(tmp_path, text)
+
+
+def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> None:
+    found = messages(tmp_path, "name: a\n", "train.stps=4 nonsense", NODES=("fleet.nodes", "4; touch x"))
+    assert found == [
+        'NODES: fleet.nodes: must be a whole number, not "4; touch x"',
+        "SET: 'nonsense' is not key=value, as in SET='train.steps=50 train.seed=2'",
+        "SET: train.stps: unknown key; did you mean steps?",
+    ]
+
+
+def test_values_are_typed_as_people_mean_them(tmp_path: Path) -> None:
+    config = load_text(tmp_path, "name: on\ntrain: {learning_rate: 3e-4}\n", "train.steps=50 data.sources=[a,b]", NODES=("fleet.nodes", "1"))
+    assert config.name == "on"
+    assert config.train.learning_rate == 3e-4
+    assert (config.train.steps, config.data.sources, config.fleet.nodes) == (50, ("a", "b"), 1)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    for path, word in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(ConfigError, match=word):
+            load(Settings(path))
+    (tmp_path / "latin.yaml").write_bytes("name: é".encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(Settings(tmp_path / "latin.yaml"))
+
+
+def test_a_resolved_config_reads_back_as_it_was(tmp_path: Path) -> None:
+    config = load(Settings(ROOT / "config.yaml"))[0]
+    (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
+    assert load_resolved(tmp_path / "resolved.yaml") == config
+    assert load(Settings(tmp_path / "resolved.yaml"))[0] == config  # CONFIG=runs/<name>/config.yaml works too
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 8, 16])
+def test_the_micro_batch_divides_for_every_world(tmp_path: Path, nodes: int) -> None:
+    config = load_text(tmp_path, "name: a\n", NODES=("fleet.nodes", str(nodes)))
+    assert config.train.global_batch % (config.train.micro_batch * config.data_parallel) == 0
+
+
+def test_the_schema_file_is_what_editors_read() -> None:
+    json.loads((ROOT / "schema" / "config.schema.json").read_text())
+
+
+def test_loading_a_config_is_light() -> None:
+    """The control plane answers in a fraction of a second: no torch, no tokenizers, no matplotlib."""
+    code = (
+        "import sys; from pathlib import Path; from trainfleet.config import Settings, load; load(Settings(Path('config.yaml')));"
+        "heavy = {'torch', 'tokenizers', 'matplotlib', 'rich', 'boto3'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "python")})
