@@ -1,0 +1,33 @@
+"""`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with WORKERS processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+# Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
+os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+from ..config import load_resolved
+from ..errors import TrainfleetError
+from .job import Share, exit_on, tokenize
+
+
+def main(arguments: list[str]) -> int:
+    exit_on(signal.SIGTERM)
+    exit_on(signal.SIGINT)
+    share = Share(*(int(os.environ.get(name, default)) for name, default in (("NODE_RANK", 0), ("NODES", 1), ("WORKERS", 1))))
+    try:
+        finished = tokenize(load_resolved(Path(arguments[0])).data, share)
+    except TrainfleetError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    if finished:
+        print(f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} to validate", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

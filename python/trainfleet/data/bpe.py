@@ -1,0 +1,61 @@
+"""A byte-level BPE trained on a bounded sample of the data, the same one for any number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..config.types import Data
+from ..errors import DataError
+from .documents import read_piece
+from .sources import MEBIBYTE, UnitPlan
+from .tokenizer import END_OF_DOCUMENT
+
+SAMPLE_BYTES = 10 * MEBIBYTE
+GRAIN = MEBIBYTE // 16  # so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
+LONGEST = MEBIBYTE  # characters of one document that are looked at
+
+# The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to three digits, lines.
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def train(data: Data, plan: UnitPlan) -> str:
+    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, END_OF_DOCUMENT being the first.
+
+    DataError when the text is too small or too uniform for so many.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    splitter = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=data.vocabulary_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sample(plan, data.text_field), trainer)
+    if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
+        raise DataError(
+            f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}",
+            where="data.vocabulary_size",
+            next=f"add text to data.sources, or set data.vocabulary_size to at most {size}",
+        )
+    return str(tokenizer.to_str(pretty=True))
+
+
+def sample(plan: UnitPlan, text_field: str, limit: int = SAMPLE_BYTES) -> Iterator[str]:
+    """Documents spread evenly over the data, about `limit` bytes in all; all of them when the data is smaller."""
+    share, due = min(1.0, limit / plan.bytes), 0.0
+    for piece in (piece for unit in plan.units for piece in unit.pieces):
+        due += piece.bytes * share
+        if due < GRAIN and share < 1:
+            continue
+        for document in read_piece(piece, text_field):
+            yield document.text[:LONGEST]
+            due -= len(document.text)
+            if due <= 0 and share < 1:
+                break

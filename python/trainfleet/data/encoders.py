@@ -1,0 +1,166 @@
+"""Libraries that turn texts into ids, behind one interface, fastest first; Hugging Face `tokenizers` is the reference.
+
+A faster library is used only where it gives the reference's ids: it has to pass an adversarial check when it is opened, and a
+sample of every batch after that (shards.py). All encode a document as plain text: `<|endoftext|>` written inside one is not the
+end of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DataError
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+
+
+class Encoder(Protocol):
+    """`encode` gives the ids of all texts in one array, and the bounds of each: text i has ids[offsets[i]:offsets[i+1]]."""
+
+    name: str
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]: ...
+
+
+class HuggingFace:
+    """The reference: slow, complete, and what the tokenizer.json format is defined by."""
+
+    name = "tokenizers"
+
+    def __init__(self, definition: str) -> None:
+        import tokenizers
+
+        self.tokenizer = tokenizers.Tokenizer.from_str(definition)
+        self.tokenizer.encode_special_tokens = True
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        lists = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        offsets = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
+        return np.fromiter((id for ids in lists for id in ids), np.uint32, int(offsets[-1])), offsets
+
+
+class Fastokens:
+    """BPE in Rust with a hand-written splitter and a word cache; flat output without Python objects."""
+
+    name = "fastokens"
+
+    def __init__(self, definition: str) -> None:
+        import fastokens
+
+        self.tokenizer = fastokens.Tokenizer.from_json_str(_without_limits(definition))
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        ids, offsets = self.tokenizer.encode_batch_flat(texts, split_special_tokens=True)
+        return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64)
+
+
+class Gigatoken:
+    """BPE in Rust; it knows no plain-text mode, so it is given a tokenizer without special tokens."""
+
+    name = "gigatoken"
+
+    def __init__(self, definition: str) -> None:
+        import gigatoken
+
+        self.tokenizer = gigatoken.Tokenizer.from_json(_without_special(definition))
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        import awkward
+
+        arrays = self.tokenizer.encode_batch(texts, parallel=False)
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum(awkward.num(arrays).to_numpy(), out=offsets[1:])
+        return awkward.flatten(arrays).to_numpy().astype(np.uint32, copy=False), offsets
+
+
+ENCODERS: dict[str, Callable[[str], Encoder]] = {
+    "fastokens": Fastokens,
+    "gigatoken": Gigatoken,
+    "tokenizers": HuggingFace,
+}
+
+HARD_TEXTS = [
+    "",
+    "\0",
+    "plain words, and some more: it's we'll THEY'RE 1234567890",
+    "\ttabs\n\n\n    four spaces  \r\n trailing   \n",
+    "naïve café Ünïcödé ﬁ ﬀ Å e\u0301 \u00a0\u2003\u3000\u200b\u200d\ufeff",
+    "日本語の文章。中文字符 한국어 텍스트 русский текст العربية हिन्दी ไทย",
+    "😀👩‍👩‍👧‍👦🇩🇪 \U0001f3f4\U000e0067 \U00020000 \U0010ffff \ue000 \ud7ff",
+    "\x01\x07\x1b[0m\x7f\x85 \u2028\u2029",
+    "a" * 3000 + " " * 3000 + "!?" * 500 + "\n" * 300,
+    "def f(x: int) -> int:\n    return x**2  # 'quoted' \"text\"\n",
+    "http://example.org/a?b=c&d=%20e#f <p class='x'>&amp;</p> \\n {{}} $x_{i}^{2}$",
+]
+
+
+def open_encoder(definition: str, names: tuple[str, ...] = tuple(ENCODERS)) -> tuple[Encoder, list[str]]:
+    """The first of the named libraries that loads this tokenizer.json and encodes the hard texts as the reference does.
+
+    Also, for each one passed over, a line that says why. DataError when not even the reference can load it.
+    """
+    reference, passed = open_reference(definition), list[str]()
+    for name in names:
+        if name == reference.name:
+            break
+        try:
+            encoder = ENCODERS[name](definition)
+        except Exception as error:  # whatever a third-party loader raises on a tokenizer that it doesn't know
+            passed.append(
+                f"{name} can't load this tokenizer: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            )
+            continue
+        if (different := first_difference(encoder, reference, hard_texts(definition))) is None:
+            return encoder, passed
+        passed.append(f"{name} {version(name)} encodes {different!r} otherwise than tokenizers does")
+    return reference, passed
+
+
+def open_reference(definition: str) -> HuggingFace:
+    try:
+        return HuggingFace(definition)
+    except Exception as error:  # `tokenizers` raises bare Exception
+        raise DataError(
+            "is no tokenizer that `tokenizers` can load", why=str(error), next="set data.tokenizer to a tokenizer.json"
+        ) from error
+
+
+def hard_texts(definition: str) -> list[str]:
+    """HARD_TEXTS, and each special token of this tokenizer inside a text."""
+    return HARD_TEXTS + [
+        f"a {token['content']} b{token['content']}" for token in json.loads(definition).get("added_tokens", [])[:32]
+    ]
+
+
+def first_difference(encoder: Encoder, reference: Encoder, texts: list[str]) -> str | None:
+    """The start of the first text that the two encode differently; None when they agree on all."""
+    try:
+        ids, offsets = encoder.encode(texts)
+    except Exception as error:  # an encoder that fails on a text differs on it
+        return f"{type(error).__name__}: {error}"
+    expected, bounds = reference.encode(texts)
+    for i, text in enumerate(texts):
+        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[bounds[i] : bounds[i + 1]]):
+            return text[:40]
+    return None
+
+
+def _without_limits(definition: str) -> str:
+    """The tokenizer without truncation and padding, which belong to batches and not to documents."""
+    return json.dumps(json.loads(definition) | {"truncation": None, "padding": None})
+
+
+def _without_special(definition: str) -> str:
+    content = json.loads(_without_limits(definition))
+    content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
+    return json.dumps(content)

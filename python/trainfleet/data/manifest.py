@@ -1,0 +1,290 @@
+"""What a dataset's folder says about itself: the settings it is made from, each unit's record, and the manifest of the whole.
+
+    data/<name>/
+      plan.json          committed first: settings, listing and tokenizer that every unit is made with
+      tokenizer.json     the tokenizer, whatever it was made from
+      train/00000.bin    token ids of unit 0's training documents    (validation/ likewise)
+      train/00000.idx    where each document begins and ends
+      units/00000.json   unit 0 is done: written last, so that without it nothing of the unit counts
+      manifest.json      all units are done
+      progress/ logs/    what the nodes leave while they work
+      lock               held by the job that is at work
+
+All of it is written by rename, and none of it is ever changed once it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .. import runs
+from ..config.types import Data
+from ..errors import DataError
+from .sources import UnitPlan
+from .tokenizer import FILE, TRAINED, Tokenizer, load
+
+TRAIN, VALIDATION = "train", "validation"
+SPLITS = (TRAIN, VALIDATION)
+ITEM_BYTES = {"uint16": 2, "int32": 4}
+LARGEST_UINT16 = 65_500
+FORMAT = 1  # of these files; another number is another program's
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a dataset's content, as the config has it; a given tokenizer stands by the hash of its file."""
+
+    sources: tuple[str, ...]
+    text_field: str
+    tokenizer: str
+    validation_fraction: float
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """plan.json: what all units of a dataset are made with. A unit's record names the hash of it."""
+
+    settings: Settings
+    listing: str
+    units: int
+    files: int
+    bytes: int
+    tokenizer_sha256: str
+    dtype: str
+    format: int = FORMAT
+
+    @property
+    def identity(self) -> str:
+        return _hash(asdict(self))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is known of one pair of token files: enough to address, check and refuse it."""
+
+    path: str  # without suffix, relative to the dataset
+    tokens: int
+    documents: int
+    min_id: int
+    max_id: int
+    longest: int  # tokens of the longest document
+    bin_sha256: str
+    idx_sha256: str
+    blocks: tuple[int, ...]  # CRC-32 of each shards.BLOCK of .bin
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """One finished unit. `bytes` are those of its sources, `text_bytes` those of its texts in UTF-8."""
+
+    index: int
+    preparation: str
+    bytes: int
+    text_bytes: int
+    documents: int
+    backend: str
+    checked: int  # documents compared with the reference
+    notes: tuple[str, ...]
+    train: Shard | None
+    validation: Shard | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished dataset. `identity` is the hash of what training sees: order, ids and tokenizer, not how they were made."""
+
+    identity: str
+    settings: Settings
+    listing: str
+    tokenizer_sha256: str
+    vocabulary_size: int
+    end_of_document: int
+    dtype: str
+    tokens: int  # of the train split
+    validation_tokens: int
+    documents: int  # of both splits
+    validation_documents: int
+    longest: int
+    bytes: int
+    text_bytes: int
+    backends: tuple[str, ...]
+    checked: int
+    notes: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    format: int = FORMAT
+
+    def split(self, name: str) -> tuple[Shard, ...]:
+        """The shards of one split in order."""
+        return tuple(shard for shard in self.shards if shard.path.startswith(f"{name}/"))
+
+
+def settings_of(data: Data) -> Settings:
+    """The settings that a dataset made from this config has. DataError when the tokenizer can't be read."""
+    trained = data.tokenizer == TRAINED
+    tokenizer = f"{TRAINED} {data.vocabulary_size}" if trained else f"sha256 {load(Path(data.tokenizer)).sha256}"
+    return Settings(data.sources, data.text_field, tokenizer, data.validation_fraction)
+
+
+def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
+    dtype = dtype_for(tokenizer.vocabulary_size)
+    return Preparation(settings_of(data), plan.identity, len(plan.units), plan.files, plan.bytes, tokenizer.sha256, dtype)
+
+
+def dtype_for(vocabulary_size: int) -> str:
+    """The type of the stored ids: two bytes where the vocabulary allows, by Megatron's rule, else its only wide one."""
+    return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
+
+
+def folder_of(data: Data, root: Path = runs.DATA) -> Path:
+    return root / data.name
+
+
+def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
+    """The manifest of the finished dataset that this config asks for; None when it is not there or not finished.
+
+    DataError when a finished one stands under its name that was made otherwise: says what differs.
+    """
+    folder = folder_of(data, root)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    wanted = settings_of(data)
+    if different := differences(manifest.settings, wanted):
+        raise DataError(
+            f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
+            where=str(folder),
+            next="set another data.name, or remove this one: make clean PURGE=1",
+        )
+    return manifest
+
+
+def differences(made: Settings, wanted: Settings) -> list[str]:
+    """`data.<key> was <made>, is <wanted>` for each key that is not the same."""
+    pairs = ((field.name, getattr(made, field.name), getattr(wanted, field.name)) for field in fields(Settings))
+    return [f"data.{name} was {_shown(old)}, is {_shown(new)}" for name, old, new in pairs if old != new]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    return _read(Manifest, folder / "manifest.json")
+
+
+def read_preparation(folder: Path) -> Preparation | None:
+    return _read(Preparation, folder / "plan.json")
+
+
+def read_record(folder: Path, index: int, preparation: Preparation) -> UnitRecord | None:
+    """The record of a unit that is done, was made with this preparation and has its files; otherwise None."""
+    record = _read(UnitRecord, unit_path(folder, index))
+    if record is None or record.preparation != preparation.identity:
+        return None
+    shards = [shard for shard in (record.train, record.validation) if shard]
+    return record if all(size_of(folder, shard) == shard.tokens * ITEM_BYTES[preparation.dtype] for shard in shards) else None
+
+
+def size_of(folder: Path, shard: Shard) -> int:
+    """Bytes of a shard's ids on disk; -1 when a file of it is missing."""
+    ids, index = (folder / f"{shard.path}.{suffix}" for suffix in ("bin", "idx"))
+    return ids.stat().st_size if ids.exists() and index.exists() else -1
+
+
+def write_preparation(folder: Path, preparation: Preparation) -> None:
+    _write(folder / "plan.json", preparation)
+
+
+def write_record(folder: Path, record: UnitRecord) -> None:
+    _write(unit_path(folder, record.index), record)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    _write(folder / "manifest.json", manifest)
+
+
+def unit_path(folder: Path, index: int) -> Path:
+    return folder / "units" / f"{index:05d}.json"
+
+
+def shard_path(split: str, index: int) -> str:
+    return f"{split}/{index:05d}"
+
+
+def assemble(folder: Path, preparation: Preparation, records: Iterable[UnitRecord]) -> Manifest:
+    """The manifest of all units' records, in order. DataError when no document is left for training."""
+    done = list(records)
+    tokenizer = load(folder / FILE)
+    train = [record.train for record in done if record.train]
+    validation = [record.validation for record in done if record.validation]
+    shards = (*train, *validation)
+    if not train:
+        raise DataError("holds no document for training", where=str(folder), next="add text to data.sources")
+    content = {
+        "tokenizer_sha256": preparation.tokenizer_sha256,
+        "end_of_document": tokenizer.end_of_document,
+        "dtype": preparation.dtype,
+        "shards": [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards],
+    }
+    return Manifest(
+        identity=_hash(content),
+        settings=preparation.settings,
+        listing=preparation.listing,
+        tokenizer_sha256=preparation.tokenizer_sha256,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_document=tokenizer.end_of_document,
+        dtype=preparation.dtype,
+        tokens=sum(shard.tokens for shard in train),
+        validation_tokens=sum(shard.tokens for shard in validation),
+        documents=sum(shard.documents for shard in shards),
+        validation_documents=sum(shard.documents for shard in validation),
+        longest=max(shard.longest for shard in shards),
+        bytes=sum(record.bytes for record in done),
+        text_bytes=sum(record.text_bytes for record in done),
+        backends=tuple(sorted({record.backend for record in done})),
+        checked=sum(record.checked for record in done),
+        notes=tuple(dict.fromkeys(note for record in done for note in record.notes)),
+        shards=shards,
+    )
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _shown(value: Any) -> str:
+    return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
+
+
+def _write(path: Path, content: Any) -> None:
+    runs.write_atomic(path, json.dumps(asdict(content), indent=1) + "\n")
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    """A dataclass from its JSON file; None when there is none. DataError when it is not of this format."""
+    content = runs.read_json(path)
+    if content is None:
+        return None
+    try:
+        return _build(kind, content)
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            "is of another version of trainfleet", where=str(path), why=str(error), next="make clean PURGE=1, then tokenize again"
+        ) from error
+
+
+def _build(kind: type[T], content: dict[str, Any]) -> T:
+    nested: dict[str, Any] = {"settings": Settings, "train": Shard, "validation": Shard}
+    values = dict(content)
+    if values.get("format", FORMAT) != FORMAT:
+        raise TypeError(f"its format is {values['format']}, not {FORMAT}")
+    for key, value in values.items():
+        if key == "shards":
+            values[key] = tuple(_build(Shard, shard) for shard in value)
+        elif key in nested and value is not None:
+            values[key] = _build(nested[key], value)
+        elif isinstance(value, list):
+            values[key] = tuple(value)
+    return kind(**values)

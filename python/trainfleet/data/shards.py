@@ -1,0 +1,138 @@
+"""Token files in Megatron's format: raw little-endian ids in .bin, document bounds in .idx (MMIDIDX, version 1).
+
+Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64 version, u8 type code, u64 number
+of sequences, u64 number of document bounds, then i32 sequence lengths, i64 byte offsets of the sequences, i64 document bounds.
+Here every document is one sequence and ends with the end-of-document id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DataError
+from ..runs import sync_folder, unwritable
+from .manifest import Shard
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
+BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
+
+
+class ShardWriter:
+    """Writes one pair of files under temporary names until `commit`; leaving the block removes what was not committed."""
+
+    def __init__(self, folder: Path, path: str, dtype: str, end_of_document: int) -> None:
+        self.folder, self.path, self.dtype, self.end = folder, path, np.dtype(dtype).newbyteorder("<"), end_of_document
+        self.bin, self.idx = folder / f"{path}.bin", folder / f"{path}.idx"
+        self.partial = self.bin.with_suffix(f".bin.{os.getpid()}.partial")  # of this process alone, should two jobs meet
+        self.lengths: list[npt.NDArray[np.int32]] = []
+        self.min_id, self.max_id = end_of_document, end_of_document
+        self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
+
+    def __enter__(self) -> ShardWriter:
+        try:
+            self.bin.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.partial, "wb", buffering=0)
+        except OSError as error:
+            raise unwritable(self.partial, error) from error
+        return self
+
+    def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
+        """Appends documents (flat ids and their bounds), each with an end-of-document id; returns the tokens written."""
+        lengths = np.diff(offsets) + 1
+        tokens = np.empty(len(ids) + len(lengths), self.dtype)
+        inside = np.ones(len(tokens), np.bool_)
+        inside[np.cumsum(lengths) - 1] = False
+        tokens[inside] = ids
+        tokens[~inside] = self.end
+        if len(ids):
+            self.min_id, self.max_id = min(self.min_id, int(ids.min())), max(self.max_id, int(ids.max()))
+        self.lengths.append(lengths.astype(np.int32))
+        self._write(tokens.data.cast("B"))
+        return len(tokens)
+
+    def commit(self) -> Shard | None:
+        """Makes both files durable and visible and returns what is known of them; None, and no files, without a document."""
+        lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
+        if not len(lengths):
+            return None
+        try:
+            os.fsync(self.file.fileno())
+            index = index_bytes(lengths, self.dtype)
+            self.partial.replace(self.bin)
+            with open(self.partial, "wb") as file:
+                file.write(index)
+                file.flush()
+                os.fsync(file.fileno())
+            self.partial.replace(self.idx)
+            sync_folder(self.bin.parent)
+        except OSError as error:
+            raise unwritable(self.bin, error) from error
+        blocks = (*self.blocks, self.crc) if self.filled else tuple(self.blocks)
+        return Shard(
+            path=self.path,
+            tokens=int(lengths.sum(dtype=np.int64)),
+            documents=len(lengths),
+            min_id=self.min_id,
+            max_id=self.max_id,
+            longest=int(lengths.max()),
+            bin_sha256=self.sha256.hexdigest(),
+            idx_sha256=hashlib.sha256(index).hexdigest(),
+            blocks=blocks,
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.file.close()
+        self.partial.unlink(missing_ok=True)
+
+    def _write(self, content: memoryview) -> None:
+        self.sha256.update(content)
+        try:
+            for start in range(0, len(content), BLOCK):
+                self._write_all(content[start : start + BLOCK])
+        except OSError as error:
+            raise unwritable(self.bin, error) from error
+        while content:
+            part = content[: BLOCK - self.filled]
+            self.crc, self.filled = zlib.crc32(part, self.crc), self.filled + len(part)
+            if self.filled == BLOCK:
+                self.blocks.append(self.crc)
+                self.crc = self.filled = 0
+            content = content[len(part) :]
+
+    def _write_all(self, content: memoryview) -> None:
+        while content:  # a write may be short (a signal, a disk that is nearly full)
+            content = content[self.file.write(content) :]
+
+
+def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
+    """The content of an .idx file for documents of these lengths."""
+    count, size = len(lengths), np.dtype(dtype).itemsize
+    pointers = np.zeros(count, np.int64)
+    np.cumsum(lengths[:-1], out=pointers[1:], dtype=np.int64)
+    header = HEADER.pack(MAGIC, 1, TYPE_CODES[np.dtype(dtype).name], count, count + 1)
+    parts = (lengths.astype("<i4"), (pointers * size).astype("<i8"), np.arange(count + 1, dtype="<i8"))
+    return header + b"".join(part.tobytes() for part in parts)
+
+
+def read_index(path: Path) -> tuple[str, npt.NDArray[np.int32]]:
+    """The type of the ids and the length of every document. DataError when the file is no index or is cut off."""
+    content = path.read_bytes()
+    names = {code: name for name, code in TYPE_CODES.items()}
+    if len(content) < HEADER.size or not content.startswith(MAGIC):
+        raise DataError("is no token index", where=str(path), why="it does not begin with MMIDIDX")
+    _, version, code, count, _ = HEADER.unpack_from(content)
+    if version != 1 or code not in names or len(content) != HEADER.size + count * 12 + (count + 1) * 8:
+        raise DataError(
+            "is no token index that is read here", where=str(path), why=f"version {version}, type {code}, {len(content)} bytes"
+        )
+    return names[code], np.frombuffer(content, "<i4", count, HEADER.size)

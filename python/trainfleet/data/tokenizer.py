@@ -1,0 +1,136 @@
+"""A tokenizer as the rest of the program sees it: texts to ids, ids to text, and what a dataset has to know about it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.types import Data
+from ..errors import DataError
+
+if TYPE_CHECKING:
+    from .encoders import Encoder, HuggingFace, Ids, Offsets
+
+TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
+FILE = "tokenizer.json"
+END_OF_DOCUMENT = "<|endoftext|>"
+ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+
+class Tokenizer:
+    """One tokenizer.json. What needs a tokenizer library is loaded on first use."""
+
+    def __init__(self, definition: str, where: str) -> None:
+        self.definition, self.where = definition, where
+        self.content = _parse(definition, where)
+        self.sha256 = hashlib.sha256(definition.encode()).hexdigest()
+        self.vocabulary = _vocabulary(self.content, where)
+        self.vocabulary_size = max(self.vocabulary.values()) + 1
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""
+        return self.encoder.encode(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
+
+    @cached_property
+    def end_of_document(self) -> int:
+        """The id that ends every document: the tokenizer's own end token. DataError when it has none that is known."""
+        for token in ENDS:
+            if token in self.vocabulary:
+                return self.vocabulary[token]
+        raise DataError("has no end-of-document token", where=self.where, why=f"none of {', '.join(ENDS)} is in its vocabulary")
+
+    @cached_property
+    def reference(self) -> HuggingFace:
+        from .encoders import open_reference
+
+        return open_reference(self.definition)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The fastest library that is exact on this tokenizer."""
+        return self._opened[0]
+
+    @property
+    def backend(self) -> str:
+        """Name and version of the library that encodes."""
+        return described(self.encoder)
+
+    @property
+    def notes(self) -> list[str]:
+        """Why faster libraries were passed over, a line each."""
+        return self._opened[1]
+
+    @cached_property
+    def _opened(self) -> tuple[Encoder, list[str]]:
+        from .encoders import open_encoder
+
+        return open_encoder(self.definition)
+
+
+def described(encoder: Encoder) -> str:
+    return f"{encoder.name} {version(encoder.name)}"
+
+
+class StreamDecoder:
+    """Text from ids that come one at a time; a character whose bytes are not all there yet is held back."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self.tokenizer = tokenizer.reference.tokenizer
+        self.stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, id: int) -> str:
+        """The text that this id completes, "" while it completes none."""
+        return self.stream.step(self.tokenizer, int(id)) or ""
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json, or in a folder that has one. DataError when it is missing or broken."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        return Tokenizer(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise DataError(
+            "can't be read as a tokenizer",
+            where=str(file),
+            why=why,
+            next=f"set data.tokenizer to `{TRAINED}` or a tokenizer.json",
+        ) from error
+
+
+def vocabulary_size_of(data: Data) -> int:
+    """How many ids the tokenizer of this config has (the largest, plus one), without loading a library for it."""
+    return data.vocabulary_size if data.tokenizer == TRAINED else load(Path(data.tokenizer)).vocabulary_size
+
+
+def _parse(definition: str, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(definition)
+        if not isinstance(content["model"]["vocab"], dict | list):
+            raise TypeError("its vocabulary is no table")
+        return dict(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            "is no tokenizer.json", where=where, why=f"{type(error).__name__}: {error}", next="set data.tokenizer to another one"
+        ) from error
+
+
+def _vocabulary(content: dict[str, Any], where: str) -> dict[str, int]:
+    """Token to id, added tokens included."""
+    vocab = content["model"]["vocab"]
+    tokens = dict(vocab) if isinstance(vocab, dict) else {entry[0]: id for id, entry in enumerate(vocab)}  # unigram: a list
+    tokens |= {token["content"]: token["id"] for token in content.get("added_tokens", [])}
+    if not tokens:
+        raise DataError("has an empty vocabulary", where=where)
+    return tokens

@@ -1,0 +1,177 @@
+"""Listing, cutting and reading sources: nothing lost, nothing twice, and bad input named by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainfleet.config.types import Data
+from trainfleet.data import documents, sources
+from trainfleet.data.documents import read_piece, read_unit
+from trainfleet.data.sources import Piece, plan_units
+from trainfleet.errors import DataError
+
+DATA = Data("set", (), "text", "bpe", 300, 0.1)
+
+
+def data_of(*paths: Path | str) -> Data:
+    return replace(DATA, sources=tuple(map(str, paths)))
+
+
+def texts_of(data: Data) -> list[str]:
+    return [document.text for unit in plan_units(data).units for document in read_unit(unit, data.text_field)]
+
+
+def write_lines(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def some_texts(count: int, seed: int = 1) -> list[str]:
+    draw = random.Random(seed)
+    return [f"{i} " + "".join(draw.choices('ab é日😀\n\t"\\', k=draw.randrange(1, 80))) for i in range(count)]
+
+
+def test_every_kind_of_file_is_read_whole(tmp_path: Path) -> None:
+    texts = some_texts(30)
+    write_lines(tmp_path / "a.jsonl", texts)
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write((tmp_path / "a.jsonl").read_text())
+    (tmp_path / "c.md").write_text("# title\n\0null")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "ignored.bin").write_bytes(b"\xff")
+    (tmp_path / ".hidden.txt").write_text("no")
+    assert texts_of(data_of(tmp_path)) == [*texts, *texts, "# title\n\0null"]
+    assert texts_of(data_of(f"{tmp_path}/*.md", tmp_path / "a.jsonl")) == ["# title\n\0null", *texts]
+
+
+@pytest.mark.parametrize("ending", ["\n", ""])
+def test_ranges_of_a_jsonl_file_hold_each_line_once(tmp_path: Path, ending: str) -> None:
+    texts = some_texts(40)
+    path = write_lines(tmp_path / "a.jsonl", texts)
+    path.write_text(path.read_text().rstrip("\n") + ending)
+    size = path.stat().st_size
+    for step in (1, 7, 64, 1000, size):
+        pieces = [Piece(str(path), start, min(start + step, size), size) for start in range(0, size, step)]
+        found = [document for piece in pieces for document in read_piece(piece, "text")]
+        assert [document.text for document in found] == texts
+        assert sum(document.consumed for document in found) == size
+
+
+def test_a_long_text_is_cut_into_documents_that_join_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sources, documents):
+        monkeypatch.setattr(module, "GRID", 256)
+    monkeypatch.setattr(sources, "LARGEST_TEXT", 1024)
+    monkeypatch.setattr(documents, "SEEK_BLANK", 100)
+    for text in ("\n".join(some_texts(100)), "é日😀" * 900, "word " * 90 + "\n\n" + "x" * 2000 + "\n"):
+        path = tmp_path / "long.txt"
+        path.write_text(text)
+        plan = plan_units(data_of(path))
+        assert "cut at blank lines" in plan.warnings[0]
+        found = texts_of(data_of(path))
+        assert "".join(found) == text
+        assert len(found) >= 3
+        whole = Piece(str(path), 0, path.stat().st_size, path.stat().st_size)
+        assert [document.text for document in read_piece(whole, "text")] == found, "the units' bounds must not matter"
+
+
+def test_units_gather_small_files_and_cut_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "GRID", 1000)
+    for i in range(20):
+        (tmp_path / f"{i:02}.txt").write_text("x" * 300)
+    write_lines(tmp_path / "big.jsonl", ["y" * 90] * 50)
+    plan = plan_units(data_of(tmp_path))
+    assert plan == plan_units(data_of(tmp_path))
+    assert [unit.index for unit in plan.units] == list(range(len(plan.units)))
+    assert sum(unit.bytes for unit in plan.units) == plan.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert all(unit.bytes <= 1000 for unit in plan.units)
+    assert plan.files == 21 and len(plan.units) < 15
+
+
+def test_the_standard_library_is_a_source() -> None:
+    plan = plan_units(data_of("stdlib"))
+    assert plan.bytes > 5_000_000
+    assert all(piece.path.startswith("stdlib:") for unit in plan.units for piece in unit.pieces)
+    assert not any("site-packages" in piece.path for unit in plan.units for piece in unit.pieces)
+    json_files = [unit for unit in plan.units if any(piece.path == "stdlib:json/__init__.py" for piece in unit.pieces)]
+    assert any("JavaScript Object Notation" in document.text for document in read_unit(json_files[0], "text"))
+
+
+def refused(data: Data, *words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        texts_of(data)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_bad_sources_are_named(tmp_path: Path) -> None:
+    refused(data_of(tmp_path / "gone.txt"), "gone.txt", "no such file")
+    refused(data_of(tmp_path / "*.txt"), "*.txt", "no file matches")
+    (tmp_path / "folder").mkdir()
+    refused(data_of(tmp_path / "folder"), "folder", "holds no")
+    (tmp_path / "empty.txt").write_text("")
+    refused(data_of(tmp_path / "empty.txt"), "empty.txt", "it is empty")
+    (tmp_path / "a.docx").write_text("x")
+    refused(data_of(tmp_path / "a.docx"), "a.docx", ".jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{broken", ["is no JSON"]),
+        (b'["text"]', ["is no JSON object"]),
+        (b'{"body": "x"}', ["lacks the field `text`", "body"]),
+        (b'{"text": null}', ["`text` is NoneType, not a string"]),
+        (b'{"text": "\xff"}', ["is not UTF-8", "0xff"]),
+        (b'{"text": "\\ud800"}', ["surrogate"]),
+    ],
+)
+def test_a_bad_line_is_named_in_whichever_range_it_is(tmp_path: Path, line: bytes, words: list[str]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "one"}\n\n{"text": "two"}\n' + line + b'\n{"text": "three"}\n')
+    size = path.stat().st_size
+    refused(data_of(path), f"{path}:4", *words)
+    for start in (5, 15, 16, 17, 30, 33):
+        with pytest.raises(DataError) as caught:
+            list(read_piece(Piece(str(path), start, size, size), "text"))
+        assert f"{path}:4" in str(caught.value)
+
+
+def test_bad_utf8_in_a_text_is_named_by_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("é\nfine\n".encode() + b"caf\xe9\n")
+    refused(data_of(tmp_path / "a.txt"), f"{tmp_path}/a.txt:3", "0xe9 at byte 11", "iconv")
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    plain = write_lines(tmp_path / "a.jsonl", some_texts(2000)).read_bytes()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(plain)[:-2000])
+    refused(data_of(tmp_path / "a.jsonl.gz"), "a.jsonl.gz:", "damaged gzip")
+
+
+def test_a_file_that_grows_or_vanishes_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", some_texts(10))
+    plan = plan_units(data_of(path))
+    path.write_text(path.read_text() + '{"text": "late"}\n')
+    with pytest.raises(DataError, match="changed since"):
+        list(read_unit(plan.units[0], "text"))
+    path.unlink()
+    with pytest.raises(DataError, match="can't be read"):
+        list(read_unit(plan.units[0], "text"))
+
+
+def test_listing_and_finding_load_neither_torch_nor_numpy() -> None:
+    code = "import sys, trainfleet.data.sources, trainfleet.data.dataset, trainfleet.data.progress, trainfleet.data.tokenizer;"
+    heavy = subprocess.run(
+        [sys.executable, "-c", code + "print(*({'torch', 'numpy', 'tokenizers'} & set(sys.modules)))"],
+        capture_output=True,
+        text=True,
+    )
+    assert heavy.returncode == 0, heavy.stderr
+    assert heavy.stdout.split() == []

@@ -1,0 +1,98 @@
+"""Tokenizers: exact, the same every time, and a fast library that is wrong is never used."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainfleet.config.types import Data
+from trainfleet.data import bpe, encoders
+from trainfleet.data.sources import plan_units
+from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load, vocabulary_size_of
+from trainfleet.errors import DataError
+
+DATA = Data("set", (str(Path(__file__).parents[2] / "python"),), "text", "bpe", 600, 0.1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(bpe.train(DATA, plan_units(DATA)), "trained")
+
+
+def test_training_gives_the_same_tokenizer_every_time(tokenizer: Tokenizer) -> None:
+    assert Tokenizer(bpe.train(DATA, plan_units(DATA)), "again").sha256 == tokenizer.sha256
+    assert tokenizer.vocabulary_size == 600 == vocabulary_size_of(DATA)
+    assert tokenizer.end_of_document == 0
+
+
+def test_the_sample_is_bounded_and_spread() -> None:
+    plan = plan_units(replace(DATA, sources=("stdlib",)))
+    limit = plan.bytes // 8
+    texts = list(bpe.sample(plan, "text", limit))
+    assert 0.8 * limit < sum(map(len, texts)) < 1.3 * limit
+    assert any("def abspath" in text for text in bpe.sample(plan, "text", plan.bytes))
+
+
+def test_too_little_text_for_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("aaaa bbbb")
+    data = replace(DATA, sources=(str(tmp_path),))
+    with pytest.raises(DataError, match="gives a vocabulary of"):
+        bpe.train(data, plan_units(data))
+
+
+@pytest.mark.parametrize("name", ["fastokens", "gigatoken"])
+def test_fast_encoders_agree_with_the_reference(tokenizer: Tokenizer, name: str) -> None:
+    pytest.importorskip(name)
+    encoder = encoders.ENCODERS[name](tokenizer.definition)
+    texts = [*encoders.hard_texts(tokenizer.definition), *(path.read_text() for path in Path(__file__).parent.glob("*.py"))]
+    assert encoders.first_difference(encoder, tokenizer.reference, texts) is None
+
+
+def test_encoding_is_flat_and_decodes_to_the_text(tokenizer: Tokenizer) -> None:
+    texts = ["def f():\n    return '日本 😀'\n", "", "<|endoftext|>"]
+    ids, offsets = tokenizer.encode(texts)
+    assert ids.dtype == np.uint32 and offsets.tolist()[0] == 0 and len(offsets) == 4
+    assert [tokenizer.decode(ids[a:b]) for a, b in pairwise(offsets)] == texts
+    assert tokenizer.end_of_document not in ids, "a document can't contain its own end"
+
+
+def test_a_wrong_encoder_is_passed_over_and_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(encoders.Fastokens):
+        def encode(self, texts: list[str]) -> tuple[encoders.Ids, encoders.Offsets]:
+            ids, offsets = super().encode(texts)
+            return np.where(ids == ids.max(), 0, ids).astype(np.uint32), offsets
+
+    monkeypatch.setitem(encoders.ENCODERS, "fastokens", Wrong)
+    encoder, passed = encoders.open_encoder(tokenizer.definition, ("fastokens", "tokenizers"))
+    assert encoder.name == "tokenizers"
+    assert "fastokens" in passed[0] and "otherwise" in passed[0]
+
+
+def test_streaming_holds_back_half_a_character(tokenizer: Tokenizer) -> None:
+    text = "x = '😀日'\n"
+    ids, _ = tokenizer.encode([text])
+    stream = StreamDecoder(tokenizer)
+    pieces = [stream.push(id) for id in ids]
+    assert "".join(pieces) == text
+    assert "" in pieces and "�" not in "".join(pieces)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}}'])
+def test_a_broken_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match="tokenizer"):
+        vocabulary_size_of(replace(DATA, tokenizer=str(tmp_path)))
+    with pytest.raises(DataError, match="can't be read"):
+        load(tmp_path / "none.json")
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
+    content = json.loads(tokenizer.definition.replace("<|endoftext|>", "<|strange|>"))
+    with pytest.raises(DataError, match="no end-of-document"):
+        Tokenizer(json.dumps(content), "strange").end_of_document  # noqa: B018
