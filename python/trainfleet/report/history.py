@@ -1,0 +1,185 @@
+"""What a run folder says happened, read once, and how its numbers are written for people."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..runs import Record, Run, is_locked, read_lines
+
+BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
+UNKNOWN = "—"
+
+
+@dataclass(frozen=True)
+class History:
+    """One reading of a run folder; whatever is not there yet is empty or None, never an error."""
+
+    run: Run
+    results: Record
+    metrics: list[Record]  # one a step, in the order of the steps: a step done twice counts as it was done last
+    events: list[Record]
+    status: str  # running, finished, failed, stopped, interrupted, or "not started"
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """The steps and values at which `key` was measured and finite."""
+        pairs = [(int(line["step"]), value) for line in self.metrics if (value := number(line.get(key))) is not None]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def measured(self, key: str) -> float | None:
+        """What results.json has for `key`, or else the newest metric; the other way round while the run still goes."""
+        values = [*self.series(key)[1][-1:], None]
+        summed = number(self.results.get(key))
+        return values[0] if summed is None or (self.status == "running" and values[0] is not None) else summed
+
+    def steps_of(self, *kinds: str) -> list[int]:
+        """The steps at which events of these kinds were recorded."""
+        return [int(event["step"]) for event in self.events if event.get("event") in kinds and event.get("step") is not None]
+
+    @cached_property
+    def steps_total(self) -> int:
+        """The steps that the run's config asks for."""
+        import yaml
+
+        text = self.run.config.read_text(encoding="utf-8") if self.run.config.exists() else ""
+        train = (yaml.safe_load(text) or {}).get("train", {})
+        return int(train.get("steps") or self.results.get("steps") or self.step)
+
+    @property
+    def step(self) -> int:
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens in one global batch; 0 while unknown."""
+        batch, length = self.results.get("global_batch_sequences"), self.results.get("sequence_length")
+        return float(batch * length) if batch and length else (self.measured("tokens") or 0.0) / max(self.step, 1)
+
+    @property
+    def losses(self) -> tuple[float | None, float | None]:
+        """The first and the last finite training loss."""
+        values = self.series("loss")[1]
+        first, last = number(self.results.get("first_loss")), number(self.results.get("final_loss"))
+        if values and first is None:
+            first = values[0]
+        return first, values[-1] if values and (last is None or self.status == "running") else last
+
+    @property
+    def broke_at(self) -> int | None:
+        """The first step whose loss was not a finite number."""
+        return next((int(line["step"]) for line in self.metrics if "loss" in line and number(line["loss"]) is None), None)
+
+    @property
+    def seconds_left(self) -> float | None:
+        speed, left = self.measured("tokens_per_second"), self.steps_total - self.step
+        return left * self.tokens_per_step / speed if speed and self.tokens_per_step and left > 0 else None
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage, in their order."""
+        seconds = self.results.get("seconds") or {}
+        return {str(name): value for name, raw in seconds.items() if (value := number(raw)) is not None}
+
+    @property
+    def verdict(self) -> tuple[str, str] | None:
+        """Why a failed run failed: one line that names who and the cause, and the last words of that rank."""
+        told = [event for event in self.events if event.get("event") in ("verdict", "fault")]
+        if not told or self.status not in ("failed", "interrupted"):
+            return None
+        event = told[-1]
+        who = event.get("who") or f"rank {event.get('rank', '?')} on node {event.get('node', '?')}"
+        cause = event.get("cause") or event.get("message") or "no cause was recorded"
+        return f"{who}: {cause}", "\n".join(event.get("lines") or event.get("traceback") or ())
+
+    @property
+    def next_commands(self) -> list[tuple[str, str]]:
+        """What to type now, each with what it does."""
+        which = _which_config(self.run)
+        more = 2 * max(self.steps_total, 1)
+        logs, train = f"make logs{which}", f"make train{which}"
+        if self.status == "running":
+            return [(f"{logs} FOLLOW=1", "reads along"), (f"make stop{which}", "stops at a step, with a checkpoint")]
+        if self.status == "finished":
+            write = (f"make sample{which} PROMPT='def '", "lets the model write")
+            return [(f"{train} SET='train.steps={more}'", f"trains on, to step {more:,}"), write]
+        saved = self.steps_of("checkpointed")
+        again = f"goes on from step {saved[-1]:,}" if saved else "starts it"
+        return ([(logs, "shows what the ranks said")] if self.status != "not started" else []) + [(train, again)]
+
+
+def read(run: Run) -> History:
+    """The run folder as it is now."""
+    results = run.read_results()
+    status = str(results.get("status") or "not started")
+    if status == "running" and results.get("backend", "local") == "local" and not is_locked(run.folder):
+        status = "interrupted"  # its launcher died before it could say how the run ended
+    by_step = {int(line["step"]): line for line in read_lines(run.metrics)}
+    return History(run, results, [by_step[step] for step in sorted(by_step)], list(read_lines(run.events)), status)
+
+
+def _which_config(run: Run) -> str:
+    """The ` CONFIG=…` that a next command needs; nothing when the config.yaml here is this run's own."""
+    here = Path("config.yaml")
+    lines = here.read_text(encoding="utf-8").splitlines() if here.is_file() else []
+    own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
+    return "" if own else f" CONFIG={run.config}"
+
+
+def describe(event: Record) -> str:
+    """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without the time and the kind."""
+    skipped = ("time", "event")
+    plain = [(key, value) for key, value in event.items() if key not in skipped and isinstance(value, (str, int, float))]
+    return " · ".join(duration(float(value)) if key == "seconds" else f"{key} {value}" for key, value in plain)
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def quantity(value: float | None) -> str:
+    """Three digits and a decimal prefix: 950, 12.4k, 3.21M; — for None."""
+    if value is None:
+        return UNKNOWN
+    size, prefix = next(
+        (pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(value) >= 0.9995 * pair[0]), (1, "")
+    )
+    return f"{value / size:.3g}{prefix}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h; — for None."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for size, unit, rest, of in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // rest:02d} {of}"
+    return f"{whole} s"
+
+
+def clock(seconds: float | None) -> str:
+    """0:14, 12:03 or 2:05:44; — for None."""
+    if seconds is None:
+        return UNKNOWN
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def percent(fraction: float | None) -> str:
+    return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def decimal(value: object, digits: int = 3) -> str:
+    """A loss; `nan` and `inf` are said, not hidden."""
+    return f"{value:.{digits}f}" if isinstance(value, (int, float)) else UNKNOWN
+
+
+def moment(seconds: float) -> str:
+    """A wall-clock time to the second, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))

@@ -1,0 +1,151 @@
+"""report.html: one self-contained page about a run, for someone who was not there."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from pathlib import Path
+from string import Template
+
+from ..runs import Run, write_atomic
+from . import plots
+from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, quantity, read
+
+PAGE = Path(__file__).with_name("page.html")
+SHOWN_EVENTS = 14
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")  # Okabe and Ito
+CAPTIONS = {
+    "loss": "Cross-entropy of each logged step; beyond 50 of them thin, with their moving mean over 2 % of them in bold. "
+    "Dots: the mean over the validation sequences.",
+    "throughput": "Tokens of all ranks a second, from zero. Dotted: where the run stopped, was resumed or restarted.",
+}
+
+
+def write(run: Run) -> Path:
+    """report.html of a run, written anew from its folder as it is now."""
+    history = read(run)
+    parts = [
+        _header(history),
+        *_verdicts(history),
+        *([_tiles(history), _pair(*_figures(history))] if history.metrics else []),
+        _stages(history),
+        _pair(_sample(history), _next(history)),
+        _pair(_events(history), _settings(history)),
+        f"<footer>trainfleet · written {moment(time.time())} UTC</footer>",
+    ]
+    page = Template(PAGE.read_text(encoding="utf-8"))
+    write_atomic(run.report, page.substitute(title=escape(run.name), body="\n".join(filter(None, parts))))
+    return run.report
+
+
+def _pair(*parts: str) -> str:
+    return f'<div class="pair">{"".join(parts)}</div>' if any(parts) else ""
+
+
+def _section(title: str, body: str, kind: str = "") -> str:
+    return f'<section class="{kind}"><h2>{escape(title)}</h2>{body}</section>'
+
+
+def _header(history: History) -> str:
+    results, facts = history.results, []
+    model, nodes, world = results.get("model") or {}, results.get("nodes"), results.get("world_size")
+    if model.get("parameters"):
+        facts.append(f"{model.get('family', 'model')} of {quantity(model['parameters'])} parameters")
+    if nodes and world:
+        ranks = f"{world} {results.get('device', '')} rank{'s' * (world > 1)}"
+        facts.append(f"{ranks} on {nodes} node{'s' * (nodes > 1)}, {results.get('backend', '')} backend")
+    if history.events:
+        facts.append(f"started {moment(history.events[0]['time'])} UTC")
+    badge = f'<span class="badge {history.status}">{escape(history.status)}</span>'
+    return f"<header><h1>{escape(history.run.name)} {badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
+
+
+def _verdicts(history: History) -> list[str]:
+    """What went wrong, in a box."""
+    told = [history.verdict] if history.verdict else []
+    if history.broke_at is not None and not told:
+        cure = "A lower train.learning_rate or a longer train.warmup_steps is the usual cure."
+        told.append((f"The loss stopped being a finite number at step {history.broke_at:,}.", cure))
+    return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in told]
+
+
+def _tiles(history: History) -> str:
+    """The key numbers, each with what it means."""
+    results, (first, last) = history.results, history.losses
+    speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
+    batch = quantity(history.tokens_per_step or None)
+    tiles = [
+        ("Training loss", decimal(last), f"nats a token, from {decimal(first)} at the first step"),
+        ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
+        ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
+        ("Tokens a second", quantity(speed), "of all ranks" + (f"; {quantity(speed / world)} a rank" if speed and world else "")),
+        ("MFU", percent(history.measured("mfu")), "model FLOPs a token × tokens a second ÷ peak FLOP/s of all ranks"),
+        ("Goodput", percent(number(results.get("goodput"))), "seconds in training steps ÷ all seconds from the command on"),
+        ("To the first step", duration(_first_step(history)), "from the command, setting up included"),
+        ("Cost", *_cost(history)),
+    ]
+    cells = (
+        f'<div><dt>{name}</dt><dd class="figure">{escape(figure)}</dd><dd class="why">{escape(why)}</dd></div>'
+        for name, figure, why in tiles
+        if figure != UNKNOWN
+    )
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def _first_step(history: History) -> float | None:
+    names = list(history.stages)
+    return sum(history.stages[name] for name in names[: names.index("first step") + 1]) if "first step" in names else None
+
+
+def _cost(history: History) -> tuple[str, str]:
+    usd = number(history.results.get("usd"))
+    if usd is None:
+        return ("$0", "this machine, no cloud") if history.results.get("backend") == "local" else (UNKNOWN, "")
+    return f"${usd:,.2f}", "price of the nodes × their hours"
+
+
+def _figures(history: History) -> list[str]:
+    drawn = plots.figures(history)
+    return [f"<figure>{plots.svg(drawn[name], name)}<figcaption>{text}</figcaption></figure>" for name, text in CAPTIONS.items()]
+
+
+def _stages(history: History) -> str:
+    """Where the seconds went: one bar, divided."""
+    stages = [(name, seconds) for name, seconds in history.stages.items() if seconds > 0]
+    if not stages:
+        return ""
+    bars, keys = "", ""
+    for index, (name, seconds) in enumerate(stages):
+        colour = f"background:{COLOURS[index % len(COLOURS)]}"
+        bars += f'<i style="{colour};flex-grow:{seconds:.3f}"></i>'
+        keys += f'<li><i style="{colour}"></i>{escape(name)} <b>{duration(seconds)}</b></li>'
+    total = duration(sum(seconds for _, seconds in stages))
+    return _section(f"Where {total} went", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>')
+
+
+def _sample(history: History) -> str:
+    sample = history.results.get("sample") or {}
+    prompt, text = escape(str(sample.get("prompt", ""))), escape(str(sample.get("text", "")))
+    return _section("What it writes after a prompt", f"<pre><mark>{prompt}</mark>{text}</pre>") if prompt or text else ""
+
+
+def _next(history: History) -> str:
+    return _section(
+        "Next", "".join(f"<p><code>{escape(command)}</code><br>{why}</p>" for command, why in history.next_commands), "next"
+    )
+
+
+def _events(history: History) -> str:
+    told = [event for event in history.events if event["event"] != "checkpointed"]
+    shown = (history.events if len(history.events) <= SHOWN_EVENTS else told)[-SHOWN_EVENTS:]
+    cells = ((moment(event["time"])[11:], str(event["event"]), describe(event)) for event in shown)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+    head = f"{len(shown)} of {len(history.events)} events" if len(shown) < len(history.events) else "Events"
+    return _section(f"{head}, UTC", f"<table>{rows}</table>") if rows else ""
+
+
+def _settings(history: History) -> str:
+    config = history.run.config
+    if not config.exists():
+        return ""
+    return _section("Config, as resolved", f'<pre class="config">{escape(config.read_text(encoding="utf-8").strip())}</pre>')

@@ -1,0 +1,200 @@
+"""One live line for a job that runs: a bar on a terminal, plain aligned lines in a pipe or a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+from ..runs import Lines, Record, Run
+from .history import clock, decimal, describe, duration, number, percent, quantity
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Part = tuple[str, str]  # a name, which may be empty, and its figure
+ASelf = TypeVar("ASelf", bound="Shown")
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+STYLES = {"fault": "red", "verdict": "red", "stopped": "yellow", "restarted": "yellow", "finished": "green"}
+
+
+class Line:
+    """Where a live line is drawn: it replaces itself on a terminal; elsewhere only `say` prints."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.fancy = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+        if self.fancy:
+            from rich.console import Console
+            from rich.live import Live as Area
+
+            self.console = Console(file=stream, highlight=False)
+            self.area = Area(console=self.console, auto_refresh=False)
+        self.awaited = ""
+
+    def say(self, text: str, style: str = "") -> None:
+        """Prints one permanent line, above the live one if there is one."""
+        if self.fancy:
+            self.console.print(text, style=style or None, markup=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def wait(self, what: str, seconds: float) -> None:
+        """Draws a spinner, what is waited for and for how long; elsewhere than on a terminal says it once."""
+        if self.fancy:
+            from rich.text import Text
+
+            turn = SPINNER[int(seconds * 10) % len(SPINNER)]
+            self.area.update(Text.assemble((turn, "cyan"), f" {what} ", (duration(int(seconds)), "dim")), refresh=True)
+        elif what != self.awaited:
+            self.awaited = what
+            self.say(what)
+
+    def bar(self, done: float, total: float, parts: list[Part]) -> None:
+        """Draws a bar and the parts behind it, as many of them, from the first, as the terminal is wide for."""
+        if self.fancy:
+            self.area.update(_row(done, total, parts, self.console.width), refresh=True)
+
+
+def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(parts: list[Part]) -> Text:
+        return Text.assemble("  ", *((piece, look) for part in parts for piece, look in zip(part, ("dim", "bold"), strict=True)))
+
+    parts = [(name, figure + "  ") for name, figure in parts]
+    while len(parts) > 1 and text(parts).cell_len + 10 > width:
+        parts = parts[:-1]
+    size = max(4, min(40, width - text(parts).cell_len))
+    row = Table.grid()
+    row.add_row(ProgressBar(max(total, 1), min(done, total), size, complete_style="cyan", finished_style="green"), text(parts))
+    return row
+
+
+class Shown(ABC):
+    """A job on a line from `with` to its end; the launcher calls `update` about five times a second."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.line = Line(stream or sys.stdout)
+        self.started = time.monotonic()
+
+    @abstractmethod
+    def update(self) -> None:
+        """Reads what is new and draws it."""
+
+    def __enter__(self: ASelf) -> ASelf:
+        if self.line.fancy:
+            self.line.area.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.update()
+        finally:
+            if self.line.fancy:
+                self.line.area.stop()
+
+
+class Live(Shown):
+    """A training run: one line that is kept current, or a line each logged step; events stay as lines above it."""
+
+    def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self.steps_total = steps_total
+        self.metrics, self.events = Lines(run.metrics), Lines(run.events, from_end=True)
+        # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must not be shown again.
+        self.seen = set(map(json.dumps, self.metrics.new()))
+        self.stage = "starting ranks"
+        self.newest: Record | None = None
+        self.valid: float | None = None
+        self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
+
+    def update(self) -> None:
+        for event in self.events.new():
+            self._show(event)
+        for metric in self.metrics.new():
+            if (key := json.dumps(metric)) not in self.seen:
+                self.seen.add(key)
+                self._take(metric)
+        if self.newest:
+            self.line.bar(self.newest["step"], self.steps_total, self._parts(self.newest))
+        else:
+            self.line.wait(self.stage, time.monotonic() - self.started)
+
+    def _show(self, event: Record) -> None:
+        kind = event["event"]
+        if kind == "stage":  # what the ranks do before their first step
+            self.stage = event["stage"]
+            return
+        self.line.say(f"  {kind:<13}{describe(event)}".rstrip(), STYLES.get(kind, "dim"))
+        if kind in ("restarted", "resumed"):
+            self.newest, self.pace, self.started = None, None, time.monotonic()
+
+    def _take(self, metric: Record) -> None:
+        self.newest, self.newest_at = metric, time.monotonic()
+        self.pace = self.pace or (metric["step"], self.newest_at)
+        fresh = number(metric.get("valid_loss"))
+        self.valid = self.valid if fresh is None else fresh
+        if not self.line.fancy:
+            shown = [f"{name}{figure}" for name, figure in self._parts(metric) if fresh is not None or name != "valid "]
+            self.line.say("  ".join(shown))
+
+    def _parts(self, metric: Record) -> list[Part]:
+        step, mfu = metric["step"], number(metric.get("mfu"))
+        return [
+            ("step ", f"{step:>{len(str(self.steps_total))}}/{self.steps_total}"),
+            ("loss ", f"{decimal(metric.get('loss')):>6}"),
+            ("", f"{quantity(number(metric.get('tokens_per_second'))):>5} tokens/s"),
+            ("ETA ", f"{clock(self._left(metric)):>5}"),
+            *([("MFU ", f"{percent(mfu):>6}")] if mfu is not None else []),
+            *([("valid ", decimal(self.valid))] if self.valid is not None else []),
+        ]
+
+    def _left(self, metric: Record) -> float | None:
+        """Seconds to the last step at the pace since the first one seen, validation and checkpoints included."""
+        first, began = self.pace or (metric["step"], 0.0)
+        if metric["step"] <= first:
+            return None
+        seconds_per_step = (self.newest_at - began) / (metric["step"] - first)
+        left = seconds_per_step * (self.steps_total - metric["step"])
+        return float(max(0.0, left - (time.monotonic() - self.newest_at)))
+
+
+class TokenizeLive(Shown):
+    """A tokenizing job, from the progress that its workers leave in the dataset's folder."""
+
+    def __init__(self, folder: Path, stream: TextIO | None = None, every: float = 2.0) -> None:
+        super().__init__(stream)
+        self.folder, self.every = folder, every
+        self.said, self.ended = self.started, False
+        self.first: int | None = None  # bytes done when first seen: what an earlier job did is not this one's speed
+
+    def update(self) -> None:
+        from ..data.progress import read_progress
+
+        progress, now = read_progress(self.folder), time.monotonic()
+        if not progress.bytes_done:
+            self.first, self.began = 0, now
+            self.line.wait("preparing the tokenizer" if progress.bytes_total else "listing sources", now - self.started)
+            return
+        if self.first is None:
+            self.first, self.began = progress.bytes_done, now
+        pace = (progress.bytes_done - self.first) / max(now - self.began, 1e-3)
+        parts = [
+            ("", f"{progress.bytes_done / 1e6:.1f}/{progress.bytes_total / 1e6:.1f} MB"),
+            ("", f"{pace / 1e6:.1f} MB/s"),
+            ("ETA ", f"{clock((progress.bytes_total - progress.bytes_done) / pace if pace else None):>5}"),
+            ("", f"{quantity(progress.tokens)} tokens"),
+            ("", f"{progress.documents:,} documents"),
+        ]
+        self.line.bar(progress.bytes_done, progress.bytes_total, parts)
+        if not self.line.fancy and not self.ended and (progress.finished or now - self.said >= self.every):
+            self.said, self.ended = now, progress.finished
+            self.line.say("  ".join(name + figure for name, figure in parts))

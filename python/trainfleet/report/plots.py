@@ -1,0 +1,224 @@
+"""The two plots of a run, as PNG files and as SVG whose colours a page can set.
+
+Colours are the blue and vermilion of Okabe and Ito, told apart with every common colour vision (jfly.uni-koeln.de/color);
+lines are labelled where they end, so nothing depends on a legend.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ..runs import Run
+from .history import BREAKS, History, decimal, quantity, read
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, VERMILION, INK, FAINT, GRID, PAPER = "#0072b2", "#d55e00", "#1f2328", "#656d76", "#e3e6ea", "#ffffff"
+VARIABLES = {BLUE: "--blue", VERMILION: "--red", INK: "--ink", FAINT: "--faint", GRID: "--grid"}  # html.py sets them
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": FAINT,
+    "axes.edgecolor": GRID,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "ytick.major.size": 0,
+    "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
+}
+MANY = 5000  # points beyond which a line in an SVG is smaller as an image
+Label = tuple[int, float, str, str]  # the step and height at which a line ends, its text and its colour
+
+
+def draw(run: Run) -> list[Path]:
+    """plots/loss.png and plots/throughput.png of a run, drawn anew; none before there is a step to draw."""
+    history = read(run)
+    if not history.metrics:
+        return []
+    run.plots.mkdir(parents=True, exist_ok=True)
+    drawn = {run.plots / f"{name}.png": figure for name, figure in figures(history).items()}
+    for path, figure in drawn.items():
+        figure.savefig(path, dpi=160, facecolor=PAPER)
+    return list(drawn)
+
+
+def figures(history: History) -> dict[str, Figure]:
+    """The figures by name: loss and throughput."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        return {"loss": _draw_loss(history), "throughput": _draw_throughput(history)}
+
+
+def svg(figure: Figure, title: str) -> str:
+    """A figure as one <svg> element that scales with the page, in its font, coloured by its CSS variables."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def _draw_loss(history: History) -> Figure:
+    figure, axes = _frame("Loss (nats a token)", history)
+    steps, losses = history.series("loss")
+    seen, valid = history.series("valid_loss")
+    ends: list[Label] = []
+    if losses:
+        _curve(axes, steps, losses)
+        ends.append((steps[-1], losses[-1], f"train {decimal(losses[-1])}", BLUE))
+    if valid:
+        _line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
+        ends.append((seen[-1], valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
+    broken = [(history.broke_at, "no finite loss")] if history.broke_at is not None else []
+    _mark(axes, [*_breaks(history), *broken])
+    _label_ends(axes, ends)
+    _count_tokens(axes, history.tokens_per_step)
+    return figure
+
+
+def _draw_throughput(history: History) -> Figure:
+    figure, axes = _frame("Throughput (tokens a second)", history)
+    steps, speeds = history.series("tokens_per_second")
+    axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
+    if speeds:
+        middle = median(speeds)
+        _curve(axes, steps, speeds)
+        axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
+        axes.set_ylim(0, 1.15 * max(speeds))
+        _show_mfu(axes, history)
+        at = axes.annotate(
+            f"median {quantity(middle)}", (history.step, middle), (-2, -5), textcoords="offset points", color=FAINT
+        )
+        at.set(ha="right", va="top")
+    _mark(axes, _breaks(history))
+    _mark_checkpoints(axes, history.steps_of("checkpointed"))
+    return figure
+
+
+def _show_mfu(axes: Axes, history: History) -> None:
+    """MFU on the right: a second scale of the same line, or a line of its own where the two are not proportional."""
+    steps, shares = history.series("mfu")
+    pairs = [(one["mfu"], one["tokens_per_second"]) for one in history.metrics if one.get("mfu") and one.get("tokens_per_second")]
+    if not pairs:
+        return
+    right = axes.twinx()
+    ratios = [share / speed for share, speed in pairs]
+    if max(ratios) < 1.01 * min(ratios):
+        right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
+    else:  # a restart on another world size or other hardware changed what one token a second is worth
+        right.set_ylim(0, 2.2 * max(shares))  # below the speeds
+        _line(right, steps, shares, VERMILION)
+        _note(right, "MFU", (steps[-1], shares[-1]), (-2, 6), ha="right", color=VERMILION)
+    right.set_ylabel("MFU")
+    right.tick_params(pad=8)
+    right.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
+    right.grid(visible=False)
+
+
+def _frame(title: str, history: History) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, pad=8)
+    axes.set_xlabel("step")
+    axes.set_xlim(0, max(history.step, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
+    return figure, axes
+
+
+def _curve(axes: Axes, steps: list[int], values: list[float]) -> None:
+    """What was logged; where that is more than 50 points, thin, with the moving mean over it."""
+    noisy = len(values) > 50
+    _line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
+    if noisy:
+        _line(axes, steps, _smooth(values), BLUE, width=2)
+
+
+def _line(
+    axes: Axes, steps: list[int], values: list[float], colour: str, *, width: float = 1.6, alpha: float = 1, dots: bool = False
+) -> None:
+    marker = "o" if dots or len(steps) == 1 else ""  # one point alone is no line
+    many = len(steps) > MANY
+    axes.plot(steps, values, color=colour, lw=width, alpha=alpha, marker=marker, ms=4, clip_on=False, rasterized=many)
+
+
+def _note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
+    """Small text, `shift` points from a place on the axes."""
+    look: dict[str, Any] = {"color": FAINT, "size": 9}
+    axes.annotate(text, at, shift, textcoords="offset points", **(look | style))
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """The mean over a window of 2 % of the points, narrower towards both ends, so that it begins and ends on the data."""
+    import numpy
+
+    sums = numpy.concatenate([[0.0], numpy.cumsum(values)])
+    middle = numpy.arange(len(values))
+    half = numpy.minimum(numpy.minimum(middle, middle[::-1]), max(len(values) // 100, 2))
+    return list((sums[middle + half + 1] - sums[middle - half]) / (2 * half + 1))
+
+
+def _label_ends(axes: Axes, ends: list[Label]) -> None:
+    """Names each line where it ends, in its colour; two that end close together are pushed apart."""
+    low, high = axes.get_ylim()
+    ends = sorted(ends, key=lambda end: end[1])
+    close = len(ends) == 2 and ends[1][1] - ends[0][1] < 0.08 * (high - low)
+    for shift, (step, height, text, colour) in zip((-7, 7) if close else (0, 0), ends, strict=False):
+        _note(axes, text, (step, height), (7, shift), color=colour, va="center", weight="bold", size=10)
+
+
+def _breaks(history: History) -> list[tuple[int, str]]:
+    return [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
+
+
+def _mark(axes: Axes, marks: list[tuple[int, str]]) -> None:
+    """A dotted line at each step; named where there are few enough to read."""
+    for step, text in marks:
+        axes.axvline(step, color=FAINT, lw=1, ls=":")
+        if len(marks) <= 4:
+            _note(axes, text, (step, 1), (3, -1), xycoords=("data", "axes fraction"), va="top")
+
+
+def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
+    """A triangle on the axis at each checkpoint."""
+    if steps:
+        few = len(steps) <= 30
+        axes.plot(steps, [0] * len(steps), color=FAINT, ls="", marker="^" if few else "|", ms=6, clip_on=False, zorder=5)
+        _note(axes, "▲ checkpoints" if few else "| checkpoints", (0, 0), (4, 9))
+
+
+def _count_tokens(axes: Axes, tokens_per_step: float) -> None:
+    """A second scale on top: the tokens seen, by which runs of other batch sizes compare."""
+    if tokens_per_step:
+        top = axes.twiny()
+        top.set_xlim(0, axes.get_xlim()[1] * tokens_per_step)
+        top.xaxis.set_major_formatter(lambda value, _: quantity(value))
+        top.tick_params(length=0)
+        top.set_xlabel("tokens")
+        top.grid(visible=False)

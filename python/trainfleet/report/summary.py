@@ -1,0 +1,82 @@
+"""What the terminal says about a run: the block at its end and the answer of `make status`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from ..runs import Run
+from .history import History, decimal, duration, percent, quantity, read
+
+Row = tuple[str, str]
+
+
+def print_summary(run: Run, stream: TextIO | None = None) -> None:
+    """Prints how the run ended, where its report is and, last, what to type next."""
+    history = read(run)
+    rows = [(run.name, _headline(history)), *_outcome(history), *_places(history), *_next(history)]
+    print("\n" + _aligned(rows), file=stream or sys.stdout, flush=True)
+
+
+def status(run: Run) -> str:
+    """How the run stands now, as aligned lines; the next command is the last."""
+    history = read(run)
+    return _aligned([(run.name, _headline(history)), *_outcome(history), *_freshness(history), *_next(history)])
+
+
+def _headline(history: History) -> str:
+    if not history.metrics:
+        return f"{history.status}, no step logged yet" if history.results else history.status
+    done = history.step / max(history.steps_total, 1)
+    return f"{history.status} · step {history.step:,} of {history.steps_total:,} ({100 * done:.0f} %)"
+
+
+def _outcome(history: History) -> list[Row]:
+    rows: list[Row] = []
+    if history.metrics:
+        mfu = history.measured("mfu")
+        rows = [("loss", _losses(history))]
+        rows.append(
+            ("speed", f"{quantity(history.measured('tokens_per_second'))} tokens/s" + (f" · MFU {percent(mfu)}" if mfu else ""))
+        )
+    if history.status == "running":
+        rows.append(("left", duration(history.seconds_left)))
+    elif history.stages:
+        longest = sorted(history.stages.items(), key=lambda stage: -stage[1])[:3]
+        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
+        rows.append(("took", f"{duration(sum(history.stages.values()))}: {parts}"))
+    return rows + ([("verdict", history.verdict[0])] if history.verdict else [])
+
+
+def _losses(history: History) -> str:
+    first, last = history.losses
+    broke = f" · not a finite number from step {history.broke_at:,}" if history.broke_at is not None else ""
+    valid = history.measured("valid_loss")
+    return f"{decimal(first)} → {decimal(last)}{broke}" + (f" · validation {decimal(valid)}" if valid is not None else "")
+
+
+def _places(history: History) -> list[Row]:
+    run, saved = history.run, history.steps_of("checkpointed")
+    rows = [("checkpoint", str(run.checkpoint(saved[-1])))] if saved else []
+    return rows + ([("report", str(run.report))] if run.report.exists() else [])
+
+
+def _freshness(history: History) -> list[Row]:
+    now = time.time()
+    rows = [("last step", f"{duration(now - history.run.metrics.stat().st_mtime)} ago")] if history.metrics else []
+    saved = [event for event in history.events if event.get("event") == "checkpointed"]
+    if saved:
+        rows.append(("checkpoint", f"step {saved[-1].get('step')}, {duration(now - saved[-1]['time'])} ago"))
+    return rows
+
+
+def _next(history: History) -> list[Row]:
+    commands = history.next_commands
+    width = max(len(command) for command, _ in commands)
+    return [("" if index else "next", f"{command:<{width}}  {why}") for index, (command, why) in enumerate(commands)]
+
+
+def _aligned(rows: list[Row]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

@@ -1,0 +1,119 @@
+"""Run folders as training leaves them, made up: the report room is tested without training anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from trainfleet.runs import Run
+
+START = 1_760_000_000.0
+CONFIG = """\
+name: {name}
+fleet:
+  backend: local
+  nodes: 2
+  ranks_per_node: 1
+data:
+  name: stdlib
+  sources:
+  - stdlib
+  tokenizer: bpe
+  vocabulary_size: 4096
+model:
+  preset: tiny
+  family: llama
+  layers: 4
+  hidden_size: 192
+  heads: 6
+  kv_heads: 2
+train:
+  steps: {steps}
+  global_batch: 16
+  sequence_length: 256
+  learning_rate: 0.003
+  seed: 1
+checkpoint:
+  every: 100
+  keep: 2
+budget:
+  max_usd: null
+"""
+RESULTS: dict[str, Any] = {
+    "backend": "local",
+    "nodes": 2,
+    "world_size": 2,
+    "device": "cpu",
+    "layout": {"dp": 2, "fsdp": 1, "tp": 1, "pp": 1, "cp": 1},
+    "model": {"family": "llama", "parameters": 3_212_544},
+    "global_batch_sequences": 16,
+    "sequence_length": 256,
+}
+SAMPLE = {
+    "prompt": "def ",
+    "text": "read_lines(self, path):\n"
+    '    """Return the lines of <path> & their numbers."""\n'
+    "    with open(path) as file:\n"
+    "        return list(file)",
+}
+
+
+def make_run(
+    root: Path,
+    *,
+    name: str = "first-run",
+    steps: int = 500,
+    done: int | None = None,
+    every: int = 5,
+    status: str = "finished",
+    **changes: Any,
+) -> Run:
+    """A run of `steps` steps that got to `done`, resumed once on its way when it is long enough; `changes` go to results.json."""
+    run = Run(root / name)
+    run.folder.mkdir(parents=True)
+    run.config.write_text(CONFIG.format(name=name, steps=steps))
+    done = steps if done is None else done
+    run.record("launched", nodes=2)
+    metrics = (
+        [metric(step, steps) for step in range(every, done + 1, every)]
+        if done >= every
+        else [metric(step, steps) for step in range(1, done + 1)]
+    )
+    run.metrics.write_text("".join(json.dumps(one) + "\n" for one in metrics))
+    for step in range(100, done + 1, 100):
+        run.record("checkpointed", step=step, seconds=0.31)
+        if step == 200:
+            run.record("resumed", step=200)
+    seconds = {
+        "setup": 0.8,
+        "tokenize": 21.4,
+        "launch": 4.9,
+        "first step": 2.6,
+        "train": 118.2,
+        "validate": 6.1,
+        "checkpoint": 1.6,
+    }
+    ended = (
+        {"steps": done, "tokens": done * 4096, "seconds": seconds, "goodput": 0.7606, "first_loss": 8.41, "restarts": 0}
+        if done
+        else {}
+    )
+    summed = {"final_loss": metrics[-1]["loss"], "tokens_per_second": 17312.0, "mfu": 0.312} if metrics else {}
+    sample = {"sample": SAMPLE} if status == "finished" else {}
+    run.update_results(name=name, status=status, **(RESULTS | ended | summed | sample | changes))
+    return run
+
+
+def metric(step: int, steps: int) -> dict[str, Any]:
+    """One line of metrics.jsonl; a loss that falls as losses do, the same for the same step."""
+    dice = random.Random(step)
+    loss = 2.6 + 5.8 * math.exp(-step / 60) + 0.5 * math.exp(-step / 400) + dice.gauss(0, 0.05)
+    speed = 17300 * (1 + dice.gauss(0, 0.03)) * (0.7 if step <= 5 else 1)
+    line = {
+        "step": step, "loss": loss, "tokens": step * 4096, "tokens_per_second": speed, "mfu": speed * 1.8e-5, "lr": 3e-3,
+        "grad_norm": 1.2, "seconds": 4096 / speed, "memory_bytes": 812_000_000,
+    }  # fmt: skip
+    return line | ({"valid_loss": loss + 0.12} if step % 50 == 0 else {})
