@@ -8,36 +8,37 @@ override export PYTHONPATH := python
 .PHONY: help setup plan tokenize train sample status logs stop report clean test check
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "trainfleet: one config.yaml, from bare nodes to a trained model. First: make train"
+	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf "  make %-9s %-58s %s\n", $$1, $$2, $$3 ? "[" $$3 : "" }' Makefile
 
-setup: .venv/.stamp ## make this machine or the fleet ready                         [NODES CONFIG SET]
+setup: .venv/.stamp ## make this machine or the fleet ready [NODES CONFIG SET]
 	@.venv/bin/python -m trainfleet setup
 
-plan: .venv/.stamp ## print what would run, and what was derived and why           [NODES CONFIG SET OUT=folder]
+plan: .venv/.stamp ## print what would run, and what was derived and why [NODES CONFIG SET OUT=folder]
 	@.venv/bin/python -m trainfleet plan
 
-tokenize: .venv/.stamp ## turn the sources into tokens                             [NODES CONFIG SET]
+tokenize: .venv/.stamp ## turn the sources into tokens [NODES CONFIG SET]
 	@.venv/bin/python -m trainfleet tokenize
 
-train: .venv/.stamp ## tokenize if need be, train, report; again resumes            [NODES CONFIG SET='train.steps=50 ...']
+train: .venv/.stamp ## tokenize if need be, train, report; again resumes [NODES CONFIG SET='train.steps=50 ...']
 	@.venv/bin/python -m trainfleet train
 
-sample: .venv/.stamp ## continue a text with the trained model                      [PROMPT='def ' CONFIG SET]
+sample: .venv/.stamp ## continue a text with the trained model [PROMPT='def ' CONFIG SET]
 	@.venv/bin/python -m trainfleet sample
 
-status: .venv/.stamp ## how the run stands                                         [CONFIG SET]
+status: .venv/.stamp ## how the run stands [CONFIG SET]
 	@.venv/bin/python -m trainfleet status
 
-logs: .venv/.stamp ## what every node wrote                                        [FOLLOW=1 CONFIG SET]
+logs: .venv/.stamp ## what every node wrote [FOLLOW=1 CONFIG SET]
 	@.venv/bin/python -m trainfleet logs
 
-stop: .venv/.stamp ## stop the run at its next step, with a checkpoint              [CONFIG SET]
+stop: .venv/.stamp ## stop the run at its next step, with a checkpoint [CONFIG SET]
 	@.venv/bin/python -m trainfleet stop
 
-report: .venv/.stamp ## draw the plots and report.html again                        [CONFIG SET]
+report: .venv/.stamp ## draw the plots and report.html again [CONFIG SET]
 	@.venv/bin/python -m trainfleet report
 
-clean: .venv/.stamp ## stop all, remove what can be made again                      [PURGE=1 YES=1 CONFIG SET]
+clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1 CONFIG SET]
 	@.venv/bin/python -m trainfleet clean
 
 test: .venv/.stamp-test ## run the tests

@@ -18,7 +18,7 @@ install() { # as pip install, silent unless it fails
     local links=${UV_FIND_LINKS:-$(pip_option find-links)}
     env ${links:+UV_FIND_LINKS="$links"} uv pip install --quiet --python "$python" "$@"
   else
-    "$python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$python" -m pip install --quiet --quiet --disable-pip-version-check "$@"
   fi
 }
 
@@ -28,7 +28,7 @@ install_cpu_torch() { # a tenth of the usual build's size; where it can't be had
   [ "$(uname -sm)" = 'Linux x86_64' ] && ! has_gpu || return 0
   PIP_DEFAULT_TIMEOUT=8 PIP_RETRIES=0 UV_HTTP_TIMEOUT=8 UV_HTTP_RETRIES=0 \
     install --no-deps --index-url "$cpu_index" "$torch" 2> /dev/null ||
-    echo "no CPU build of $torch can be had here; taking the default build, which is larger"
+    echo "PyTorch's index of CPU builds can't be reached; taking $torch from the usual one"
 }
 
 apply() {
