@@ -19,7 +19,7 @@ KEYS = {
 }  # fmt: skip
 CONFIG = """
 name: line
-data: {name: text, sources: [text], vocabulary_size: 400, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
 train: {steps: 12, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
 checkpoint: {every: 4}
@@ -71,7 +71,9 @@ class Desk:
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if Path(os.readlink(entry / "cwd")) == self.folder and b"trainfleet" in (command := (entry / "cmdline").read_bytes()):
+                if Path(os.readlink(entry / "cwd")) == self.folder and b"trainfleet" in (
+                    command := (entry / "cmdline").read_bytes()
+                ):
                     found.append(f"{entry.name}: {command.decode().replace(chr(0), ' ')}")
             except OSError:
                 continue
@@ -93,11 +95,25 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     output = desk.type("train")
     results = desk.results()
     assert results.keys() >= KEYS
-    assert (results["status"], results["world_size"], results["nodes"], results["steps"], results["restarts"]) == ("finished", 2, 2, 12, 0)
+    assert (results["status"], results["world_size"], results["nodes"], results["steps"], results["restarts"]) == (
+        "finished",
+        2,
+        2,
+        12,
+        0,
+    )
     assert results["layout"] == {"dp": 2, "fsdp": 1, "tp": 1, "pp": 1, "cp": 1}
     assert 0 < float(results["goodput"]) <= 1  # type: ignore[arg-type]
     assert {"tokenize", "first_step", "train", "total"} <= results["seconds"].keys()  # type: ignore[attr-defined]
-    for name in ("config.yaml", "metrics.jsonl", "events.jsonl", "report.html", "plots/loss.png", "logs/node-0.log", "logs/node-1.log"):
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "events.jsonl",
+        "report.html",
+        "plots/loss.png",
+        "logs/node-0.log",
+        "logs/node-1.log",
+    ):
         assert (desk.run / name).stat().st_size > 0, name
     assert list((desk.run / "tensorboard").glob("events.out.*")) and (desk.run / "checkpoints" / "step-00000012").is_dir()
     assert "make sample" in output.strip().splitlines()[-1] or "make train" in output.strip().splitlines()[-1]
@@ -187,7 +203,9 @@ def test_a_config_of_another_backend_is_refused_by_name(desk: Desk) -> None:
     assert "the batch backend is not built yet" in output and not (desk.folder / "runs").exists()
 
 
-@pytest.mark.parametrize("setting", ["train.layout.tensor=2", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"])
+@pytest.mark.parametrize(
+    "setting", ["train.layout.tensor=2", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"]
+)
 def test_a_refused_config_leaves_nothing_behind(desk: Desk, setting: str) -> None:
     output = desk.type("train", f"SET={setting}", code=2)
     assert setting.split("=")[0] in output

@@ -118,13 +118,17 @@ steps: 4
         ("name: a\ntrain: {steps: 1.5}\n", "train.steps: must be a whole number, not 1.5"),
         ("name: a\ntrain: {steps: true}\n", "train.steps: must be a whole number, not true"),
         ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),
+        ("name: a\nfleet: {backend: batch, instance_type: trn1.32xlarge}\n", "the batch backend is not built yet; built: local"),
         ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n", "did you mean trn1.32xlarge?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.2xlarge}\n", "trn1.2xlarge has no EFA"),
         ("name: a\ndata: {sources: [4]}\n", "data.sources[0]: must be text, not 4"),
         ("name: a\nmodel: {vocabulary_size: 300}\n", "model.vocabulary_size: 300 is smaller than the tokenizer's 4096"),
         ("name: a\nmodel: {preset: null}\n", "model.hidden_size: must be given, as model.preset is null"),
-        ("name: a\ntrain: {micro_batch: 3}\n", "train.micro_batch: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4"),
+        (
+            "name: a\ntrain: {micro_batch: 3}\n",
+            "train.micro_batch: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4",
+        ),
         ("name: a\ntrain: {layout: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
         ("name: ../evil\n", "must be lower-case letters"),
     ],
@@ -143,7 +147,9 @@ def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> N
 
 
 def test_values_are_typed_as_people_mean_them(tmp_path: Path) -> None:
-    config = load_text(tmp_path, "name: on\ntrain: {learning_rate: 3e-4}\n", "train.steps=50 data.sources=[a,b]", NODES=("fleet.nodes", "1"))
+    config = load_text(
+        tmp_path, "name: on\ntrain: {learning_rate: 3e-4}\n", "train.steps=50 data.sources=[a,b]", NODES=("fleet.nodes", "1")
+    )
     assert config.name == "on"
     assert config.train.learning_rate == 3e-4
     assert (config.train.steps, config.data.sources, config.fleet.nodes) == (50, ("a", "b"), 1)

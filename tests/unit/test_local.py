@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.backends import backend_of
+from trainfleet.backends import BACKENDS
 from trainfleet.backends.local import Local
-from trainfleet.errors import BackendError, ConfigError
+from trainfleet.config.rules import BUILT
+from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
 
 
@@ -53,6 +54,5 @@ def test_more_ranks_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatc
         Local().plan(job(nodes=4))
 
 
-def test_a_backend_that_is_not_built_is_refused_and_nothing_stands_in() -> None:
-    with pytest.raises(ConfigError, match="the slurm backend is not built yet; built: local"):
-        backend_of("slurm")
+def test_the_backends_that_a_config_may_name_are_those_that_are_built() -> None:
+    assert tuple(BACKENDS) == BUILT

@@ -48,7 +48,12 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
     run.stop.unlink(missing_ok=True)
     runs.write_atomic(run.config, dump_resolved(config))
     run.update_results(
-        name=run.name, status="running", backend=config.fleet.backend, nodes=config.fleet.nodes, world_size=config.world_size
+        name=run.name,
+        started=started,
+        status="running",
+        backend=config.fleet.backend,
+        nodes=config.fleet.nodes,
+        world_size=config.world_size,
     )
     seconds = {}
     for request in plan.requests:
@@ -57,7 +62,6 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
             done = carry.tokenize(plan, request, interrupts)
             seconds["tokenize"] = round(time.time() - began, 2)
         else:
-            request.job.environment["TRAINFLEET_STARTED"] = str(started)
             run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node)
             done = carry.carry(plan, request, interrupts, Live(run, config.train.steps))
         if not done:

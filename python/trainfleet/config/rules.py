@@ -8,6 +8,7 @@ from .. import hardware
 from .schema import suggest
 from .types import Config
 
+BUILT = ("local",)  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
@@ -15,8 +16,13 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
     """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them are left out."""
     if config.model.vocabulary_size < tokens and not broken & {"model.vocabulary_size", "data.vocabulary_size"}:
         yield "model.vocabulary_size", f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} (data.tokenizer)"
-    for rule in (_instance_type, _local, _layout, _heads, _global_batch, _micro_batch, _sequence, _warmup):
+    for rule in (_backend, _instance_type, _local, _layout, _heads, _global_batch, _micro_batch, _sequence, _warmup):
         yield from ((key, message) for key, message in rule(config) if key not in broken)
+
+
+def _backend(config: Config) -> Iterator[tuple[str, str]]:
+    if config.fleet.backend not in BUILT:
+        yield "fleet.backend", f"the {config.fleet.backend} backend is not built yet; built: {', '.join(BUILT)}"
 
 
 def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
