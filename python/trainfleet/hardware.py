@@ -37,6 +37,16 @@ TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12)
 TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12)  # logical core of two physical ones
 
 
+ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
+
+
+def find_accelerator(name: str, memory_bytes: int) -> Accelerator | None:
+    """The row for a device by the name that its driver gives (`NVIDIA H200`) and, among several, the nearest in memory."""
+    words = name.replace("-", " ").split()
+    rows = [row for row in ACCELERATORS if row.name.split("-")[0] in words]
+    return min(rows, key=lambda row: abs(row.memory_gib - memory_bytes / 2**30), default=None)
+
+
 @dataclass(frozen=True)
 class InstanceType:
     """One EC2 type: vCPUs, memory in GiB, what accelerates it, network in Gbit/s, EFA interfaces, US dollars an hour."""

@@ -1,0 +1,58 @@
+"""What the engine may ask of a device. Nothing outside this package knows which one it is on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Device(Protocol):
+    """One rank's device."""
+
+    kind: str  # cpu or cuda
+    backend: str  # of torch.distributed, for tensors on it
+    torch_device: torch.device
+
+    @property
+    def name(self) -> str:
+        """As its maker calls it."""
+        ...
+
+    @property
+    def native_bf16(self) -> bool:
+        """Whether bf16 products have instructions of their own."""
+        ...
+
+    def precision(self, asked: str) -> torch.dtype:
+        """The number format of forward and backward for `train.precision`: what `auto` means is the device's to say."""
+        ...
+
+    def compute(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        """Within it, matrix products take `dtype`; weights, sums and norms stay as they are."""
+        ...
+
+    def peak_flops(self, dtype: torch.dtype) -> float:
+        """Nominal FLOP/s of this rank's share of the device, without sparsity."""
+        ...
+
+    def place(self, array: np.ndarray) -> Tensor:
+        """The array on the device; the copy may still be under way when this returns."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """What the rank could use at most."""
+        ...
+
+    def memory_used(self) -> int:
+        """The most that the rank has used so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Returns when all that was asked of the device is done."""
+        ...

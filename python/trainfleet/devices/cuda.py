@@ -1,0 +1,55 @@
+"""An NVIDIA GPU as a training device: NCCL, one GPU a rank."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import hardware
+from .base import PRECISIONS
+
+
+class Cuda:
+    kind = "cuda"
+    backend = "nccl"
+
+    def __init__(self, index: int) -> None:
+        # Growing segments instead of fixed blocks: batches of one shape then never fail on fragmented memory.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
+        self.properties = torch.cuda.get_device_properties(index)
+        self.name = str(self.properties.name)
+        self.native_bf16 = self.properties.major >= 8
+
+    def precision(self, asked: str) -> torch.dtype:
+        best = "bf16" if self.native_bf16 else "fp32"
+        return PRECISIONS[best if asked == "auto" else asked]
+
+    def compute(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", dtype, enabled=dtype != torch.float32)
+
+    def peak_flops(self, dtype: torch.dtype) -> float:
+        """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
+        accelerator = hardware.find_accelerator(self.name, self.memory_bytes())
+        if accelerator is None:
+            return float("nan")
+        return accelerator.bf16 if dtype == torch.bfloat16 else accelerator.fp32
+
+    def place(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def memory_bytes(self) -> int:
+        return int(self.properties.total_memory)
+
+    def memory_used(self) -> int:
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)

@@ -1,0 +1,13 @@
+"""Training, on whatever device a rank has.
+
+__main__       one rank of the job, from its environment to its exit code
+trainer        the loop
+world          the ranks: how they meet, share gradients and agree
+optimizer      AdamW, its learning rate at each step, clipping
+batches        a rank's part of each global batch, fetched ahead
+stopping       how a stop that one rank heard of becomes every rank's
+meter          where the seconds went, tokens a second, MFU
+record         what rank 0 leaves in the run folder
+checkpoint/    saving and resuming: commit (which exist), state (what is in them)
+generate       a continuation of a prompt, token by token
+"""

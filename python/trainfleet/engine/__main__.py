@@ -1,0 +1,124 @@
+"""One rank of a training job, started by torchrun: `python -m trainfleet.engine RUN_FOLDER`.
+
+Exit codes: 0 finished, or stopped cleanly as results.json then says (torchrun takes any other code for a failure and would kill
+the ranks that are still leaving); else it failed, and events.jsonl has a `fault`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from .. import devices, runs
+from ..config import Config, load_resolved
+from ..data.dataset import Dataset
+from ..errors import TrainfleetError
+from ..processes import die_with_parent
+from ..runs import Run
+from . import generate, meter
+from .checkpoint import Checkpoints, commit, identity_of
+from .meter import Stopwatch
+from .record import Recorder
+from .stopping import StopVote
+from .trainer import Trainer
+from .world import World, first_to_say, join
+
+TRACEBACK_LINES = 12
+
+
+def main(arguments: list[str]) -> int:
+    die_with_parent()
+    run = Run(Path(arguments[0]))
+    try:
+        with join(devices.current()) as world:
+            return train(run, load_resolved(run.config), world)
+    except TrainfleetError as error:
+        record_fault(run, error)
+        if first_to_say(str(error)):
+            print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:
+        record_fault(run, error)
+        raise
+
+
+def train(run: Run, config: Config, world: World) -> int:
+    """Trains the run to its end or to a stop; the exit code."""
+    watch = Stopwatch(run.read_results().get("started", time.time()))
+    vote = StopVote(run.stop if world.first else None)
+    dataset = Dataset.open(runs.DATA / config.data.name)
+    if world.first:
+        commit.sweep(run)
+    checkpoints = Checkpoints(run, world, identity_of(config, dataset.manifest.identity), config.checkpoint.keep)
+    trainer = Trainer(config, dataset, world, checkpoints, watch)
+    recorder = open_record(run, config, trainer) if world.first else None
+    status = trainer.fit(recorder, vote)
+    vote.settle()
+    if recorder:
+        conclude(run, trainer, recorder, dataset, status)
+    return 0
+
+
+def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
+    """The recorder, with all that is known before the first step in results.json."""
+    world, train, layout = trainer.world, config.train, config.train.layout
+    flops = meter.flops_per_token(trainer.model, config.model, train.sequence_length)
+    peak = world.device.peak_flops(trainer.precision) * world.size
+    recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak)
+    recorder.update(
+        name=config.name,
+        status="running",
+        backend=config.fleet.backend,
+        nodes=config.fleet.nodes,
+        world_size=world.size,
+        device=world.device.kind,
+        device_name=world.device.name,
+        precision=str(trainer.precision).removeprefix("torch."),
+        layout={
+            "dp": config.data_parallel,
+            "fsdp": layout.shard,
+            "tp": layout.tensor,
+            "pp": layout.pipeline,
+            "cp": layout.context,
+        },
+        model={"family": config.model.family, "parameters": meter.count_parameters(trainer.model)},
+        global_batch_sequences=train.global_batch,
+        sequence_length=train.sequence_length,
+        restarts=int(os.environ.get("TRAINFLEET_ATTEMPT", "0")),
+    )
+    if trainer.progress.step:
+        run.record("resumed", step=trainer.progress.step, world_size=world.size)
+    return recorder
+
+
+def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
+    """Writes the end of the run: the status, what the model writes now, and that a stop has been obeyed."""
+    step = trainer.progress.step
+    sample = {"sample": generate.write_sample(trainer.model, dataset, trainer.train.seed)} if status == "finished" else {}
+    recorder.update(status=status, **sample)
+    recorder.close()
+    run.record(status, step=step)
+    run.stop.unlink(missing_ok=True)
+
+
+def record_fault(run: Run, error: Exception) -> None:
+    """Leaves an event with who failed and why; a defect of ours with the last lines of its traceback."""
+    told = isinstance(error, TrainfleetError)
+    lines = [] if told else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
+    run.record(
+        "fault",
+        rank=int(os.environ.get("RANK", "0")),
+        node=int(os.environ.get("GROUP_RANK", "0")),
+        error=type(error).__name__,
+        message=error.what if isinstance(error, TrainfleetError) else str(error),
+        why=error.why if isinstance(error, TrainfleetError) else "",
+        next=error.next if isinstance(error, TrainfleetError) else "",
+        traceback=lines,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""A continuation of a prompt, token by token: `python -m trainfleet.engine.generate RUN_FOLDER [PROMPT]` streams it to stdout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import devices, models, runs
+from ..config import load_resolved
+from ..data.dataset import Dataset
+from ..data.tokenizer import StreamDecoder, Tokenizer
+from ..data.tokenizer import load as load_tokenizer
+from ..errors import RunError, TrainfleetError
+from ..models.llama import Cache, Llama
+from ..runs import Run
+from .checkpoint import load_model, newest
+
+TEMPERATURE = 0.7
+TOP_K = 50
+SAMPLE_PROMPT = 12  # tokens
+SAMPLE_LENGTH = 120  # tokens
+
+
+@torch.inference_mode()
+def continuation(
+    model: Llama, prompt: list[int], *, temperature: float, top_k: int, generator: torch.Generator, stop_at: int
+) -> Iterator[int]:
+    """Token after token, until the model ends the document or has no position left.
+
+    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the likeliest token.
+    """
+    limit = model.shape.max_sequence_length
+    prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
+    device, cache = model.embed_tokens.weight.device, Cache()
+    tokens = torch.tensor([prompt], device=device)
+    for _ in range(limit - len(prompt)):
+        token = choose(model(tokens, cache)[0, -1], temperature, top_k, generator)
+        if token == stop_at:
+            return
+        yield token
+        tokens = torch.tensor([[token]], device=device)
+
+
+def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    """One token id, drawn from the `top_k` likeliest."""
+    if temperature == 0:
+        return int(logits.argmax())
+    values, ids = logits.float().cpu().topk(min(top_k, len(logits)))
+    return int(ids[torch.multinomial((values / temperature).softmax(-1), 1, generator=generator)])
+
+
+def write_sample(model: Llama, dataset: Dataset, seed: int) -> dict[str, str]:
+    """What the model writes after the first tokens of a validation document: `prompt` and `text`."""
+    tokenizer = load_tokenizer(dataset.folder)
+    ids = first_document(dataset)[:SAMPLE_PROMPT]
+    end = dataset.manifest.end_of_document
+    generator = torch.Generator().manual_seed(seed)
+    made = continuation(model, ids, temperature=TEMPERATURE, top_k=TOP_K, generator=generator, stop_at=end)
+    return {
+        "prompt": tokenizer.decode(ids),
+        "text": tokenizer.decode([token for token, _ in zip(made, range(SAMPLE_LENGTH), strict=False)]),
+    }
+
+
+def first_document(dataset: Dataset) -> list[int]:
+    """The tokens at the start of a validation document."""
+    length = min(dataset.manifest.validation_tokens - 1, 4 * SAMPLE_PROMPT)
+    return [int(token) for token in dataset.batch("validation", 0, 1, length, 0)[0] if token != dataset.manifest.end_of_document]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("trainfleet.engine.generate")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("prompt", nargs="?", default="def ")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE)
+    parser.add_argument("--top-k", type=int, default=TOP_K)
+    parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
+    options = parser.parse_args(arguments)
+    try:
+        for text in stream(options):
+            print(text, end="", flush=True)
+        print()
+        return 0
+    except TrainfleetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def stream(options: argparse.Namespace) -> Iterator[str]:
+    """The prompt, then the text as it comes."""
+    run = Run(options.run)
+    model, dataset = load(run)
+    tokenizer = load_tokenizer(dataset.folder)
+    generator = torch.Generator()
+    generator.seed() if options.seed is None else generator.manual_seed(options.seed)
+    end = dataset.manifest.end_of_document
+    made = continuation(
+        model, encode(tokenizer, options.prompt) or [end],
+        temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end,
+    )  # fmt: skip
+    decoder = StreamDecoder(tokenizer)
+    yield options.prompt
+    for _, token in zip(range(options.tokens), made, strict=False):
+        yield decoder.push(token)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids, _ = tokenizer.encode([text])
+    return [int(id) for id in ids]
+
+
+def load(run: Run) -> tuple[Llama, Dataset]:
+    """The model of the run's newest checkpoint, and the dataset whose tokenizer it speaks.
+
+    Raises:
+        RunError: the run has no checkpoint yet.
+    """
+    folder = newest(run)
+    if folder is None:
+        raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
+    config = load_resolved(run.config)
+    model = models.build(config.model)
+    load_model(folder, model)
+    return model.to(devices.current().torch_device).eval(), Dataset.open(runs.DATA / config.data.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

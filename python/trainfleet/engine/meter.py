@@ -1,0 +1,74 @@
+"""Where the seconds went, and MFU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from ..config.types import Model
+
+
+class Stopwatch:
+    """Seconds since `started` (unix time, when the user's command began), each in one stage.
+
+    Training is what remains: time in the loop that is neither validation nor a checkpoint.
+    """
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.startup = 0.0
+        self.to_first_step = 0.0
+        self.before = 0.0  # seconds trained by earlier attempts that this one builds on
+        self.last_stage = 0.0  # seconds that the last one took
+        self.apart = {"validate": 0.0, "checkpoint": 0.0}
+
+    def start_training(self, before: float) -> None:
+        self.startup, self.before = self.total, before
+
+    def first_step(self) -> None:
+        self.to_first_step = self.total
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts what is done within it as `name` and not as training."""
+        began = time.time()
+        yield
+        self.last_stage = time.time() - began
+        self.apart[name] += self.last_stage
+
+    @property
+    def total(self) -> float:
+        return time.time() - self.started
+
+    @property
+    def training(self) -> float:
+        """Seconds in steps, of this attempt."""
+        return self.total - self.startup - sum(self.apart.values()) if self.startup else 0.0
+
+    @property
+    def trained(self) -> float:
+        """Seconds in steps that count, of all attempts: steps that a crash lost are not among them."""
+        return self.before + self.training
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage of this attempt; the last is their sum and what comes after training."""
+        return {"startup": self.startup or self.total, "train": self.training, **self.apart, "total": self.total}
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trained numbers; a tied one counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flops_per_token(model: nn.Module, shape: Model, sequence_length: int) -> float:
+    """FLOPs that one token costs, forward and backward: 6 N + 6 L T D.
+
+    N: parameters without the input embedding, which is a look-up (a tied one stays: it is the output layer). Each costs a
+    multiply-add forward and two backward. 6 L T D: attention's scores and their use in L blocks for T tokens and hidden size D,
+    12 L T D (Chowdhery et al. 2022, PaLM, appendix B), halved, as a token sees only those before it. Recomputation is left out.
+    """
+    looked_up = 0 if shape.tie_embeddings else shape.vocabulary_size * shape.hidden_size
+    return 6.0 * (count_parameters(model) - looked_up) + 6.0 * shape.layers * sequence_length * shape.hidden_size

@@ -1,0 +1,115 @@
+"""What rank 0 leaves in the run folder while it trains: metrics.jsonl, results.json, events and TensorBoard's files."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ..config.types import Train
+from ..runs import Record, Run, append_line, read_lines, write_atomic
+from .checkpoint import Progress
+from .meter import Stopwatch
+from .optimizer import learning_rate
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits for the disk
+
+
+class Recorder:
+    """The written record of a run from `progress` on; what was recorded after it, by an attempt that died, is taken back.
+
+    `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens a second it is the MFU.
+    """
+
+    def __init__(self, run: Run, train: Train, progress: Progress, watch: Stopwatch, load: float) -> None:
+        self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
+        self.resumed = progress.step
+        self.mark = progress.step, 0.0  # step and training seconds at the last line
+        self.lines = [line for line in read_lines(run.metrics) if line["step"] <= progress.step]
+        self.spent: dict[str, float] = run.read_results().get("seconds", {})  # by earlier attempts
+        self.board: SummaryWriter | None = None
+        self.updated = 0.0
+        write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def step(self, loss: float, norm: float, valid_loss: float | None, memory: int) -> None:
+        """Writes the line of metrics of the step just done."""
+        (marked, before), now = self.mark, self.watch.training
+        self.mark = self.progress.step, now
+        seconds = (now - before) / (self.progress.step - marked)
+        speed = self.train.global_batch * self.train.sequence_length / seconds
+        line = {
+            "step": self.progress.step,
+            "loss": loss,
+            "tokens": self.progress.tokens,
+            "tokens_per_second": round(speed, 1),
+            "mfu": round(speed * self.load, 4),
+            "lr": learning_rate(self.train, self.progress.step),
+            "grad_norm": norm,
+            "seconds": round(seconds, 4),
+            "memory_bytes": memory,
+        }
+        self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
+        if time.monotonic() - self.updated > RESULTS_EVERY:
+            self.update()
+
+    def checkpointed(self, folder: Path) -> None:
+        self.run.record("checkpointed", step=self.progress.step, seconds=round(self.watch.last_stage, 3))
+        self.update(last_checkpoint=str(folder))
+
+    def update(self, **fields: Any) -> None:
+        """Brings results.json up to now."""
+        self.updated = time.monotonic()
+        stages = self.watch.stages()
+        seconds = self.spent | {name: round(self.spent.get(name, 0.0) + value, 3) for name, value in stages.items()}
+        if self.watch.to_first_step:
+            seconds["first_step"] = round(self.watch.to_first_step, 3)
+        self.run.update_results(
+            steps=self.progress.step,
+            tokens=self.progress.tokens,
+            seconds=seconds,
+            goodput=round(self.watch.trained / seconds["total"], 4),
+            **summary(self.lines),
+            **fields,
+        )
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    def _append(self, line: Record) -> None:
+        """To the file and to TensorBoard. What is not finite becomes null: JSON has no NaN."""
+        line = {key: value if math.isfinite(value) else None for key, value in line.items()}
+        self.lines.append(line)
+        append_line(self.run.metrics, line)
+        board = self._board()
+        for key, value in line.items():
+            if key != "step" and value is not None:
+                board.add_scalar(f"train/{key}", value, line["step"])
+        board.flush()
+
+    def _board(self) -> SummaryWriter:
+        """Opened at the first line: the import alone takes half a second, which the first step need not wait for."""
+        if self.board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.run.tensorboard), purge_step=self.resumed + 1)
+        return self.board
+
+
+def summary(lines: list[Record]) -> Record:
+    """First and final loss, the last validation's, and the median speed of the steady run: all lines but the first."""
+    if not lines:
+        return {}
+    steady = lines[1:] or lines
+    found: Record = {"first_loss": lines[0]["loss"], "final_loss": lines[-1]["loss"]}
+    for key in ("tokens_per_second", "mfu"):
+        values = [line[key] for line in steady if line[key] is not None]
+        found[key] = median(values) if values else None
+    validated = [line["valid_loss"] for line in lines if "valid_loss" in line]
+    return found | ({"valid_loss": validated[-1]} if validated else {})

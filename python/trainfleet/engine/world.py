@@ -1,0 +1,82 @@
+"""The ranks of a job: how they meet, share gradients and agree. The one place that will know meshes and layouts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+from ..devices import Device
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks. `node` counts machines; a world of one needs no launcher."""
+
+    rank: int
+    size: int
+    node: int
+    device: Device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes for all."""
+        return self.rank == 0
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of a device tensor over the data-parallel ranks."""
+        return self.sum(value) / self.size
+
+    def sum(self, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    def wait(self) -> None:
+        """Returns when every rank has come here."""
+        dist.barrier()
+
+    def share(self, module: nn.Module) -> nn.Module:
+        """The module with gradients that are means over the ranks, reduced in buckets while backward still runs.
+
+        The model registers its parameters in the order of use, so DDP's first guess of the buckets is already right and a
+        resumed run reduces in the same order as an unbroken one: bit for bit the same sums.
+        """
+        if self.size == 1:
+            return module
+        return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+def accumulating(module: nn.Module, more: bool) -> AbstractContextManager[None]:
+    """Within it, gradients stay on the rank when there are `more` micro-batches to come."""
+    return module.no_sync() if more and isinstance(module, DistributedDataParallel) else nullcontext()
+
+
+@contextmanager
+def join(device: Device) -> Iterator[World]:
+    """The world that torchrun's environment describes, for as long as this lasts.
+
+    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    backend = "gloo" if device.backend == "gloo" else f"cpu:gloo,{device.kind}:{device.backend}"
+    if size == 1:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend, rank=rank, world_size=size)
+    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device)
+    dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
+
+
+def first_to_say(key: str) -> bool:
+    """Whether no other rank has called this with the same key: what goes wrong for all of them is then printed once."""
+    if not dist.is_initialized():
+        return os.environ.get("RANK", "0") == "0"
+    store = dist.distributed_c10d._get_default_store()
+    return bool(store.add(f"said/{key}", 1) == 1)
