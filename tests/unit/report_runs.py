@@ -42,7 +42,7 @@ checkpoint:
 budget:
   max_usd: null
 """
-RESULTS: dict[str, Any] = {
+BEGUN: dict[str, Any] = {
     "backend": "local",
     "nodes": 2,
     "world_size": 2,
@@ -51,6 +51,23 @@ RESULTS: dict[str, Any] = {
     "model": {"family": "llama", "parameters": 3_212_544},
     "global_batch_sequences": 16,
     "sequence_length": 256,
+}
+ENDED: dict[str, Any] = {
+    "first_loss": 8.41,
+    "tokens_per_second": 17312.0,
+    "mfu": 0.312,
+    "goodput": 0.7606,
+    "seconds": {
+        "startup": 27.1,
+        "train": 118.2,
+        "validate": 6.1,
+        "checkpoint": 1.6,
+        "total": 155.6,
+        "first_step": 29.7,
+        "tokenize": 21.4,
+    },
+    "restarts": 0,
+    "started": START,
 }
 SAMPLE = {
     "prompt": "def ",
@@ -71,39 +88,23 @@ def make_run(
     status: str = "finished",
     **changes: Any,
 ) -> Run:
-    """A run of `steps` steps that got to `done`, resumed once on its way when it is long enough; `changes` go to results.json."""
+    """A run of `steps` steps that got to `done`, resumed at step 200 if it got there; `changes` go to results.json."""
     run = Run(root / name)
     run.folder.mkdir(parents=True)
     run.config.write_text(CONFIG.format(name=name, steps=steps))
     done = steps if done is None else done
-    run.record("launched", nodes=2)
-    metrics = (
-        [metric(step, steps) for step in range(every, done + 1, every)]
-        if done >= every
-        else [metric(step, steps) for step in range(1, done + 1)]
-    )
-    run.metrics.write_text("".join(json.dumps(one) + "\n" for one in metrics))
+    metrics = [metric(step, steps) for step in range(min(every, done), done + 1, every)] if done else []
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    run.record("launched", nodes=2, ranks_per_node=1)
     for step in range(100, done + 1, 100):
         run.record("checkpointed", step=step, seconds=0.31)
         if step == 200:
-            run.record("resumed", step=200)
-    seconds = {
-        "setup": 0.8,
-        "tokenize": 21.4,
-        "launch": 4.9,
-        "first step": 2.6,
-        "train": 118.2,
-        "validate": 6.1,
-        "checkpoint": 1.6,
-    }
-    ended = (
-        {"steps": done, "tokens": done * 4096, "seconds": seconds, "goodput": 0.7606, "first_loss": 8.41, "restarts": 0}
-        if done
-        else {}
-    )
-    summed = {"final_loss": metrics[-1]["loss"], "tokens_per_second": 17312.0, "mfu": 0.312} if metrics else {}
-    sample = {"sample": SAMPLE} if status == "finished" else {}
-    run.update_results(name=name, status=status, **(RESULTS | ended | summed | sample | changes))
+            run.record("resumed", step=step, world_size=2)
+    ended = ENDED | {"steps": done, "tokens": done * 4096, "final_loss": metrics[-1]["loss"]} if metrics else {}
+    if status == "finished":
+        run.record("finished", step=done)
+        ended |= {"sample": SAMPLE}
+    run.update_results(name=name, status=status, **(BEGUN | ended | changes))
     return run
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from ..runs import Record, Run, is_locked, read_lines
 
 BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
+STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
+TELLING = ("message", "who", "cause")  # fields of an event that need no name in front
 UNKNOWN = "—"
 
 
@@ -79,20 +81,27 @@ class History:
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage, in their order."""
-        seconds = self.results.get("seconds") or {}
-        return {str(name): value for name, raw in seconds.items() if (value := number(raw)) is not None}
+        """Seconds of each stage, of all attempts together; no second is counted twice."""
+        seconds = {name: value for name, raw in (self.results.get("seconds") or {}).items() if (value := number(raw)) is not None}
+        if self.results.get("started"):  # then startup begins at the command, and what it did before the ranks is within
+            seconds["startup"] = max(0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0))
+        stages = {name: seconds[name] for name in STAGES if seconds.get(name, 0) > 0}
+        rest = seconds.get("total", 0.0) - sum(stages.values())
+        return stages | ({"the rest": rest} if rest > 0.05 else {})
 
     @property
     def verdict(self) -> tuple[str, str] | None:
-        """Why a failed run failed: one line that names who and the cause, and the last words of that rank."""
-        told = [event for event in self.events if event.get("event") in ("verdict", "fault")]
-        if not told or self.status not in ("failed", "interrupted"):
+        """Why the last attempt failed: who and the cause in one line, then the reasons and the last words of that rank."""
+        if self.status not in ("failed", "interrupted"):
             return None
-        event = told[-1]
-        who = event.get("who") or f"rank {event.get('rank', '?')} on node {event.get('node', '?')}"
-        cause = event.get("cause") or event.get("message") or "no cause was recorded"
-        return f"{who}: {cause}", "\n".join(event.get("lines") or event.get("traceback") or ())
+        launch = max((index for index, event in enumerate(self.events) if event["event"] == "launched"), default=0)
+        told = {event["event"]: event for event in reversed(self.events[launch:])}  # the first of each kind
+        fault, verdict = told.get("fault", {}), told.get("verdict", {})
+        if not fault and not verdict:
+            return None
+        who = verdict.get("who") or f"rank {fault.get('rank', '?')} on node {fault.get('node', '?')}"
+        reasons = [f"{name}: {fault[name]}" for name in ("why", "next") if fault.get(name)]
+        return f"{who}: {verdict.get('cause') or fault.get('message')}", "\n".join([*reasons, *(fault.get("traceback") or ())])
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
@@ -130,9 +139,14 @@ def _which_config(run: Run) -> str:
 
 def describe(event: Record) -> str:
     """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without the time and the kind."""
-    skipped = ("time", "event")
-    plain = [(key, value) for key, value in event.items() if key not in skipped and isinstance(value, (str, int, float))]
-    return " · ".join(duration(float(value)) if key == "seconds" else f"{key} {value}" for key, value in plain)
+    plain = [(key, value) for key, value in event.items() if isinstance(value, (str, int, float)) and value != ""]
+    return " · ".join(_field(key, value) for key, value in plain if key not in ("time", "event"))
+
+
+def _field(key: str, value: str | int | float) -> str:
+    if key == "seconds":
+        return duration(float(value))
+    return str(value) if key in TELLING else f"{key.replace('_', ' ')} {value}"
 
 
 def number(value: object) -> float | None:

@@ -73,6 +73,7 @@ def _tiles(history: History) -> str:
     """The key numbers, each with what it means."""
     results, (first, last) = history.results, history.losses
     speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
+    first_step = number((results.get("seconds") or {}).get("first_step"))
     batch = quantity(history.tokens_per_step or None)
     tiles = [
         ("Training loss", decimal(last), f"nats a token, from {decimal(first)} at the first step"),
@@ -81,7 +82,7 @@ def _tiles(history: History) -> str:
         ("Tokens a second", quantity(speed), "of all ranks" + (f"; {quantity(speed / world)} a rank" if speed and world else "")),
         ("MFU", percent(history.measured("mfu")), "model FLOPs a token × tokens a second ÷ peak FLOP/s of all ranks"),
         ("Goodput", percent(number(results.get("goodput"))), "seconds in training steps ÷ all seconds from the command on"),
-        ("To the first step", duration(_first_step(history)), "from the command, setting up included"),
+        ("To the first step", duration(first_step), "from the command, everything included"),
         ("Cost", *_cost(history)),
     ]
     cells = (
@@ -90,11 +91,6 @@ def _tiles(history: History) -> str:
         if figure != UNKNOWN
     )
     return f'<dl class="tiles">{"".join(cells)}</dl>'
-
-
-def _first_step(history: History) -> float | None:
-    names = list(history.stages)
-    return sum(history.stages[name] for name in names[: names.index("first step") + 1]) if "first step" in names else None
 
 
 def _cost(history: History) -> tuple[str, str]:
@@ -111,15 +107,14 @@ def _figures(history: History) -> list[str]:
 
 def _stages(history: History) -> str:
     """Where the seconds went: one bar, divided."""
-    stages = [(name, seconds) for name, seconds in history.stages.items() if seconds > 0]
-    if not stages:
+    if not history.stages:
         return ""
     bars, keys = "", ""
-    for index, (name, seconds) in enumerate(stages):
+    for index, (name, seconds) in enumerate(history.stages.items()):
         colour = f"background:{COLOURS[index % len(COLOURS)]}"
         bars += f'<i style="{colour};flex-grow:{seconds:.3f}"></i>'
         keys += f'<li><i style="{colour}"></i>{escape(name)} <b>{duration(seconds)}</b></li>'
-    total = duration(sum(seconds for _, seconds in stages))
+    total = duration(sum(history.stages.values()))
     return _section(f"Where {total} went", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>')
 
 

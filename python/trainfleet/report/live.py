@@ -111,7 +111,7 @@ class Live(Shown):
         self.metrics, self.events = Lines(run.metrics), Lines(run.events, from_end=True)
         # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must not be shown again.
         self.seen = set(map(json.dumps, self.metrics.new()))
-        self.stage = "starting ranks"
+        self.run, self.prepared = run, _written(run.results)
         self.newest: Record | None = None
         self.valid: float | None = None
         self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
@@ -126,13 +126,12 @@ class Live(Shown):
         if self.newest:
             self.line.bar(self.newest["step"], self.steps_total, self._parts(self.newest))
         else:
-            self.line.wait(self.stage, time.monotonic() - self.started)
+            # Rank 0 rewrites results.json when the ranks have met and the model and the data are there.
+            stage = "starting ranks, loading data" if _written(self.run.results) == self.prepared else "first step"
+            self.line.wait(stage, time.monotonic() - self.started)
 
     def _show(self, event: Record) -> None:
         kind = event["event"]
-        if kind == "stage":  # what the ranks do before their first step
-            self.stage = event["stage"]
-            return
         self.line.say(f"  {kind:<13}{describe(event)}".rstrip(), STYLES.get(kind, "dim"))
         if kind in ("restarted", "resumed"):
             self.newest, self.pace, self.started = None, None, time.monotonic()
@@ -165,6 +164,11 @@ class Live(Shown):
         seconds_per_step = (self.newest_at - began) / (metric["step"] - first)
         left = seconds_per_step * (self.steps_total - metric["step"])
         return float(max(0.0, left - (time.monotonic() - self.newest_at)))
+
+
+def _written(path: Path) -> int:
+    """When a file was last replaced, as a number to compare; 0 when it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 class TokenizeLive(Shown):

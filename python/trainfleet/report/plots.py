@@ -109,10 +109,8 @@ def _draw_throughput(history: History) -> Figure:
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
-        at = axes.annotate(
-            f"median {quantity(middle)}", (history.step, middle), (-2, -5), textcoords="offset points", color=FAINT
-        )
-        at.set(ha="right", va="top")
+        below = min(speeds[-len(speeds) // 3 :])
+        _note(axes, f"median {quantity(middle)}", (history.step, below), (-2, -6), ha="right", va="top")
     _mark(axes, _breaks(history))
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure

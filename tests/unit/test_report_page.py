@@ -1,0 +1,159 @@
+"""report.html and the plots, of run folders as training leaves them: whole, short, broken, hostile."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_runs import SAMPLE, make_run, metric
+
+from trainfleet.report import html, plots
+from trainfleet.report.history import clock, duration, quantity, read
+from trainfleet.runs import Run, append_line
+
+VOID = {"meta", "br", "i", "path", "use"}
+
+
+class Page(HTMLParser):
+    """A page's text and the tags that were opened and not closed; whatever it would fetch from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br", "link", "img"):
+            self.open.append(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value and value[0] != "#"]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(run: Run) -> Page:
+    return Page(html.write(run).read_text())
+
+
+def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    shown = page(run)
+    assert shown.open == [] and shown.fetched == []
+    assert "url(http" not in run.report.read_text() and "@import" not in run.report.read_text()
+    for expected in (
+        "first-run",
+        "finished",
+        "2.780",
+        "2.900",
+        "2.05M",
+        "17.3k",
+        "31.2 %",
+        "76.1 %",
+        "30 s",
+        "learning_rate: 0.003",
+    ):
+        assert expected in shown.text
+    assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
+    assert run.report.read_text().count("<svg ") == 2
+
+
+def test_svg_takes_its_colours_from_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    drawn = plots.svg(plots.figures(read(run))["loss"], "loss")
+    page_text = html.PAGE.read_text()
+    named = set(re.findall(r"var\((--\w+)\)", drawn))
+    assert {"--blue", "--red", "--ink", "--faint", "--grid"} == named
+    assert all(page_text.count(f"{name}:") == 2 for name in named)  # light and dark
+    assert not re.search(r"(?:fill|stroke): #(?!ffffff)[0-9a-f]{6}", drawn)
+
+
+def test_no_second_is_counted_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path)  # its startup of 27.1 s has the 21.4 s of tokenizing within
+    told = {"tokenize": 21.4, "startup": 5.7, "train": 118.2, "validate": 6.1, "checkpoint": 1.6, "the rest": 2.6}
+    assert read(run).stages == pytest.approx(told)
+    run.update_results(started=None)
+    assert read(run).stages["startup"] == 27.1
+
+
+def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
+    run = make_run(tmp_path, status="failed", sample={"prompt": "<script>a()</script>", "text": "<b>&"})
+    run.record("fault", rank=0, node=0, message="<img src=x>", traceback=["<i>"])
+    run.record("resumed", by="<u>")
+    run.config.write_text("name: <script>b()</script>\n")
+    text = run.report.read_text() if page(run) else ""
+    assert not re.search(r"<script|<img|<b>&|<u>|<i>", text)
+    assert "&lt;script&gt;a()" in text and "&lt;script&gt;b()" in text and "&lt;img src=x&gt;" in text
+
+
+def test_verdict_heads_a_failed_page_and_no_other(tmp_path: Path) -> None:
+    run = make_run(tmp_path, done=0, status="failed")
+    run.record("fault", rank=0, node=0, message="of an earlier attempt")
+    run.record("launched", nodes=2)
+    run.record("fault", rank=3, node=1, message="shard 3 is short", why="disk", traceback=["line a", "line b"])
+    run.record("fault", rank=0, node=0, message="connection closed")
+    shown = page(run)
+    head = shown.text[: shown.text.index("Next")]
+    assert "rank 3 on node 1: shard 3 is short" in head and "why: disk\nline a\nline b" in head
+    assert "earlier" not in head and "closed" not in head
+    assert plots.draw(run) == [] and "<svg" not in run.report.read_text()
+    run.update_results(status="finished")
+    assert 'class="verdict"' not in html.write(run).read_text()
+
+
+@pytest.mark.parametrize("lost", ["valid_loss", "mfu", "tokens_per_second", "loss", "tokens"])
+def test_missing_measurement_leaves_the_rest(tmp_path: Path, lost: str) -> None:
+    run = make_run(tmp_path, steps=40, every=1)
+    lines = [{key: value for key, value in metric(step, 40).items() if key != lost} for step in range(1, 41)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.update_results(final_loss=None, mfu=None, tokens_per_second=None, tokens=None, goodput=None, seconds=None, model=None)
+    assert len(plots.draw(run)) == 2
+    assert page(run).open == []
+
+
+def test_empty_folder_makes_a_page(tmp_path: Path) -> None:
+    run = Run(tmp_path / "empty")
+    shown = page(run)
+    assert "not started" in shown.text and "make train" in shown.text
+
+
+def test_one_step_and_broken_loss_are_drawn(tmp_path: Path) -> None:
+    one = make_run(tmp_path, name="one", steps=1)
+    assert [path.stat().st_size > 10_000 for path in plots.draw(one)] == [True, True]
+    broken = make_run(tmp_path, name="broken", steps=60, every=1)
+    for step in (61, 62):
+        append_line(broken.metrics, metric(step, 62) | {"loss": math.nan})
+    assert read(broken).broke_at == 61
+    assert "stopped being a finite number at step 61" in page(broken).text
+    assert len(plots.draw(broken)) == 2
+
+
+def test_smoothing_begins_and_ends_on_the_data_and_keeps_a_line_straight() -> None:
+    line = [3.0 * x for x in range(200)]
+    assert plots._smooth(line) == pytest.approx(line)
+    assert plots._smooth([5.0, *line, 9.0])[::201] == pytest.approx([5.0, 9.0])
+
+
+def test_step_done_twice_counts_as_done_last(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=10, every=1)
+    append_line(run.metrics, metric(4, 10) | {"loss": 1.25})
+    steps, losses = read(run).series("loss")
+    assert steps == list(range(1, 11)) and losses[3] == 1.25
+
+
+def test_numbers_read_well() -> None:
+    assert [quantity(one) for one in (0, 7, 999, 999.96, 12_400, 3_212_544, 8.03e9, None)] == [
+        "0", "7", "999", "1k", "12.4k", "3.21M", "8.03B", "—",
+    ]  # fmt: skip
+    assert [duration(one) for one in (0.42, 9.96, 59.6, 192, 7500, 273_600, None)] == [
+        "0.42 s", "10 s", "1 min 00 s", "3 min 12 s", "2 h 05 min", "3 d 04 h", "—",
+    ]  # fmt: skip
+    assert [clock(one) for one in (14, 723, 7544, None)] == ["0:14", "12:03", "2:05:44", "—"]

@@ -1,0 +1,171 @@
+"""The live line on a real terminal and in a pipe, the summary and the status."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_runs import make_run, metric
+
+from trainfleet.report.live import Live, TokenizeLive
+from trainfleet.report.summary import print_summary, status
+from trainfleet.runs import Run, append_line, take_lock, write_atomic
+
+
+def log(run: Run, *steps: int) -> None:
+    for step in steps:
+        append_line(run.metrics, metric(step, 500))
+
+
+def on_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    """What a terminal of 100 columns receives while the run logs two steps and commits a checkpoint."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"TERM": "xterm-256color", "COLUMNS": "100"} | environment).items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", encoding="utf-8") as stream:
+        with Live(run, 500, stream) as live:
+            live.update()
+            run.update_results(device="cpu")  # as rank 0 does before its first step
+            live.update()
+            log(run, 50, 55)
+            run.record("checkpointed", step=50, seconds=0.3)
+        shown = b""
+        while select.select([ours], [], [], 0.1)[0]:
+            shown += os.read(ours, 4096)
+    os.close(ours)
+    return shown.decode()
+
+
+def test_terminal_gets_one_line_that_is_kept_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on_terminal(make_run(tmp_path, done=0, status="running"), monkeypatch)
+    assert "\x1b[" in shown and "━" in shown and "\r" in shown
+    for expected in ("starting ranks", "first step", "checkpointed step 50 · 0.3 s", " 55/500", "5.458", "tokens/s"):
+        assert expected in shown
+
+
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_plain_terminal_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: dict[str, str]) -> None:
+    shown = on_terminal(make_run(tmp_path, done=0, status="running"), monkeypatch, **plain)
+    assert "\x1b" not in shown and "━" not in shown
+    assert "step  55/500" in shown
+
+
+def test_pipe_gets_a_line_each_logged_step(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path, done=0, status="running"), io.StringIO()
+    with Live(run, 500, out) as live:
+        live.update()
+        log(run, 5, 10)
+        live.update()
+        live.update()
+        run.record("fault", rank=1, message="lost")
+        log(run, 50)  # the last look is taken when the block ends
+    lines = out.getvalue().splitlines()
+    assert [line.split("  loss")[0] for line in lines[1:3]] == ["step   5/500", "step  10/500"]
+    assert lines[0] == "starting ranks, loading data" and lines[3] == "  fault        rank 1 · lost"
+    assert lines[4].endswith("valid 5.643") and "valid" not in lines[2] and len(lines) == 5
+    assert len({line.index("tokens/s") for line in lines if "tokens/s" in line}) == 1  # aligned
+
+
+def test_resumed_run_shows_only_what_is_new(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path, done=20, status="running"), io.StringIO()
+    old = run.metrics.read_text().splitlines(keepends=True)
+    with Live(run, 500, out) as live:
+        write_atomic(run.metrics, "".join(old[:2]))  # what the engine does when it resumes at step 10
+        live.update()
+        append_line(run.metrics, metric(15, 500) | {"seconds": 0.5})  # done again, in other seconds
+        live.update()
+    assert [line.split()[1] for line in out.getvalue().splitlines() if line.startswith("step")] == ["15/500"]
+
+
+def test_broken_loss_is_said(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path, done=0, status="running"), io.StringIO()
+    with Live(run, 500, out):
+        append_line(run.metrics, metric(5, 500) | {"loss": float("nan"), "mfu": None, "tokens_per_second": None})
+    assert "loss    nan" in out.getvalue() and "MFU" not in out.getvalue()
+
+
+def test_narrow_terminal_drops_the_last_parts_first() -> None:
+    from rich.console import Console
+
+    from trainfleet.report.live import _row
+
+    parts = [("step ", "10/500"), ("loss ", "5.000"), ("", "17k tokens/s"), ("ETA ", "0:10"), ("MFU ", "31 %")]
+    for width in (30, 60, 90):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(_row(10, 500, parts, width))
+        text = console.export_text().rstrip("\n")
+        assert len(text) <= width and "10/500" in text and ("MFU" in text) == (width == 90) and "\n" not in text
+
+
+def test_tokenizing_shows_bytes_speed_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfleet.data import progress
+
+    out = io.StringIO()
+    seen = iter([(0, 0, 0), (0, 40, 0), (10, 40, 1), (40, 40, 4), (40, 40, 4)])
+    total = 4
+
+    def read(folder: Path) -> progress.Progress:
+        done, size, units = next(seen)
+        return progress.Progress(done * 10**6, size * 10**6, done * 100, done * 250_000, units, total)
+
+    monkeypatch.setattr(progress, "read_progress", read)
+    with TokenizeLive(tmp_path, out, every=0.0) as live:
+        for _ in range(4):
+            live.update()
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["listing sources", "preparing the tokenizer"]
+    assert lines[2].startswith("10.0/40.0 MB") and lines[3].startswith("40.0/40.0 MB") and len(lines) == 4
+    assert "10M tokens" in lines[3] and "4,000 documents" in lines[3]
+
+
+def test_summary_ends_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, out = make_run(Path("runs")), io.StringIO()
+    run.report.touch()
+    print_summary(run, out)
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "first-run   finished · step 500 of 500 (100 %)"
+    assert "report      runs/first-run/report.html" in lines
+    assert "checkpoint  runs/first-run/checkpoints/step-00000500" in lines
+    assert (
+        lines[-1].split("  ")[-3].strip() == "make sample CONFIG=runs/first-run/config.yaml PROMPT='def '"
+        or "make sample" in lines[-1]
+    )
+    Path("config.yaml").write_text("name: first-run  # mine\n")
+    print_summary(run, out := io.StringIO())
+    assert "make train SET='train.steps=1000'" in out.getvalue() and "CONFIG=" not in out.getvalue()
+
+
+def test_status_tells_running_from_interrupted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, done=210, status="running", tokens=None)
+    lock = take_lock(run.folder)
+    assert lock is not None
+    with lock:
+        text = status(run)
+    assert "running · step 210 of 500 (42 %)" in text and "1 min" in text and "make stop" in text
+    assert "checkpoint  step 200" in text
+    assert "interrupted" in status(run) and "goes on from step 200" in status(run)
+    run.update_results(backend="slurm")  # whose launcher need not stay
+    assert "running" in status(run)
+
+
+def test_status_before_anything(tmp_path: Path) -> None:
+    assert status(Run(tmp_path / "none")).startswith("none  not started\nnext  make train")
+
+
+def test_looking_at_a_run_is_quick_to_import() -> None:
+    code = (
+        "import sys; import trainfleet.report.live, trainfleet.report.summary, trainfleet.report.html, json;"
+        "print(json.dumps([name for name in ('torch', 'matplotlib', 'rich', 'numpy', 'yaml') if name in sys.modules]))"
+    )
+    root = Path(__file__).parents[2] / "python"
+    ran = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True)
+    assert json.loads(ran.stdout) == []
