@@ -47,6 +47,9 @@ test: .venv/.stamp-test ## run the tests
 check: .venv/.stamp-test ## lint, types and shell scripts
 	@.venv/bin/python -m trainfleet check
 
+.DEFAULT:
+	@echo "error: no such verb; make alone lists them" >&2; exit 2
+
 .venv/.stamp: requirements.lock scripts/venv.sh
 	@scripts/venv.sh apply requirements.lock
 

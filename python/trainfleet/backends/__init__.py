@@ -5,6 +5,8 @@ from __future__ import annotations
 from .base import Backend
 from .local import Local
 
+__all__ = ["BACKENDS", "Backend", "backend_of"]
+
 BACKENDS: dict[str, type[Backend]] = {"local": Local}
 
 

@@ -30,6 +30,7 @@ class Status:
 
 class Backend(Protocol):
     name: str
+    shares_disk: bool  # whether its nodes see the files of this machine
 
     def plan(self, job: Job) -> Request: ...
     def submit(self, request: Request) -> Any: ...

@@ -34,6 +34,7 @@ class Handle:
 
 class Local:
     name = "local"
+    shares_disk = True
 
     def plan(self, job: Job) -> Request:
         """One command a node.

@@ -31,7 +31,7 @@ def describe(plan: Plan) -> str:
     width = max((len(row.key) for row in plan.derived), default=0)
     lines += [f"  {row.key:{width}}  {row.value!s:>8}  {row.why}" for row in plan.derived]
     lines += ["", "estimate", *(f"  {name:10} {text}" for name, text in _estimates(plan))]
-    lines += ["", "done already", *(f"  {note}" for note in plan.notes)] if plan.notes else []
+    lines += ["", "data", *(f"  {note}" for note in plan.notes)] if plan.notes else []
     for request in plan.requests:
         lines += ["", f"{request.job.kind} ({request.job.name})"]
         lines += [f"  node {command.node}: {command.shell()}\n          > {command.log}" for command in request.commands]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..backends import backend_of
+from .. import hardware
+from ..backends import Backend, backend_of
 from ..config import Config, Settings, load, load_name
 from ..data.dataset import find
+from ..data.sources import plan_units
 from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan, make_plan
 from ..runs import DATA, Run, run_of
@@ -28,14 +30,21 @@ def plan_for(variables: Variables, kinds: tuple[str, ...] = ("tokenize", "train"
     """The plan of a command: what is done already (a finished dataset) is left out, and said."""
     config, derived = load(settings_of(variables))
     backend = backend_of(config.fleet.backend)
-    notes, jobs = _jobs(config, kinds)
+    notes, jobs = _data(config, backend)
+    jobs += [train_job(config)] if "train" in kinds else []
     return make_plan(config, derived, [backend.plan(job) for job in jobs], notes)
 
 
-def _jobs(config: Config, kinds: tuple[str, ...]) -> tuple[list[str], list[Job]]:
+def _data(config: Config, backend: Backend) -> tuple[list[str], list[Job]]:
+    """What is to be said of the dataset, and the job that makes it, if it is not there yet."""
+    folder = DATA / config.data.name
     dataset = find(config.data)
-    jobs = [train_job(config)] if "train" in kinds else []
-    if dataset is None:
-        return [], [tokenize_job(config), *jobs]
-    note = f"{DATA / config.data.name}: {dataset.tokens:,} tokens of {dataset.documents:,} documents are there already"
-    return [note], jobs
+    if dataset is not None:
+        return [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents"], []
+    job = tokenize_job(config)
+    if not backend.shares_disk:
+        return [f"{folder} is made from what data.sources are on the nodes"], [job]
+    units = plan_units(config.data)  # finds out now, and not on the nodes, that a source is missing
+    seconds = units.seconds(hardware.local_cores())
+    size = f"{units.bytes / 1e6:,.1f} MB in {units.files:,} files, {len(units.units):,} units"
+    return [f"{folder} is made: {size}, about {seconds:.0f} s", *(f"warning: {warning}" for warning in units.warnings)], [job]
