@@ -66,12 +66,24 @@ def test_pipe_gets_a_line_each_logged_step(tmp_path: Path) -> None:
         live.update()
         live.update()
         run.record("fault", rank=1, message="lost")
-        log(run, 50)  # the last look is taken when the block ends
+        log(run, 50, 55)  # the last look is taken when the block ends
     lines = out.getvalue().splitlines()
     assert [line.split("  loss")[0] for line in lines[1:3]] == ["step   5/500", "step  10/500"]
     assert lines[0] == "starting ranks, loading data" and lines[3] == "  fault        rank 1 · lost"
-    assert lines[4].endswith("valid 5.643") and "valid" not in lines[2] and len(lines) == 5
+    assert lines[4].endswith("valid 5.643") and "valid" not in lines[5] and len(lines) == 6
     assert len({line.index("tokens/s") for line in lines if "tokens/s" in line}) == 1  # aligned
+
+
+def test_time_left_is_measured_anew_after_a_restart(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path, done=0, status="running"), io.StringIO()
+    with Live(run, 500, out) as live:
+        for step in (5, 10):
+            log(run, step)
+            live.update()
+        run.record("restarted", without="node 1")
+        log(run, 15)
+    times = [line.split("ETA")[1].split()[0] for line in out.getvalue().splitlines() if "ETA" in line]
+    assert times[0] == times[2] == "—" != times[1]
 
 
 def test_resumed_run_shows_only_what_is_new(tmp_path: Path) -> None:

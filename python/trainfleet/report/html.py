@@ -54,8 +54,8 @@ def _header(history: History) -> str:
     if nodes and world:
         ranks = f"{world} {results.get('device', '')} rank{'s' * (world > 1)}"
         facts.append(f"{ranks} on {nodes} node{'s' * (nodes > 1)}, {results.get('backend', '')} backend")
-    if history.events:
-        facts.append(f"started {moment(history.events[0]['time'])} UTC")
+    if results.get("started"):
+        facts.append(f"started {moment(results['started'])} UTC")
     badge = f'<span class="badge {history.status}">{escape(history.status)}</span>'
     return f"<header><h1>{escape(history.run.name)} {badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
 

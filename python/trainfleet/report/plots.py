@@ -104,7 +104,7 @@ def _draw_throughput(history: History) -> Figure:
     steps, speeds = history.series("tokens_per_second")
     axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
     if speeds:
-        middle = median(speeds)
+        middle = median(speeds[1:] or speeds)  # the first one warms up; so does results.json count
         _curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_ylim(0, 1.15 * max(speeds))
