@@ -52,6 +52,7 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     for expected in (
         "first-run",
         "finished",
+        "median 17.3k",
         "2.780",
         "2.900",
         "2.05M",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 BLUE, VERMILION, INK, FAINT, GRID, PAPER = "#0072b2", "#d55e00", "#1f2328", "#656d76", "#e3e6ea", "#ffffff"
 VARIABLES = {BLUE: "--blue", VERMILION: "--red", INK: "--ink", FAINT: "--faint", GRID: "--grid"}  # html.py sets them
 STYLE: dict[Any, Any] = {
+    "figure.constrained_layout.w_pad": 0.1,  # inches
+    "figure.constrained_layout.h_pad": 0.1,
     "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": FAINT,
