@@ -30,7 +30,7 @@ def main(variables: Variables, started: float) -> int:
         try:
             return launch(plan, run, interrupts, started)
         except TrainfleetError:
-            run.update_results(status="failed")
+            report(run, "failed")
             raise
         finally:
             run.stop.unlink(missing_ok=True)
@@ -71,9 +71,15 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
 
 def conclude(run: Run, status: str, seconds: dict[str, float]) -> int:
     """Writes the last word to results.json, draws the report and prints the summary."""
-    run.update_results(status=status, seconds=run.read_results().get("seconds", {}) | seconds)
+    run.update_results(seconds=run.read_results().get("seconds", {}) | seconds)
+    report(run, status)
+    print_summary(run)
+    return 0 if status == "finished" else carry.STOPPED
+
+
+def report(run: Run, status: str) -> None:
+    """Leaves the status in results.json, and the plots and report.html of what has been logged, also of a run that failed."""
+    run.update_results(status=status)
     if run.metrics.exists():
         plots.draw(run)
         html.write(run)
-    print_summary(run)
-    return 0 if status == "finished" else carry.STOPPED
