@@ -122,7 +122,7 @@ steps: 4
         ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n", "did you mean trn1.32xlarge?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.2xlarge}\n", "trn1.2xlarge has no EFA"),
-        ("name: a\ndata: {sources: [4]}\n", "data.sources[0]: must be text, not 4"),
+        ("name: a\ndata: {sources: [4]}\n", "data.sources[0]: must be text or a group of keys, not 4"),
         ("name: a\nmodel: {vocabulary_size: 300}\n", "model.vocabulary_size: 300 is smaller than the tokenizer's 4096"),
         ("name: a\nmodel: {preset: null}\n", "model.hidden_size: must be given, as model.preset is null"),
         (

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.config.types import Data
-from trainfleet.data import documents, sources
+from trainfleet.config.types import Data, Source
+from trainfleet.data import formats, sources
 from trainfleet.data.documents import read_piece, read_unit
 from trainfleet.data.sources import Piece, plan_units
+from trainfleet.data.storage import stat
 from trainfleet.errors import DataError
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
@@ -59,17 +60,16 @@ def test_ranges_of_a_jsonl_file_hold_each_line_once(tmp_path: Path, ending: str)
     path.write_text(path.read_text().rstrip("\n") + ending)
     size = path.stat().st_size
     for step in (1, 7, 64, 1000, size):
-        pieces = [Piece(str(path), start, min(start + step, size), size) for start in range(0, size, step)]
+        pieces = [Piece(stat(str(path)), start, min(start + step, size)) for start in range(0, size, step)]
         found = [document for piece in pieces for document in read_piece(piece, "text")]
         assert [document.text for document in found] == texts
         assert sum(document.consumed for document in found) == size
 
 
 def test_a_long_text_is_cut_into_documents_that_join_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sources, documents):
-        monkeypatch.setattr(module, "GRID", 256)
+    monkeypatch.setattr(sources, "GRID", 256)
     monkeypatch.setattr(sources, "LARGEST_TEXT", 1024)
-    monkeypatch.setattr(documents, "SEEK_BLANK", 100)
+    monkeypatch.setattr(formats, "SEEK_BLANK", 100)
     for text in ("\n".join(some_texts(100)), "é日😀" * 900, "word " * 90 + "\n\n" + "x" * 2000 + "\n"):
         path = tmp_path / "long.txt"
         path.write_text(text)
@@ -78,7 +78,7 @@ def test_a_long_text_is_cut_into_documents_that_join_to_it(tmp_path: Path, monke
         found = texts_of(data_of(path))
         assert "".join(found) == text
         assert len(found) >= 3
-        whole = Piece(str(path), 0, path.stat().st_size, path.stat().st_size)
+        whole = Piece(stat(str(path)), 0, path.stat().st_size)
         assert [document.text for document in read_piece(whole, "text")] == found, "the units' bounds must not matter"
 
 
@@ -140,7 +140,7 @@ def test_a_bad_line_is_named_in_whichever_range_it_is(tmp_path: Path, line: byte
     refused(data_of(path), f"{path}:4", *words)
     for start in (5, 15, 16, 17, 30, 33):
         with pytest.raises(DataError) as caught:
-            list(read_piece(Piece(str(path), start, size, size), "text"))
+            list(read_piece(Piece(stat(str(path)), start, size), "text"))
         assert f"{path}:4" in str(caught.value)
 
 
@@ -152,14 +152,14 @@ def test_bad_utf8_in_a_text_is_named_by_line(tmp_path: Path) -> None:
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     plain = write_lines(tmp_path / "a.jsonl", some_texts(2000)).read_bytes()
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(plain)[:-2000])
-    refused(data_of(tmp_path / "a.jsonl.gz"), "a.jsonl.gz:", "damaged gzip")
+    refused(data_of(tmp_path / "a.jsonl.gz"), "a.jsonl.gz:", "damaged compressed file")
 
 
 def test_a_file_that_grows_or_vanishes_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", some_texts(10))
     plan = plan_units(data_of(path))
     path.write_text(path.read_text() + '{"text": "late"}\n')
-    with pytest.raises(DataError, match="changed since"):
+    with pytest.raises(DataError, match="changed after"):
         list(read_unit(plan.units[0], "text"))
     path.unlink()
     with pytest.raises(DataError, match="can't be read"):
@@ -167,11 +167,62 @@ def test_a_file_that_grows_or_vanishes_is_refused(tmp_path: Path) -> None:
 
 
 def test_listing_and_finding_load_neither_torch_nor_numpy() -> None:
-    code = "import sys, trainfleet.data.sources, trainfleet.data.dataset, trainfleet.data.progress, trainfleet.data.tokenizer;"
-    heavy = subprocess.run(
-        [sys.executable, "-c", code + "print(*({'torch', 'numpy', 'tokenizers'} & set(sys.modules)))"],
-        capture_output=True,
-        text=True,
-    )
+    code = "import trainfleet.data.sources, trainfleet.data.dataset, trainfleet.data.progress, trainfleet.data.tokenizer;"
+    code = f"import sys; sys.path[:0] = {sys.path}; {code} print(*({{'torch', 'numpy', 'tokenizers'}} & set(sys.modules)))"
+    heavy = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert heavy.returncode == 0, heavy.stderr
     assert heavy.stdout.split() == []
+
+
+def test_zstd_in_several_frames_is_read_whole_and_a_cut_one_refused(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    texts = some_texts(3000)
+    plain = write_lines(tmp_path / "a.jsonl", texts).read_bytes()
+    half = plain.index(b"\n", len(plain) // 2) - 5  # frames need not end with lines
+    packed = b"".join(zstandard.ZstdCompressor().compress(part) for part in (plain[:half], plain[half:]))
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(packed)
+    assert texts_of(data_of(path)) == texts
+    path.write_bytes(packed[:-3])
+    refused(data_of(path), f"{path}:", "damaged compressed file", "middle of a frame")
+
+
+def test_parquet_is_read_by_row_groups_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = some_texts(1000)
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"id": range(1000), "text": texts}), path, row_group_size=90)
+    for grid in (1, 5000, 10**7):
+        monkeypatch.setattr(sources, "GRID", grid)
+        assert texts_of(data_of(path)) == texts
+    refused(replace(data_of(path), text_field="body"), "a.parquet", "lacks the field `body`", "id, text")
+    refused(replace(data_of(path), text_field="id"), "a.parquet: row 0", "is no text")
+    path.write_bytes(path.read_bytes()[:-40])
+    refused(data_of(path), "a.parquet", "damaged Parquet file")
+
+
+def test_a_hugging_face_dataset_is_streamed_by_its_shards(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    texts = some_texts(60)
+    for i in range(3):
+        write_lines(tmp_path / f"train-{i}.jsonl", texts[i * 20 : i * 20 + 20])
+    source = data_of(f"hf://{tmp_path}")
+    assert plan_units(source).files == 3
+    assert texts_of(source) == texts
+    refused(replace(source, text_field="body"), "lacks the field `body`")
+    refused(data_of(f"hf://{tmp_path}/gone"), "gone", "Hugging Face")
+
+
+def test_each_source_may_have_its_own_text_field(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "b.jsonl").write_text('{"body": "two"}\n')
+    data = replace(DATA, sources=(str(tmp_path / "a.jsonl"), Source(str(tmp_path / "b.jsonl"), text_field="body")))
+    units = plan_units(data).units
+    assert [unit.source for unit in units] == [0, 1], "a unit belongs to one source"
+    assert [document.text for unit in units for document in read_unit(unit, data.text_field_of(unit.source))] == ["one", "two"]
+
+
+def test_the_same_file_twice_is_read_once_and_said(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", ["x"])
+    plan = plan_units(data_of(path, f"{tmp_path}/*.jsonl"))
+    assert plan.files == 1 and "twice" in plan.warnings[0]

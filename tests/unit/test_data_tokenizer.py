@@ -31,11 +31,12 @@ def test_training_gives_the_same_tokenizer_every_time(tokenizer: Tokenizer) -> N
 
 
 def test_the_sample_is_bounded_and_spread() -> None:
-    plan = plan_units(replace(DATA, sources=("stdlib",)))
+    data = replace(DATA, sources=("stdlib",))
+    plan = plan_units(data)
     limit = plan.bytes // 8
-    texts = list(bpe.sample(plan, "text", limit))
+    texts = list(bpe.sample(data, plan, limit))
     assert 0.8 * limit < sum(map(len, texts)) < 1.3 * limit
-    assert any("def abspath" in text for text in bpe.sample(plan, "text", plan.bytes))
+    assert any("def abspath" in text for text in bpe.sample(data, plan, plan.bytes))
 
 
 def test_too_little_text_for_the_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -170,9 +170,10 @@ def _drop(value: Any, key: Key) -> None:
 
 
 def build(cls: type[T], values: Any) -> T:
-    """A (nested) frozen dataclass from plain values; lists become tuples. Every field must be there."""
+    """A (nested) frozen dataclass from plain values; lists become tuples. Every field without a default must be there."""
     hints = typing.get_type_hints(cls)
-    return cls(**{field.name: _convert(hints[field.name], values[field.name]) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    fields = [field for field in dataclasses.fields(cls) if field.name in values or field.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    return cls(**{field.name: _convert(hints[field.name], values[field.name]) for field in fields})
 
 
 def _convert(hint: Any, value: Any) -> Any:
@@ -181,7 +182,8 @@ def _convert(hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         return tuple(_convert(typing.get_args(hint)[0], item) for item in value)
     if isinstance(hint, types.UnionType):
-        return None if value is None else _convert(next(arm for arm in typing.get_args(hint) if arm is not type(None)), value)
+        arms = [arm for arm in typing.get_args(hint) if dataclasses.is_dataclass(arm) == isinstance(value, dict)]
+        return None if value is None else _convert(next(arm for arm in arms if arm is not type(None)), value)
     return float(value) if hint is float else value
 
 

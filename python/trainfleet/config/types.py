@@ -20,7 +20,7 @@ class Fleet:
 @dataclass(frozen=True)
 class Data:
     name: str
-    sources: tuple[str, ...]
+    sources: tuple[str | Source, ...]
     text_field: str
     tokenizer: str
     vocabulary_size: int
@@ -32,6 +32,22 @@ class Model:
     preset: str | None
     family: str
     layers: int
+    hosts: tuple[str, ...]
+    nodes_min: int | None
+    shared_folder: str | None
+    python: str | None
+    stack: str
+    ssh: Ssh
+    fsx: Fsx
+
+
+@dataclass(frozen=True)
+class Source:
+    """One entry of data.sources that is more than a path."""
+
+    path: str
+    weight: float | None = None
+    text_field: str | None = None
     hidden_size: int
     heads: int
     kv_heads: int
@@ -42,6 +58,15 @@ class Model:
     norm_epsilon: float
     tie_embeddings: bool
 
+
+    @property
+    def mixture(self) -> tuple[Source, ...]:
+        """Every source in full, also those that are only a path."""
+        return tuple(Source(source) if isinstance(source, str) else source for source in self.sources)
+
+    def text_field_of(self, source: int) -> str:
+        """The field that holds the text of one source's records."""
+        return self.mixture[source].text_field or self.text_field
 
 @dataclass(frozen=True)
 class Layout:

@@ -37,7 +37,7 @@ def train(data: Data, plan: UnitPlan) -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample(plan, data.text_field), trainer)
+    tokenizer.train_from_iterator(sample(data, plan), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
         raise DataError(
             f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}",
@@ -47,14 +47,14 @@ def train(data: Data, plan: UnitPlan) -> str:
     return str(tokenizer.to_str(pretty=True))
 
 
-def sample(plan: UnitPlan, text_field: str, limit: int = SAMPLE_BYTES) -> Iterator[str]:
+def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
     """Documents spread evenly over the data, about `limit` bytes in all; all of them when the data is smaller."""
     share, due = min(1.0, limit / plan.bytes), 0.0
-    for piece in (piece for unit in plan.units for piece in unit.pieces):
+    for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):
         due += piece.bytes * share
         if due < GRAIN and share < 1:
             continue
-        for document in read_piece(piece, text_field):
+        for document in read_piece(piece, data.text_field_of(source)):
             yield document.text[:LONGEST]
             due -= len(document.text)
             if due <= 0 and share < 1:

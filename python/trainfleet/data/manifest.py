@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a dataset's content, as the config has it; a given tokenizer stands by the hash of its file."""
+    """What decides a dataset's content, as the config has it; weights don't: they only decide in which order it is read."""
 
     sources: tuple[str, ...]
     text_field: str
@@ -128,7 +128,8 @@ def settings_of(data: Data) -> Settings:
     """The settings that a dataset made from this config has. DataError when the tokenizer can't be read."""
     trained = data.tokenizer == TRAINED
     tokenizer = f"{TRAINED} {data.vocabulary_size}" if trained else f"sha256 {load(Path(data.tokenizer)).sha256}"
-    return Settings(data.sources, data.text_field, tokenizer, data.validation_fraction)
+    sources = tuple(f"{source.path} ({source.text_field})" if source.text_field else source.path for source in data.mixture)
+    return Settings(sources, data.text_field, tokenizer, data.validation_fraction)
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:

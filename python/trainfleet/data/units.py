@@ -11,15 +11,16 @@ import numpy as np
 
 from ..config.types import Data
 from . import manifest
-from .documents import Document, in_batches, read_unit
+from .documents import in_batches, read_unit
 from .encoders import Encoder, Ids, Offsets
+from .formats import Document
 from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_path
 from .progress import Meter
 from .shards import ShardWriter
 from .sources import Unit
 from .tokenizer import FILE, Tokenizer, described, load
 
-CHECKED_CHARACTERS = 8192  # of each batch, so that about 0.2 % of the text is encoded twice
+CHECKED_CHARACTERS = 4096  # of each batch, so that about 0.1 % of the text is encoded twice
 
 
 class Mismatch(Exception):
@@ -50,19 +51,22 @@ class UnitWork:
         meter.add(units=1)
 
     def _encode(self, unit: Unit, meter: Meter, encoder: Encoder, notes: tuple[str, ...]) -> UnitRecord:
-        text_bytes = documents = checked = 0
+        text_bytes = documents = checked = done = 0
+        text_field = self.data.text_field_of(unit.source)
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
-            for number, batch in enumerate(in_batches(read_unit(unit, self.data.text_field))):
-                texts, size = divide(batch, self.data.validation_fraction)
+            for number, batch in enumerate(in_batches(read_unit(unit, text_field))):
                 tokens = 0
-                for split in SPLITS:
-                    ids, offsets = encoder.encode(texts[split])
-                    checked += self._check(texts[split], ids, offsets, encoder, unit.index + number)
+                for split, texts in divide(batch, self.data.validation_fraction).items():
+                    ids, offsets = encoder.encode(texts)
+                    checked += self._check(texts, ids, offsets, encoder, unit.index + number)
                     tokens += writers[split].add(ids, offsets)
-                text_bytes, documents = text_bytes + size, documents + len(batch)
-                meter.add(bytes=sum(document.consumed for document in batch), documents=len(batch), tokens=tokens)
+                text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + len(batch)
+                consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
+                done += consumed
+                meter.add(bytes=consumed, documents=len(batch), tokens=tokens)
             shards = {split: writers[split].commit() for split in SPLITS}
+        meter.add(bytes=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
         return UnitRecord(
             index=unit.index,
             preparation=self.preparation.identity,
@@ -81,7 +85,7 @@ class UnitWork:
 
     def _check(self, texts: list[str], ids: Ids, offsets: Offsets, encoder: Encoder, seed: int) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference; returns how many were compared."""
-        if not texts or encoder is self.tokenizer.reference:
+        if encoder is self.tokenizer.reference:
             return 0
         index = zlib.crc32(seed.to_bytes(8, "little")) % len(texts)
         text, found = texts[index], ids[offsets[index] : offsets[index + 1]]
@@ -94,15 +98,13 @@ class UnitWork:
         return 1
 
 
-def divide(batch: list[Document], validation_fraction: float) -> tuple[dict[str, list[str]], int]:
-    """The texts of each split, and the bytes of all in UTF-8.
+def divide(batch: list[Document], validation_fraction: float) -> dict[str, list[str]]:
+    """The texts of each split that the batch has any for.
 
     The text's own hash decides, so a document stays in its split when others are added, and copies stay together.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    size, bound = 0, int(validation_fraction * 2**32)
+    bound = int(validation_fraction * 2**32)
     for document in batch:
-        content = document.text.encode()
-        texts[VALIDATION if zlib.crc32(content) < bound else TRAIN].append(document.text)
-        size += len(content)
-    return texts, size
+        texts[VALIDATION if document.hash < bound else TRAIN].append(document.text)
+    return {split: found for split, found in texts.items() if found}

@@ -1,0 +1,260 @@
+"""How texts lie in files: one a file, one a line of JSON (plain, gzip, zstd), one a row of Parquet, many in one long text.
+
+A bad text is refused with its file and line (or row); that line is counted only then.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from ..errors import DataError
+from . import hub, sources
+from .sources import Piece
+from .storage import open_file
+
+SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
+PACKED_BLOCK = 2**16
+ROWS = 256  # of a Parquet row group that are in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text, its bytes in UTF-8 and their CRC-32, and how much of its file was read for it (packed bytes, if it is)."""
+
+    text: str
+    size: int
+    hash: int
+    consumed: int
+
+
+class BadText(DataError):
+    """A text that is not UTF-8."""
+
+
+def read_text(piece: Piece) -> Iterator[Document]:
+    """The whole file as one text."""
+    with open_file(piece.file) as stream:
+        content = stream.read()
+    yield _decoded(content, piece, 0, len(content))
+
+
+def read_long_text(piece: Piece) -> Iterator[Document]:
+    """The documents of a long text that begin in the piece."""
+    grid = sources.GRID
+    with open_file(piece.file) as stream:
+        for start in range(piece.start, piece.end, grid):
+            begin, end = _boundary(stream, start), _boundary(stream, start + grid)
+            stream.seek(begin)
+            yield _decoded(stream.read(end - begin), piece, begin, min(grid, piece.end - start))
+
+
+def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
+    """`text_field` of each line whose first byte is in the piece; blank lines are left out."""
+    lines = _lines(piece) if piece.path.endswith(sources.LINES) else _packed_lines(piece)
+    for number, (line, consumed) in enumerate(lines, 1):
+        if line.isspace():
+            continue
+        try:
+            text = json.loads(line.decode())[text_field]
+            if not isinstance(text, str):
+                raise TypeError(f"is {type(text).__name__}, not a string")
+            document = _encoded(text, consumed)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error) from error
+        yield document
+
+
+def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
+    """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
+    arrow, parquet = _library("pyarrow", "pyarrow", piece), _library("pyarrow.parquet", "pyarrow", piece)
+    with open_file(piece.file) as stream, _damage(piece, "Parquet", arrow.ArrowException, OSError):
+        table = parquet.ParquetFile(stream, pre_buffer=False)
+        if text_field not in table.schema_arrow.names:
+            raise lacks_field(piece.path, text_field, table.schema_arrow.names)
+        row = 0
+        for group in range(table.num_row_groups):
+            about, first = table.metadata.row_group(group), row
+            row += about.num_rows
+            if not piece.start <= _first_byte(about) < piece.end:
+                continue
+            at = first
+            for batch in table.iter_batches(ROWS, row_groups=[group], columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    yield _cell(text, f"{piece.path}: row {at}", text_field)
+                    at += 1
+
+
+def read_rows(piece: Piece, text_field: str) -> Iterator[Document]:
+    """`text_field` of the rows of one shard of a Hugging Face dataset, in order."""
+    source, _, place = piece.path.rpartition("#")
+    index, count = map(int, place.split("/"))
+    for row, record in enumerate(hub.open_dataset(source).shard(count, index)):
+        where = f"{piece.path}: row {row}"
+        if text_field not in record:
+            raise lacks_field(where, text_field, list(record))
+        yield _cell(record[text_field], where, text_field)
+
+
+def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
+    why = f"it has {', '.join(names) or 'no field'}"
+    return DataError(f"lacks the field `{text_field}`", where=where, why=why, next="set data.text_field")
+
+
+def _encoded(text: str, consumed: int) -> Document:
+    """UnicodeEncodeError when a character is half of a surrogate pair, which JSON can spell."""
+    content = text.encode()
+    return Document(text, len(content), zlib.crc32(content), consumed)
+
+
+def _cell(text: object, where: str, text_field: str) -> Document:
+    """The document in a cell of a table; an empty cell is an empty one. DataError when it holds anything but text."""
+    if not isinstance(text, str | None):
+        why = f"it is {type(text).__name__}"
+        raise DataError(f"the column `{text_field}` is no text", where=where, why=why, next="set data.text_field")
+    return _encoded(text or "", len(text or ""))
+
+
+def _boundary(stream: BinaryIO, at: int) -> int:
+    """The first good place to cut a long text at or after `at`: after a blank line, any line, or else any character."""
+    if at == 0:
+        return 0
+    content = b""
+    for sign, window in ((b"\n\n", SEEK_BLANK), (b"\n", sources.GRID - 4)):
+        stream.seek(at)
+        content = stream.read(window)
+        if len(content) < 4:  # nearly at the end of the file
+            return at + len(content)
+        if (found := content.find(sign)) >= 0:
+            return at + found + len(sign)
+    return at + next(i for i in range(4) if content[i] & 0xC0 != 0x80)  # a character of UTF-8 has at most four bytes
+
+
+def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
+    """The lines whose first byte is in the piece, each with its length."""
+    with open_file(piece.file, max(piece.start - 1, 0)) as stream:
+        if piece.start:
+            stream.readline()  # its first byte is in the piece before
+        at = stream.tell()
+        for line in stream:
+            if at >= piece.end:
+                return
+            at += len(line)
+            yield line, len(line)
+
+
+def _packed_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
+    """All lines of a compressed file, each with the compressed bytes that were read for it (mostly none)."""
+    with open_file(piece.file) as raw, _damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as place:
+        at = 0
+        for line in _unpacked(raw, piece):
+            place[0] += 1
+            before, at = at, raw.tell()
+            yield line, at - before
+
+
+def _unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
+    """The lines of a gzip or zstd file. EOFError when it is cut off."""
+    return iter(gzip.GzipFile(fileobj=raw)) if piece.path.endswith(".gz") else _joined(_unpacked_zstd(raw, piece))
+
+
+def _unpacked_zstd(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
+    """Blocks of all frames; the library's own streams take a frame that is cut off for a whole one, so its end is checked here."""
+    zstandard = _library("zstandard", "zstandard", piece)
+    frame = None
+    while block := raw.read(PACKED_BLOCK):
+        while block:
+            if frame is None or frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield frame.decompress(block)
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from error
+            block = frame.unused_data
+    if frame is not None and not frame.eof:
+        raise EOFError("it ends in the middle of a frame")
+
+
+def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines of a text that comes in blocks."""
+    rest = list[bytes]()
+    for block in blocks:
+        first, *more = block.split(b"\n")
+        rest.append(first)
+        for part in more:
+            yield b"".join(rest) + b"\n"
+            rest = [part]
+    if last := b"".join(rest):
+        yield last
+
+
+@contextmanager
+def _damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
+    """Turns a library's complaint about damaged content into one that names the file, and the line if lines count."""
+    line = [0]
+    try:
+        yield line
+    except errors as error:
+        where = f"{piece.path}:{line[0] + 1}" if line[0] else piece.path
+        raise DataError(f"is a damaged {kind} file", where=where, why=str(error), next="get the file again") from error
+
+
+def _library(module: str, package: str, piece: Piece) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        what = f"needs the package {package} to be read"
+        raise DataError(what, where=piece.path, why=str(error), next=f"pip install {package}") from error
+
+
+def _first_byte(row_group: Any) -> int:
+    """Where the pages of a row group begin in its file."""
+    column = row_group.column(0)
+    return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
+
+
+def _first_line(piece: Piece) -> int:
+    """How many lines end before the first one of a piece: read again only when there is an error to report."""
+    if not piece.start:
+        return 0
+    return _line_at(piece, piece.start - 1)
+
+
+def _decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
+    try:
+        return Document(content.decode(), len(content), zlib.crc32(content), consumed)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(f"{piece.path}:{_line_at(piece, offset + error.start)}", error, offset) from error
+
+
+def _line_at(piece: Piece, offset: int) -> int:
+    with open_file(piece.file) as stream:
+        return 1 + sum(stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20))
+
+
+def _bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
+    remedy = "correct or remove the line"
+    if isinstance(error, UnicodeDecodeError):
+        return _not_utf8(where, error, 0)
+    if isinstance(error, UnicodeEncodeError):
+        return DataError(f"`{text_field}` holds half of a surrogate pair", where=where, why=str(error), next=remedy)
+    if isinstance(error, json.JSONDecodeError):
+        return DataError("is no JSON", where=where, why=error.args[0], next=remedy)
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        return DataError("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
+    if text_field in record:
+        return DataError(f"`{text_field}` {error}", where=where, next=remedy)
+    return lacks_field(where, text_field, list(record))
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError, offset: int) -> BadText:
+    why = f"{error.reason} {error.object[error.start]:#04x} at byte {offset + error.start}"
+    remedy = "convert it (iconv -f latin1 -t utf-8), or leave it out of data.sources"
+    return BadText("is not UTF-8", where=where, why=why, next=remedy)

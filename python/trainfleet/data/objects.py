@@ -1,0 +1,199 @@
+"""Files in S3, or in any server that speaks its protocol (AWS_ENDPOINT_URL): listed, read by ranges, written whole.
+
+Every request is tried again with exponential back-off and jitter when the server is busy or a connection breaks; what fails for
+good is named with its bucket, key and cause.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, BinaryIO, TypeVar, cast
+
+from ..errors import DataError
+from .storage import BUFFER, S3, File, unreadable
+
+RANGE = 2**23  # bytes of a GET: large enough that its latency does not count
+TRIES = 8  # with the pauses below, about a minute
+PAUSE = (0.2, 20.0)  # seconds: the first, doubled each time, and the longest
+FOR_GOOD = {
+    "403": "access is denied",
+    "AccessDenied": "access is denied",
+    "InvalidAccessKeyId": "the access key is not known",
+    "SignatureDoesNotMatch": "the secret key is wrong",
+    "404": "there is no such object",
+    "NoSuchKey": "there is no such object",
+    "NoSuchBucket": "there is no such bucket",
+    "412": "it changed after the work was planned",
+    "PreconditionFailed": "it changed after the work was planned",
+}
+T = TypeVar("T")
+
+
+def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
+    """The objects below a prefix that have a known suffix, or the one object of that name; sorted as S3 lists them."""
+    bucket, prefix = split(source)
+    found = [file for file in list_prefix(source) if file.path.endswith(suffixes)]
+    exact = [file for file in found if file.path == source]
+    folder = f"{S3}{bucket}/{prefix.rstrip('/')}/" if prefix else source
+    return exact or [file for file in found if file.path.startswith(folder)]
+
+
+def list_prefix(prefix: str) -> list[File]:
+    """Every object whose address begins so."""
+    bucket, key = split(prefix)
+
+    def pages() -> list[dict[str, Any]]:
+        return list(client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key))
+
+    contents = [entry for page in attempt(pages, prefix) for entry in page.get("Contents", [])]
+    return [File(f"{S3}{bucket}/{entry['Key']}", entry["Size"], entry["ETag"]) for entry in contents]
+
+
+def stat(path: str) -> File:
+    bucket, key = split(path)
+    head = attempt(lambda: client().head_object(Bucket=bucket, Key=key), path)
+    return File(path, head["ContentLength"], head["ETag"])
+
+
+def read_range(file: File, start: int, end: int) -> bytes:
+    """Bytes [start, end) of an object. DataError when it is no longer the version that was listed."""
+    bucket, key = split(file.path)
+
+    def get() -> bytes:
+        answer = client().get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=file.version)
+        content = cast(bytes, answer["Body"].read())
+        if len(content) != end - start:
+            raise ConnectionError(f"{len(content)} bytes came instead of {end - start}")
+        return content
+
+    return attempt(get, f"{file.path} (bytes {start} to {end})") if end > start else b""
+
+
+def read(path: str) -> bytes | None:
+    """The whole of a small object; None when there is none."""
+    bucket, key = split(path)
+    if not list_prefix(path):
+        return None
+    return attempt(lambda: cast(bytes, client().get_object(Bucket=bucket, Key=key)["Body"].read()), path)
+
+
+def write(path: str, content: bytes) -> None:
+    """Puts a small object; others see the old one or the whole new one."""
+    bucket, key = split(path)
+    attempt(lambda: client().put_object(Bucket=bucket, Key=key, Body=content), path)
+
+
+def upload(path: str, source: str) -> None:
+    """Puts a local file, in parts when it is large; nothing is visible before all of it is there."""
+    bucket, key = split(path)
+    attempt(lambda: client().upload_file(source, bucket, key), path)
+
+
+def open_object(file: File, start: int) -> BinaryIO:
+    """A buffered stream over an object that reads ahead."""
+    stream = io.BufferedReader(_Ranges(file), BUFFER)
+    stream.seek(start)
+    return stream
+
+
+def split(address: str) -> tuple[str, str]:
+    """Bucket and key."""
+    bucket, _, key = address.removeprefix(S3).partition("/")
+    return bucket, key
+
+
+def attempt(request: Callable[[], T], where: str) -> T:
+    """The request's answer, after as many tries as it takes. DataError when it fails for good or too often."""
+    import boto3.exceptions
+    import botocore.exceptions
+
+    pause = PAUSE[0]
+    for number in range(1, TRIES + 1):
+        try:
+            return request()
+        except (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError) as error:
+            raise unreadable(
+                where, f"{error}; set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run on an instance with a role"
+            ) from error
+        except (
+            botocore.exceptions.BotoCoreError,
+            botocore.exceptions.ClientError,
+            boto3.exceptions.Boto3Error,
+            OSError,
+        ) as error:
+            code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+            if code in FOR_GOOD:
+                raise _refused(where, f"{FOR_GOOD[code]} ({code})") from error
+            if number == TRIES:
+                raise _refused(where, f"{error} ({number} tries)") from error
+        time.sleep(pause * random.uniform(0.5, 1))
+        pause = min(2 * pause, PAUSE[1])
+    raise AssertionError("unreachable")
+
+
+@cache
+def client() -> Any:
+    """One S3 client a process; it is safe to share between threads."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        what = "needs the package boto3 to be read"
+        raise DataError(what, where="s3://", why=str(error), next="pip install boto3") from error
+    once = {"total_max_attempts": 1}  # `attempt` tries again, and knows what for
+    return boto3.session.Session().client("s3", config=Config(retries=once, connect_timeout=10, read_timeout=30))
+
+
+def _refused(where: str, why: str) -> DataError:
+    return DataError("S3 refuses it", where=where, why=why, next="aws s3 ls " + where.split(" ")[0])
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a raw stream: ranges of RANGE bytes, the next one fetched while this one is read."""
+
+    def __init__(self, file: File) -> None:
+        self.file, self.at = file, 0
+        self.threads = ThreadPoolExecutor(1)
+        self.ranges: dict[int, Future[bytes]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.file.size}[whence]
+        self.at = base + offset
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        if self.at >= self.file.size:
+            return 0
+        first = self.at // RANGE
+        content = self._range(first).result()
+        if (first + 1) * RANGE < self.file.size:
+            self._range(first + 1)
+        self.ranges = {index: future for index, future in self.ranges.items() if index in (first, first + 1)}
+        part = content[self.at - first * RANGE :][: len(buffer)]
+        buffer[: len(part)] = part
+        self.at += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _range(self, index: int) -> Future[bytes]:
+        if index not in self.ranges:
+            end = min((index + 1) * RANGE, self.file.size)
+            self.ranges[index] = self.threads.submit(read_range, self.file, index * RANGE, end)
+        return self.ranges[index]

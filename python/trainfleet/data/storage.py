@@ -1,0 +1,131 @@
+"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (objects.py).
+
+A file is known by its path, its size and a version (modification time, or ETag), so that one which changes while it is read is
+noticed instead of read half old and half new.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import DataError
+
+STDLIB = "stdlib"
+S3 = "s3://"
+BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
+SKIPPED = ("site-packages", "dist-packages", "__pycache__")
+
+
+@dataclass(frozen=True)
+class File:
+    """One source file as it was when the work was planned."""
+
+    path: str
+    size: int
+    version: str
+
+
+def is_stdlib(path: str) -> bool:
+    return path == STDLIB or path.startswith(f"{STDLIB}:")
+
+
+def is_remote(path: str) -> bool:
+    return path.startswith(S3)
+
+
+def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
+    """The files of one source, sorted; of a folder those with a known suffix. DataError when there is nothing to read."""
+    if is_stdlib(source):
+        return [File(f"{STDLIB}:{path}", size, "") for path, size in _walk(_library(), (".py",))]
+    if is_remote(source):
+        from . import objects
+
+        found = objects.list_files(source, suffixes)
+    elif Path(source).is_dir():
+        found = [stat(str(Path(source) / path)) for path, _ in _walk(Path(source), suffixes)]
+    else:
+        return [stat(path) for path in _match(source, suffixes)]
+    if not found:
+        raise unreadable(source, f"it holds no {', '.join(suffixes)} file")
+    return found
+
+
+def stat(path: str) -> File:
+    """Size and version of one file now. DataError when it is gone or may not be read."""
+    if is_remote(path):
+        from . import objects
+
+        return objects.stat(path)
+    try:
+        status = _local(path).stat()
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from error
+    return File(path, status.st_size, "" if is_stdlib(path) else str(status.st_mtime_ns))
+
+
+def open_file(file: File, start: int = 0) -> BinaryIO:
+    """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the file's beginning."""
+    if is_remote(file.path):
+        from . import objects
+
+        return objects.open_object(file, start)
+    try:
+        stream = open(_local(file.path), "rb", buffering=BUFFER)  # noqa: SIM115  the caller closes it
+    except OSError as error:
+        raise unreadable(file.path, error.strerror or str(error)) from error
+    stream.seek(start)
+    return stream
+
+
+def check_unchanged(file: File) -> None:
+    """DataError when a file is not the one that was planned."""
+    now = stat(file.path)
+    if now != file:
+        what = "size" if now.size != file.size else "time of change" if not is_remote(file.path) else "ETag"
+        remedy = "wait until nothing writes to it, then run make tokenize again"
+        raise DataError("changed after the work was planned", where=file.path, why=f"it has another {what}", next=remedy)
+
+
+def unreadable(where: str, why: str) -> DataError:
+    return DataError("can't be read as a source", where=where, why=why, next="correct data.sources in the config")
+
+
+def _local(path: str) -> Path:
+    return _library() / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Relative path and size of the files below a folder, without hidden ones and installed packages."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED]
+        for name in names:
+            path = Path(root, name)
+            if name.endswith(suffixes) and not name.startswith(".") and path.is_file():
+                found.append((path.relative_to(folder).as_posix(), path.stat().st_size))
+    return sorted(found)
+
+
+def _match(source: str, suffixes: tuple[str, ...]) -> list[str]:
+    """The files that a path or a glob names."""
+    exists: Callable[[str], bool] = lambda path: Path(path).is_file()  # noqa: E731
+    if not glob.has_magic(source) or exists(source):
+        if not exists(source):
+            raise unreadable(source, "there is no such file or folder")
+        matches = [source]
+    elif not (matches := sorted(filter(exists, glob.glob(source, recursive=True)))):  # noqa: PTH207  absolute patterns too
+        raise unreadable(source, "no file matches this pattern")
+    for path in matches:
+        if not path.endswith(suffixes):
+            raise unreadable(path, f"only {', '.join(suffixes)} files are read")
+    return matches
