@@ -123,6 +123,15 @@ def local_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
+def stack_of(instance_type: str | None) -> str:
+    """The stack of docker/stack.lock.yaml that an EC2 type needs; cpu without a type."""
+    row = INSTANCE_TYPES.get(instance_type or "")
+    if row is None or row.accelerator is None:
+        return "cpu"
+    old = {V100.name: "cuda-volta", TRAINIUM1.name: "neuron-xla"}  # what the newest CUDA and Neuron no longer run on
+    return old.get(row.accelerator.name, row.accelerator.kind)
+
+
 def usd_per_hour(instance_type: str | None, nodes: int) -> float | None:
     """What `nodes` machines cost an hour; 0 for this machine; None where the table has no price."""
     if instance_type is None:

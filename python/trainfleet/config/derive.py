@@ -34,7 +34,13 @@ def derive(values: Values, tokens: int) -> list[Derived]:
     fleet, train, layout = values["fleet"], values["train"], values["train"]["layout"]
     if fleet["ranks_per_node"] is None:
         machine = hardware.node(fleet["instance_type"], fleet["nodes"])
+        if fleet["backend"] != "local" and fleet["instance_type"] is None:
+            machine = hardware.Node(1, "a host of no known type runs one; fleet.instance_type says more")
         put(fleet, "fleet", "ranks_per_node", machine.ranks, machine.reason)
+    if fleet["stack"] is None:
+        stack = hardware.stack_of(fleet["instance_type"])
+        why = f"fleet.instance_type {fleet['instance_type']}" if fleet["instance_type"] else "no fleet.instance_type"
+        put(fleet, "fleet", "stack", stack, why)
     if train["warmup_steps"] is None:
         put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
     if train["micro_batch"] is None:

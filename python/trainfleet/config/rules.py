@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .. import hardware
+from .hosts import parse_hosts
 from .schema import suggest
 from .types import Config
 
@@ -16,7 +17,7 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
     """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them are left out."""
     if config.model.vocabulary_size < tokens and not broken & {"model.vocabulary_size", "data.vocabulary_size"}:
         yield "model.vocabulary_size", f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} (data.tokenizer)"
-    for rule in (_backend, _instance_type, _local, _layout, _heads, _global_batch, _micro_batch, _sequence, _warmup):
+    for rule in RULES:
         yield from ((key, message) for key, message in rule(config) if key not in broken)
 
 
@@ -52,6 +53,39 @@ def _local(config: Config) -> Iterator[tuple[str, str]]:
         )
     if fleet.backend == "local" and fleet.nodes > 64:
         yield "fleet.nodes", f"{fleet.nodes} nodes on one machine; the local backend plays at most 64"
+
+
+def _hosts(config: Config) -> Iterator[tuple[str, str]]:
+    fleet = config.fleet
+    try:
+        hosts = parse_hosts(fleet.hosts)
+    except ValueError as error:
+        yield "fleet.hosts", str(error)
+        return
+    for kind, values in (("name", [host.name for host in hosts]), ("address", [f"{host.address}:{host.port}" for host in hosts])):
+        if twice := sorted({value for value in values if values.count(value) > 1}):
+            yield "fleet.hosts", f"two hosts have the {kind} {', '.join(twice)}"
+    if fleet.nodes_min is not None and fleet.nodes_min > fleet.nodes:
+        yield "fleet.nodes_min", f"{fleet.nodes_min} is more than fleet.nodes {fleet.nodes}"
+    if fleet.backend != "ssh":
+        return
+    if not hosts:
+        yield "fleet.hosts", "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
+    elif fleet.nodes > len(hosts):
+        yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); NODES={len(hosts)} works, or more hosts"
+
+
+def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
+    fleet, fsx = config.fleet, config.fleet.fsx
+    if fleet.backend == "ssh" and fleet.shared_folder is None:
+        yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
+    if (fsx.dns_name is None) != (fsx.mount_name is None):
+        yield "fleet.fsx", "dns_name and mount_name go together"
+    if fsx.dns_name and fleet.shared_folder and not f"{fleet.shared_folder}/".startswith(f"{fsx.folder.rstrip('/')}/"):
+        yield (
+            "fleet.shared_folder",
+            f"{fleet.shared_folder} is not in fleet.fsx.folder {fsx.folder}, where the file system is mounted",
+        )
 
 
 def _layout(config: Config) -> Iterator[tuple[str, str]]:
@@ -124,3 +158,8 @@ def _warmup(config: Config) -> Iterator[tuple[str, str]]:
 def _nearest(batch: int, ways: int) -> str:
     below = batch // ways * ways
     return ", ".join(str(size) for size in (below, below + ways) if size)
+
+
+RULES: tuple[Rule, ...] = (
+    _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _global_batch, _micro_batch, _sequence, _warmup,
+)  # fmt: skip

@@ -9,29 +9,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Ssh:
+    user: str | None
+    key: str | None
+    jump: str | None
+    known_hosts: str | None
+    fingerprints: tuple[str, ...]
+    config: str | None
+
+
+@dataclass(frozen=True)
+class Fsx:
+    dns_name: str | None
+    mount_name: str | None
+    folder: str
+
+
+@dataclass(frozen=True)
 class Fleet:
     backend: str
     nodes: int
     instance_type: str | None
     ranks_per_node: int
     port: int | None
-
-
-@dataclass(frozen=True)
-class Data:
-    name: str
-    sources: tuple[str | Source, ...]
-    text_field: str
-    tokenizer: str
-    vocabulary_size: int
-    validation_fraction: float
-
-
-@dataclass(frozen=True)
-class Model:
-    preset: str | None
-    family: str
-    layers: int
     hosts: tuple[str, ...]
     nodes_min: int | None
     shared_folder: str | None
@@ -48,6 +48,32 @@ class Source:
     path: str
     weight: float | None = None
     text_field: str | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str
+    sources: tuple[str | Source, ...]
+    text_field: str
+    tokenizer: str
+    vocabulary_size: int
+    validation_fraction: float
+
+    @property
+    def mixture(self) -> tuple[Source, ...]:
+        """Every source in full, also those that are only a path."""
+        return tuple(Source(source) if isinstance(source, str) else source for source in self.sources)
+
+    def text_field_of(self, source: int) -> str:
+        """The field that holds the text of one source's records."""
+        return self.mixture[source].text_field or self.text_field
+
+
+@dataclass(frozen=True)
+class Model:
+    preset: str | None
+    family: str
+    layers: int
     hidden_size: int
     heads: int
     kv_heads: int
@@ -58,15 +84,6 @@ class Source:
     norm_epsilon: float
     tie_embeddings: bool
 
-
-    @property
-    def mixture(self) -> tuple[Source, ...]:
-        """Every source in full, also those that are only a path."""
-        return tuple(Source(source) if isinstance(source, str) else source for source in self.sources)
-
-    def text_field_of(self, source: int) -> str:
-        """The field that holds the text of one source's records."""
-        return self.mixture[source].text_field or self.text_field
 
 @dataclass(frozen=True)
 class Layout:

@@ -1,0 +1,313 @@
+"""Many hosts at once over SSH: one kept connection a host, every host's own answer, and no link that is dead unnoticed.
+
+What is guaranteed
+    Host keys are strict: a key that is neither known nor named by its fingerprint in the config is refused, always.
+    A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive makes the kernel end the
+    connection (TCP_USER_TIMEOUT); paramiko alone would wait for minutes. Behind a jump host, where TCP ends at the jump, a
+    request that must be answered does the same.
+    A command does not outlive its time on the node either: `timeout` there ends it, also when the link is gone.
+    Secrets go by stdin. A command's own words can be read by anyone in the node's process list.
+"""
+
+from __future__ import annotations
+
+import select
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..config.types import Ssh
+from .answers import Answers, Failure, Host, Result
+from .keys import KnownHosts, UnknownKey
+from .tar import pack
+
+if TYPE_CHECKING:
+    from fabric import Connection
+
+THREADS = 64
+CONNECT_TIMEOUT = 10.0  # seconds for TCP, then as much for the key exchange, then for the login
+KEEPALIVE = 2  # seconds between two signs of life
+DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
+GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
+Command = str | Callable[[Host], str]
+T = TypeVar("T")
+
+
+class Transport:
+    """The hosts of a fleet, reached. Use it in a `with`, which closes what was opened."""
+
+    def __init__(self, hosts: Sequence[Host], ssh: Ssh, known: KnownHosts | None = None) -> None:
+        self.hosts = tuple(hosts)
+        self.ssh = ssh
+        self.known = known or KnownHosts.of(ssh)
+        self._kept: dict[Host, Connection] = {}
+        self._jump_lock = threading.Lock()
+        self._jump: Connection | None = None
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every connection; commands that still run on nodes end at their own time limit."""
+        for connection in [*self._kept.values(), *([self._jump] if self._jump else [])]:
+            connection.close()
+        self._kept.clear()
+        self._jump = None
+
+    def run(
+        self, command: Command, *, timeout: float, stdin: str | bytes | None = None, hosts: Iterable[Host] | None = None,
+        done: Callable[[Host, Result | Failure], None] | None = None,
+    ) -> Answers:  # fmt: skip
+        """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout` seconds each.
+
+        `done` is called from the thread of a host as soon as its answer is there.
+        """
+
+        def ask(host: Host) -> Result | Failure:
+            words = command if isinstance(command, str) else command(host)
+            answer = self._ask(host, words, stdin, timeout)
+            if done:
+                done(host, answer)
+            return answer
+
+        return Answers(self._each(ask, hosts))
+
+    def put(
+        self, files: Mapping[str, bytes], folder: str, *, timeout: float = 60, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Leaves `files` (relative path → content) in `folder` of every host; a mode of 0700 for those that start with `#!`."""
+        return self.run(f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} --no-same-owner",
+                        stdin=pack(files), timeout=timeout, hosts=hosts)  # fmt: skip
+
+    def put_once(
+        self, files: Mapping[str, bytes], folder: str, *, timeout: float = 120, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Leaves `files` in the new folder `folder` of every host, whole or not at all; nothing is sent where it is there.
+
+        On a folder that all hosts share one of them receives it for all.
+        """
+        target = shlex.quote(folder)
+        answers = self.run(f"test -d {target} && echo there || echo missing", timeout=timeout, hosts=hosts)
+        missing = [host for host, answer in answers.ok.items() if answer.stdout.split()[-1] == "missing"]
+        if not missing:
+            return answers
+        part = f"{target}.$$"
+        receive = (
+            f"mkdir -p {part} && tar -xzf - -C {part} --no-same-owner && "
+            f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"  # another may have been faster
+        )
+        data = pack(files)
+        answers |= self.run(receive, stdin=data, timeout=timeout, hosts=missing[:1])
+        rest = self.run(f"test -d {target}", timeout=timeout, hosts=missing[1:])
+        answers |= rest
+        if alone := [host for host, answer in rest.items() if isinstance(answer, Result) and answer.exit_code]:
+            answers |= self.run(receive, stdin=data, timeout=timeout, hosts=alone)
+        return answers
+
+    def read(self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None) -> Answers:
+        """The content of a file on every host, as the stdout of its answer."""
+        return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
+
+    def connected(self, host: Host) -> bool:
+        """Whether a live connection to this host is kept."""
+        return host in self._kept and bool(self._kept[host].is_connected)
+
+    def drop(self, host: Host) -> None:
+        """Forgets the connection to a host, as before it reboots."""
+        if connection := self._kept.pop(host, None):
+            connection.close()
+
+    def _each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None) -> dict[Host, T]:
+        chosen = self.hosts if hosts is None else tuple(hosts)
+        if not chosen:
+            return {}
+        with ThreadPoolExecutor(min(THREADS, len(chosen)), thread_name_prefix="ssh") as pool:
+            return dict(zip(chosen, pool.map(ask, chosen), strict=True))
+
+    def _ask(self, host: Host, command: str, stdin: str | bytes | None, timeout: float) -> Result | Failure:
+        began = time.monotonic()
+        try:
+            connection = self._connection(host)
+            began = time.monotonic()
+            return _converse(connection, bounded(command, timeout), stdin, timeout)
+        except Exception as error:
+            return explain(host, self.ssh, error, time.monotonic() - began)
+
+    def _connection(self, host: Host) -> Connection:
+        """The kept connection, or a new one where there is none or it died."""
+        kept = self._kept.get(host)
+        if kept is not None and kept.is_connected:
+            return kept
+        gateway = self._gateway()
+        self._kept[host] = connection = self._open(host, gateway)
+        if gateway is not None:
+            threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
+        return connection
+
+    def _gateway(self) -> Connection | None:
+        """The jump host's connection, shared by all; None without one."""
+        if self.ssh.jump is None:
+            return None
+        with self._jump_lock:
+            if self._jump is None or not self._jump.is_connected:
+                self._jump = self._open(parse_jump(self.ssh.jump), None)
+            return self._jump
+
+    def _open(self, host: Host, gateway: Connection | None) -> Connection:
+        from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
+        from paramiko.config import SSHConfig
+
+        config = Config(ssh_config=SSHConfig.from_path(self.ssh.config) if self.ssh.config else SSHConfig(), lazy=True)
+        connection = Connection(
+            host.address, user=host.user or self.ssh.user, port=host.port, config=config, gateway=gateway,
+            connect_timeout=CONNECT_TIMEOUT, connect_kwargs=self._login(),
+        )  # fmt: skip
+        self.known.guard(connection.client)
+        connection.open()
+        connection.transport.set_keepalive(KEEPALIVE)
+        if gateway is None:
+            end_when_dead(connection.transport.sock)
+        return connection
+
+    def _login(self) -> dict[str, Any]:
+        login = {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT, "channel_timeout": CONNECT_TIMEOUT}
+        if self.ssh.key is None:
+            return login
+        return login | {"key_filename": self.ssh.key, "allow_agent": False, "look_for_keys": False}
+
+
+def parse_jump(text: str) -> Host:
+    """The jump host written as [user@]address[:port]."""
+    user, _, rest = text.rpartition("@")
+    address, _, port = rest.partition(":")
+    return Host(rest, address, int(port or 22), user or None)
+
+
+def bounded(command: str, timeout: float) -> str:
+    """The command as it is sent: run by sh whatever the login shell is, and ended on the node itself when its time is over."""
+    return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c {shlex.quote(command)}"
+
+
+def end_when_dead(link: socket.socket) -> None:
+    """From now on the kernel ends this connection when DEAD_AFTER seconds went by without an acknowledgement (RFC 5482)."""
+    if sys.platform == "linux":
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
+    else:
+        link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))  # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
+
+
+def _pulse(transport: Any) -> None:
+    """Closes a connection whose other end leaves a request unanswered for DEAD_AFTER seconds."""
+    while transport.is_active():
+        alarm = threading.Timer(DEAD_AFTER, transport.close)
+        alarm.daemon = True
+        alarm.start()
+        transport.global_request("keepalive@openssh.com", wait=True)
+        alarm.cancel()
+        time.sleep(KEEPALIVE)
+
+
+class LinkLost(Exception):
+    """The connection died while a command ran."""
+
+
+def _converse(connection: Connection, command: str, stdin: str | bytes | None, timeout: float) -> Result:
+    """Runs one command in a session of its own.
+
+    Raises:
+        TimeoutError: it had not ended GRACE seconds past its time.
+        LinkLost: the connection died; whether the command ran on is not known, but `timeout` ends it.
+    """
+    began = time.monotonic()
+    channel = connection.create_session()
+    try:
+        channel.settimeout(timeout + GRACE)
+        channel.exec_command(command)
+        if stdin:
+            channel.sendall(stdin.encode() if isinstance(stdin, str) else stdin)
+        channel.shutdown_write()
+        out, err = _drain(channel, began + timeout + GRACE + 1)
+        code = channel.exit_status
+        if code < 0:
+            raise LinkLost
+        if code == 124 and time.monotonic() - began >= timeout:
+            raise TimeoutError
+        return Result(code, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - began)
+    finally:
+        channel.close()
+
+
+def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
+    """All that a command prints until it ends."""
+    out, err = bytearray(), bytearray()
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while True:
+        ended = channel.eof_received or channel.closed
+        while channel.recv_ready():
+            out += channel.recv(1 << 16)
+        while channel.recv_stderr_ready():
+            err += channel.recv_stderr(1 << 16)
+        if ended:
+            break
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        poll.poll(min(left, 1.0) * 1000)
+    if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
+        raise TimeoutError
+    return bytes(out), bytes(err)
+
+
+def explain(host: Host, ssh: Ssh, error: Exception, seconds: float) -> Failure:
+    """What an error means to a user; one that nobody foresaw is raised again, with its traceback."""
+    import paramiko
+
+    login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
+    key = f" -i {ssh.key}" if ssh.key else ""
+    try_it = f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
+    match error:
+        case UnknownKey():
+            return Failure(
+                "unknown-key",
+                f"its host key {error.fingerprint} is not known yet",
+                "make setup asks once, or put it in fleet.ssh.fingerprints",
+                seconds,
+            )
+        case paramiko.BadHostKeyException():
+            return Failure("host-key", "it shows another host key than the known one: reinstalled, or not the host it was",
+                           f"ssh-keygen -R {host.address}, once you know why", seconds)  # fmt: skip
+        case paramiko.PasswordRequiredException():
+            return Failure(
+                "auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key", seconds
+            )
+        case paramiko.AuthenticationException():
+            return Failure(
+                "auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key", seconds
+            )
+        case socket.gaierror():
+            return Failure(
+                "name", f"its address {host.address} does not resolve", f"getent hosts {host.address}; then fleet.hosts", seconds
+            )
+        case TimeoutError():
+            return Failure("timeout", f"no answer within {seconds:.0f} s", try_it, seconds)
+        case LinkLost() | EOFError() | ConnectionResetError():
+            return Failure("lost", f"the link was lost after {seconds:.1f} s", try_it, seconds)
+        case paramiko.SSHException() | OSError():
+            return Failure("down", f"can't be reached ({_words(error)})", try_it, seconds)
+    raise error
+
+
+def _words(error: Exception) -> str:
+    """The heart of an error's text, in one line."""
+    inner = next(iter(getattr(error, "errors", {}).values()), error)
+    text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    return str(text).strip().splitlines()[0].lower()
