@@ -56,3 +56,11 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Returns when all that was asked of the device is done."""
         ...
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        """A contiguous tensor of that shape and type on the host, which the device can fill at its full speed."""
+        ...
+
+    def generators(self) -> list[torch.Generator]:
+        """The random numbers that training on it may draw from: the host's first."""
+        ...

@@ -69,3 +69,9 @@ class Cpu:
 
     def synchronize(self) -> None:
         pass  # a call returns when its work is done
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype)
+
+    def generators(self) -> list[torch.Generator]:
+        return [torch.default_generator]

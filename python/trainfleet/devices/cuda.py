@@ -53,3 +53,9 @@ class Cuda:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # page-locked: a DMA copy, at the full speed of the bus
+
+    def generators(self) -> list[torch.Generator]:
+        return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]

@@ -34,7 +34,8 @@ def main(arguments: list[str]) -> int:
     run = Run(Path(arguments[0]))
     try:
         with join(devices.current()) as world:
-            return train(run, load_resolved(run.config), world)
+            train(run, load_resolved(run.config), world)
+            return 0
     except TrainfleetError as error:
         record_fault(run, error)
         if first_to_say(str(error)):
@@ -45,8 +46,8 @@ def main(arguments: list[str]) -> int:
         raise
 
 
-def train(run: Run, config: Config, world: World) -> int:
-    """Trains the run to its end or to a stop; the exit code."""
+def train(run: Run, config: Config, world: World) -> None:
+    """Trains the run to its end or to a stop."""
     watch = Stopwatch(run.read_results().get("started", time.time()))
     vote = StopVote(run.stop if world.first else None)
     dataset = Dataset.open(runs.DATA / config.data.name)
@@ -55,11 +56,11 @@ def train(run: Run, config: Config, world: World) -> int:
     checkpoints = Checkpoints(run, world, identity_of(config, dataset.manifest.identity), config.checkpoint.keep)
     trainer = Trainer(config, dataset, world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
+    print(greeting(trainer), flush=True)
     status = trainer.fit(recorder, vote)
     vote.settle()
     if recorder:
         conclude(run, trainer, recorder, dataset, status)
-    return 0
 
 
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
@@ -92,6 +93,14 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     if trainer.progress.step:
         run.record("resumed", step=trainer.progress.step, world_size=world.size)
     return recorder
+
+
+def greeting(trainer: Trainer) -> str:
+    """A rank's first line in its node's log: what it is and where it starts."""
+    world, train = trainer.world, trainer.train
+    work = f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x {train.sequence_length} tokens a step"
+    start = f"from step {trainer.progress.step}" if trainer.progress.step else "from the beginning"
+    return f"rank {world.rank} of {world.size} on {world.device.name}: {work}, {start}"
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:

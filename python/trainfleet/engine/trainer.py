@@ -29,12 +29,14 @@ class Trainer:
         self.config, self.train, self.samples = config, config.train, samples
         self.world, self.checkpoints, self.watch, self.device = world, checkpoints, watch, world.device
         self.precision = self.device.precision(self.train.precision)
+        torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
         self.model = models.build(config.model)
         self.model.initialize(torch.Generator().manual_seed(self.train.seed))
         self.model.to(self.device.torch_device)
         self.optimizer = optimizer.build(self.model, self.train)
         self.progress = checkpoints.resume(self.model, self.optimizer)
         self.shared = world.share(self.model)
+        self.settle_buckets()
         self.batches = Batches(samples, config, world.rank, world.size, self.device)
         self.bad_step = torch.zeros((), dtype=torch.int64, device=self.device.torch_device)
 
@@ -59,6 +61,16 @@ class Trainer:
             if step == first or due(step, COLLECT_EVERY):
                 collect_garbage()
         return "finished"
+
+    def settle_buckets(self) -> None:
+        """Has DDP lay out its buckets for good, with a backward pass of two tokens that nothing remains of.
+
+        It lays them out anew after the first pass, and gloo adds up ranks in an order that depends on a gradient's place: a
+        resumed run's first step, with the first layout, would differ from an unbroken run's in its last bits (4 ranks, seen).
+        """
+        tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)
+        self.loss(self.shared, (tokens, tokens)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=True)
 
     def advance(self, step: int) -> tuple[Tensor, Tensor]:
         """One step of the optimizer; this rank's mean loss and the gradients' global norm, both left on the device."""

@@ -43,11 +43,7 @@ class World:
         dist.barrier()
 
     def share(self, module: nn.Module) -> nn.Module:
-        """The module with gradients that are means over the ranks, reduced in buckets while backward still runs.
-
-        The model registers its parameters in the order of use, so DDP's first guess of the buckets is already right and a
-        resumed run reduces in the same order as an unbroken one: bit for bit the same sums.
-        """
+        """The module with gradients that are means over the ranks, reduced in buckets while backward still runs."""
         if self.size == 1:
             return module
         return DistributedDataParallel(module, gradient_as_bucket_view=True)

@@ -1,0 +1,139 @@
+"""Ranks without torchrun: this program imports the engine once and forks N ranks from it, so that a test of them takes seconds.
+
+As a program: `python ranks.py N PORT RUN_FOLDER` runs the training job of a run folder with N ranks, one "node" each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TEXT = sorted((Path(os.__file__).parent).glob("*.py"))[:40]
+CONFIG = """
+name: base
+data: {name: text, sources: [text], vocabulary_size: 384, validation_fraction: 0.1}
+model: {layers: 2, hidden_size: 48, heads: 4, kv_heads: 2, intermediate_size: 96}
+fleet: {nodes: 1}
+train: {steps: 20, global_batch: 8, sequence_length: 64, log_every: 1, validate_every: 8, validation_sequences: 6}
+checkpoint: {every: 4}
+"""
+
+
+class Bench:
+    """A folder with a dataset, and the runs made in it."""
+
+    def __init__(self, folder: Path) -> None:
+        from trainfleet.config import Settings, load
+        from trainfleet.data.job import Share, tokenize
+
+        self.folder = folder
+        (folder / "text").mkdir()
+        for file in TEXT:
+            shutil.copy(file, folder / "text")
+        (folder / "config.yaml").write_text(CONFIG)
+        os.chdir(folder)
+        tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
+
+    def prepare(self, name: str, ranks: int, **values: object) -> Path:
+        """The folder of a run with its resolved config in it, as `make train` leaves it."""
+        from trainfleet import runs
+        from trainfleet.config import Settings, dump_resolved, load
+
+        words = " ".join(f"{key}={value}" for key, value in {"name": name, "fleet.nodes": ranks, **values}.items())
+        config, _ = load(Settings(self.folder / "config.yaml", words))
+        run = runs.run_of(name, self.folder / "runs")
+        runs.write_atomic(run.config, dump_resolved(config))
+        return run.folder
+
+    def start(self, run: Path, ranks: int) -> subprocess.Popen[str]:
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, __file__, str(ranks), str(port), str(run)], cwd=self.folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def train(self, name: str, ranks: int, code: int = 0, **values: object) -> Path:
+        """The run folder after training to the end; `values` are config keys with `__` for the dot."""
+        run = self.prepare(name, ranks, **{key.replace("__", "."): value for key, value in values.items()})
+        process = self.start(run, ranks)
+        output = process.communicate(timeout=100)[0]
+        assert process.returncode == code, output
+        self.output = output
+        return run
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics without what depends on the clock."""
+    keys = ("step", "loss", "tokens", "lr", "grad_norm", "valid_loss")
+    return [
+        {key: line[key] for key in keys if key in line}
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    ]
+
+
+def results(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "results.json").read_text()))
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def await_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Returns once the run has logged a step."""
+    await_that(lambda: (run / "metrics.jsonl").exists() and any(line["step"] >= step for line in metrics(run)), process)
+
+
+def await_that(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    raise AssertionError("it never came to that")
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill -9 of every rank at once."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def fork(rank: int, ranks: int, port: str, run: str) -> int:
+    """The process id of a new rank."""
+    if pid := os.fork():
+        return pid
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "GROUP_RANK": str(rank),
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    from trainfleet.engine.__main__ import main
+
+    code = 1
+    try:
+        code = main([run])
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
+
+    count, port, run = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    children = [fork(rank, count, port, run) for rank in range(count)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    sys.exit(max(codes, key=abs))

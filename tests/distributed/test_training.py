@@ -1,0 +1,134 @@
+"""Real ranks over gloo: what a world of any size computes, and that neither a crash nor a stop changes any of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+from ranks import Bench
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    here = Path.cwd()
+    yield Bench(tmp_path_factory.mktemp("training"))
+    os.chdir(here)
+
+
+@pytest.fixture(scope="module")
+def unbroken(bench: Bench) -> dict[int, Path]:
+    """One run for each world size, from the first step to the last without a break."""
+    return {size: bench.train(f"unbroken-{size}", size) for size in (1, 2, 4)}
+
+
+def bytes_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, by name."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(checkpoint, target := checkpoint.parent / "all.pt")
+    found: dict[str, torch.Tensor] = {}
+
+    def gather(prefix: str, value: object) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                gather(f"{prefix}/{key}", item)
+        elif isinstance(value, torch.Tensor):
+            found[prefix] = value
+
+    gather("", torch.load(target, weights_only=False))
+    return found
+
+
+def assert_equal(run: Path, unbroken: Path) -> None:
+    """Every logged number and every bit of the last checkpoint are those of the unbroken run."""
+    assert ranks.metrics(run) == ranks.metrics(unbroken)
+    ours, theirs = bytes_of(run / "checkpoints" / "step-00000020"), bytes_of(unbroken / "checkpoints" / "step-00000020")
+    assert ours.keys() == theirs.keys() and any("exp_avg_sq" in name for name in ours)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """Every logged number but for the order in which fp32 sums were taken, which tells in the norm first."""
+    for ours, theirs in zip(ranks.metrics(run), ranks.metrics(other), strict=True):
+        assert ours.pop("grad_norm") == pytest.approx(theirs.pop("grad_norm"), rel=1e-3)
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_world_size_does_not_change_the_losses(unbroken: dict[int, Path], size: int) -> None:
+    assert_close(unbroken[size], unbroken[1])
+
+
+def test_accumulation_does_not_change_the_losses(bench: Bench, unbroken: dict[int, Path]) -> None:
+    assert_close(bench.train("accumulated", 2, train__micro_batch=1), unbroken[1])
+
+
+def test_loss_falls_and_results_tell_it(unbroken: dict[int, Path]) -> None:
+    told = ranks.results(unbroken[2])
+    assert told["status"] == "finished" and told["world_size"] == 2 and told["steps"] == 20 and told["tokens"] == 20 * 8 * 64
+    assert told["final_loss"] < 0.9 * told["first_loss"] and told["model"]["parameters"] > 10_000
+    assert told["seconds"].keys() >= {"startup", "first_step", "train", "validate", "checkpoint", "total"}
+    assert len(told["sample"]["prompt"]) > 0 and len(told["sample"]["text"]) > 0
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_killed_it_goes_on_bit_for_bit(bench: Bench, unbroken: dict[int, Path], size: int) -> None:
+    name = f"killed-{size}"
+    process = bench.start(run := bench.prepare(name, size), size)
+    ranks.await_step(run, 6, process)
+    ranks.kill(process)
+    assert "finished" not in (run / "events.jsonl").read_text()
+    bench.train(name, size)
+    assert ranks.events(run, "resumed")[0]["step"] >= 4
+    assert_equal(run, unbroken[size])
+
+
+def test_another_world_size_goes_on_with_the_same_batches(bench: Bench, unbroken: dict[int, Path]) -> None:
+    run = bench.train("reshaped", 4, train__steps=9)
+    bench.train("reshaped", 2, train__steps=20, train__warmup_steps=1)
+    told = {line["step"]: line["tokens"] for line in ranks.metrics(run)}
+    assert told == {line["step"]: line["tokens"] for line in ranks.metrics(unbroken[2])}
+
+
+def test_the_stop_file_stops_all_ranks_with_a_checkpoint(bench: Bench, unbroken: dict[int, Path]) -> None:
+    process = bench.start(run := bench.prepare("stopped", 2, **{"checkpoint.every": 1000}), 2)
+    ranks.await_step(run, 2, process)
+    (run / "stop").touch()
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and ranks.results(run)["status"] == "stopped", output
+    step = ranks.results(run)["steps"]
+    assert 2 <= step < 20 and (run / "checkpoints" / f"step-{step:08d}").is_dir() and not (run / "stop").exists()
+    bench.train("stopped", 2)
+    assert_equal(run, unbroken[2])
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: dict[int, Path]) -> None:
+    process = bench.start(run := bench.prepare("signalled", 2, **{"checkpoint.every": 1000}), 2)
+    ranks.await_step(run, 2, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGUSR1)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and ranks.results(run)["status"] == "stopped", output
+    bench.train("signalled", 2)
+    assert_equal(run, unbroken[2])
+
+
+def test_a_finished_run_is_left_alone_and_can_be_extended(bench: Bench) -> None:
+    run = bench.train("extended", 1, train__steps=4)
+    before = (run / "metrics.jsonl").read_bytes()
+    bench.train("extended", 1, train__steps=4)
+    assert (run / "metrics.jsonl").read_bytes() == before and ranks.results(run)["status"] == "finished"
+    bench.train("extended", 1, train__steps=6)
+    assert [line["step"] for line in ranks.metrics(run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_refusal_is_said_once_and_recorded(bench: Bench) -> None:
+    run = bench.train("changed", 2, train__steps=2)
+    bench.train("changed", 2, code=1, train__steps=4, train__seed=9)
+    assert bench.output.count("train.seed was 1, is 9") == 1 and "Traceback" not in bench.output, bench.output
+    assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1}
