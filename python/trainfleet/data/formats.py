@@ -165,7 +165,7 @@ def _unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
-    """Blocks of all frames; the library's own streams take a frame that is cut off for a whole one, so its end is checked here."""
+    """Blocks of all frames; the library's own streams take one that is cut off for whole, so its end is checked here."""
     zstandard = _library("zstandard", "zstandard", piece)
     frame = None
     while block := raw.read(PACKED_BLOCK):
@@ -196,7 +196,7 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Turns a library's complaint about damaged content into one that names the file, and the line if lines count."""
+    """Turns a library's complaint about damaged content into one that names the file, and the line if there are any."""
     line = [0]
     try:
         yield line

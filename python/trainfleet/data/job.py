@@ -78,9 +78,8 @@ def prepare(data: Data, plan: UnitPlan, folder: Path) -> Preparation:
     tokenizer = (
         Tokenizer(bpe.train(data, plan), "the trained tokenizer") if data.tokenizer == TRAINED else load(Path(data.tokenizer))
     )
-    tokenizer.end_of_document  # noqa: B018  refuses a tokenizer without one before any work is done
+    preparation = manifest.preparation_of(data, plan, tokenizer)  # refuses a tokenizer without an end before any work is done
     runs.write_atomic(folder / FILE, tokenizer.definition)
-    preparation = manifest.preparation_of(data, plan, tokenizer)
     manifest.write_preparation(folder, preparation)
     print(f"tokenizer of {tokenizer.vocabulary_size:,} tokens ready in {time.monotonic() - began:.1f} s", flush=True)
     return preparation
@@ -124,7 +123,6 @@ def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, folder: Path
     mine = plan.units[share.node :: share.nodes]
     records = [(unit, manifest.read_record(folder, unit.index, preparation)) for unit in mine]
     missing = [unit for unit, record in records if record is None]
-    work = UnitWork(data, preparation, folder)
     meter = progress.Meter(folder, share.node, 0)
     for unit, record in records:
         if record is not None:
@@ -133,19 +131,34 @@ def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, folder: Path
     meter.write()
     print(f"node {share.node}: {len(missing)} of {len(mine)} units to do", flush=True)
     workers = min(share.workers, len(missing))
-    if workers <= 1:
-        for unit in missing:
-            work.do(unit, meter)
-        meter.write()
-    else:
-        _in_processes(work, missing, workers, share.node)
+    if workers > 1:
+        _in_processes(_Task(data, preparation, folder, share.node), missing, workers)
+    elif missing:
+        _work(UnitWork(data, preparation, folder, meter), iter(missing))
 
 
-def _in_processes(work: UnitWork, units: list[Unit], workers: int, node: int) -> None:
+@dataclass(frozen=True)
+class _Task:
+    """What every process of a node is told."""
+
+    data: Data
+    preparation: Preparation
+    folder: Path
+    node: int
+
+
+def _work(work: UnitWork, units: Iterator[Unit]) -> None:
+    for unit in units:
+        work.do(unit)
+    work.flush()
+    work.meter.write()
+
+
+def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left."""
     context = multiprocessing.get_context("spawn")
     turn = context.Value("q", 0)
-    processes = [context.Process(target=_worker, args=(work, units, turn, node, i + 1)) for i in range(workers)]
+    processes = [context.Process(target=_worker, args=(task, i + 1, units, turn)) for i in range(workers)]
     try:
         for process in processes:
             process.start()
@@ -169,24 +182,26 @@ def _await_all(processes: list[SpawnProcess]) -> None:
                 sys.exit(1)
 
 
-def _worker(work: UnitWork, units: list[Unit], turn: Synchronized[int], node: int, worker: int) -> None:
+def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
-    meter = progress.Meter(work.folder, node, worker)
     try:
-        while (unit := _next(units, turn)) is not None:
-            work.do(unit, meter)
-        meter.write()
+        meter = progress.Meter(task.folder, task.node, number)
+        _work(UnitWork(task.data, task.preparation, task.folder, meter), _in_turn(units, turn))
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(1)
 
 
-def _next(units: list[Unit], turn: Synchronized[int]) -> Unit | None:
-    with turn.get_lock():
-        index, turn.value = turn.value, turn.value + 1
-    return units[index] if index < len(units) else None
+def _in_turn(units: list[Unit], turn: Synchronized[int]) -> Iterator[Unit]:
+    """The units that no other process has taken."""
+    while True:
+        with turn.get_lock():
+            index, turn.value = turn.value, turn.value + 1
+        if index >= len(units):
+            return
+        yield units[index]
 
 
 def exit_on(number: signal.Signals) -> None:

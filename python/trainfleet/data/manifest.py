@@ -26,7 +26,7 @@ from .. import runs
 from ..config.types import Data
 from ..errors import DataError
 from .sources import UnitPlan
-from .tokenizer import FILE, TRAINED, Tokenizer, load
+from .tokenizer import TRAINED, Tokenizer, load
 
 TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
@@ -56,6 +56,8 @@ class Preparation:
     files: int
     bytes: int
     tokenizer_sha256: str
+    vocabulary_size: int
+    end_of_document: int
     dtype: str
     format: int = FORMAT
 
@@ -84,6 +86,7 @@ class UnitRecord:
     """One finished unit. `bytes` are those of its sources, `text_bytes` those of its texts in UTF-8."""
 
     index: int
+    source: int
     preparation: str
     bytes: int
     text_bytes: int
@@ -133,8 +136,17 @@ def settings_of(data: Data) -> Settings:
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
-    dtype = dtype_for(tokenizer.vocabulary_size)
-    return Preparation(settings_of(data), plan.identity, len(plan.units), plan.files, plan.bytes, tokenizer.sha256, dtype)
+    return Preparation(
+        settings=settings_of(data),
+        listing=plan.identity,
+        units=len(plan.units),
+        files=plan.files,
+        bytes=plan.bytes,
+        tokenizer_sha256=tokenizer.sha256,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_document=tokenizer.end_of_document,
+        dtype=dtype_for(tokenizer.vocabulary_size),
+    )
 
 
 def dtype_for(vocabulary_size: int) -> str:
@@ -217,7 +229,6 @@ def shard_path(split: str, index: int) -> str:
 def assemble(folder: Path, preparation: Preparation, records: Iterable[UnitRecord]) -> Manifest:
     """The manifest of all units' records, in order. DataError when no document is left for training."""
     done = list(records)
-    tokenizer = load(folder / FILE)
     train = [record.train for record in done if record.train]
     validation = [record.validation for record in done if record.validation]
     shards = (*train, *validation)
@@ -225,7 +236,7 @@ def assemble(folder: Path, preparation: Preparation, records: Iterable[UnitRecor
         raise DataError("holds no document for training", where=str(folder), next="add text to data.sources")
     content = {
         "tokenizer_sha256": preparation.tokenizer_sha256,
-        "end_of_document": tokenizer.end_of_document,
+        "end_of_document": preparation.end_of_document,
         "dtype": preparation.dtype,
         "shards": [(shard.path, shard.bin_sha256, shard.idx_sha256) for shard in shards],
     }
@@ -234,8 +245,8 @@ def assemble(folder: Path, preparation: Preparation, records: Iterable[UnitRecor
         settings=preparation.settings,
         listing=preparation.listing,
         tokenizer_sha256=preparation.tokenizer_sha256,
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_document=tokenizer.end_of_document,
+        vocabulary_size=preparation.vocabulary_size,
+        end_of_document=preparation.end_of_document,
         dtype=preparation.dtype,
         tokens=sum(shard.tokens for shard in train),
         validation_tokens=sum(shard.tokens for shard in validation),

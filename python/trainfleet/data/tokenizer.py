@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.types import Data
 from ..errors import DataError
+from .conversion import convert
 
 if TYPE_CHECKING:
     from .encoders import Encoder, HuggingFace, Ids, Offsets
@@ -23,14 +24,21 @@ ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_en
 
 
 class Tokenizer:
-    """One tokenizer.json. What needs a tokenizer library is loaded on first use."""
+    """One tokenizer.json. It is parsed when its vocabulary is asked for, and a library loads it when something is encoded."""
 
-    def __init__(self, definition: str, where: str) -> None:
-        self.definition, self.where = definition, where
-        self.content = _parse(definition, where)
+    def __init__(self, definition: str, where: str, end_token: str | None = None) -> None:
+        self.definition, self.where, self.end_token = definition, where, end_token
         self.sha256 = hashlib.sha256(definition.encode()).hexdigest()
-        self.vocabulary = _vocabulary(self.content, where)
-        self.vocabulary_size = max(self.vocabulary.values()) + 1
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Token to id. DataError when the definition is broken."""
+        return _vocabulary(_parse(self.definition, self.where), self.where)
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """The largest id plus one: what an embedding must have at least."""
+        return max(self.vocabulary.values()) + 1
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""
@@ -43,10 +51,14 @@ class Tokenizer:
     @cached_property
     def end_of_document(self) -> int:
         """The id that ends every document: the tokenizer's own end token. DataError when it has none that is known."""
-        for token in ENDS:
+        names = (self.end_token,) if self.end_token else ENDS
+        for token in names:
             if token in self.vocabulary:
                 return self.vocabulary[token]
-        raise DataError("has no end-of-document token", where=self.where, why=f"none of {', '.join(ENDS)} is in its vocabulary")
+        why = f"none of {', '.join(names)} is in its vocabulary"
+        raise DataError(
+            "has no end-of-document token", where=self.where, why=why, next="name one as eos_token in tokenizer_config.json"
+        )
 
     @cached_property
     def reference(self) -> HuggingFace:
@@ -95,18 +107,26 @@ class StreamDecoder:
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, or in a folder that has one. DataError when it is missing or broken."""
+    """The tokenizer in a tokenizer.json, in a folder that has one, or in one of the other forms that conversion.py reads.
+
+    DataError when it is missing or broken.
+    """
     file = path / FILE if path.is_dir() else path
     try:
-        return Tokenizer(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
+        if not (file.suffix == ".json" and file.is_file()) and (definition := convert(path)) is not None:
+            return Tokenizer(definition, str(path), _end_token(path))
+        return Tokenizer(file.read_text(encoding="utf-8"), str(file), _end_token(path))
+    except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise DataError(
-            "can't be read as a tokenizer",
-            where=str(file),
-            why=why,
-            next=f"set data.tokenizer to `{TRAINED}` or a tokenizer.json",
-        ) from error
+        remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
+        raise DataError("can't be read as a tokenizer", where=str(file), why=why, next=remedy) from error
+
+
+def _end_token(path: Path) -> str | None:
+    """The end token that a Hugging Face folder's tokenizer_config.json names."""
+    settings = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
+    token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token") if settings.exists() else None
+    return token["content"] if isinstance(token, dict) else token
 
 
 def vocabulary_size_of(data: Data) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_
 from .progress import Meter
 from .shards import ShardWriter
 from .sources import Unit
-from .tokenizer import FILE, Tokenizer, described, load
+from .tokenizer import FILE, described, load
 
 CHECKED_CHARACTERS = 4096  # of each batch, so that about 0.1 % of the text is encoded twice
 
@@ -27,30 +28,52 @@ class Mismatch(Exception):
     """The fast encoder and the reference disagree on the text that begins so."""
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A unit that is encoded but not yet committed; leaving the writers without a commit removes their files."""
+
+    record: UnitRecord
+    writers: dict[str, ShardWriter]
+    open_files: ExitStack
+
+
 class UnitWork:
-    """Tokenizes units of one dataset; what it commits for a unit is the same on every node and at every try."""
+    """Tokenizes units of one dataset; what it commits for a unit is the same on every node and at every try.
 
-    def __init__(self, data: Data, preparation: Preparation, folder: Path) -> None:
-        self.data, self.preparation, self.folder = data, preparation, folder
+    A unit's files are brought to the disk by a thread while the next one is encoded: with small units or a slow file system the
+    wait for fsync would cost more than the encoding. `flush` waits for the last.
+    """
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return load(self.folder / FILE)
+    def __init__(self, data: Data, preparation: Preparation, folder: Path, meter: Meter) -> None:
+        self.data, self.preparation, self.folder, self.meter = data, preparation, folder, meter
+        self.tokenizer = load(folder / FILE)
+        self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
-    def do(self, unit: Unit, meter: Meter) -> None:
-        """Commits one unit; with the reference encoder if the fast one turns out to be wrong on it, and says so."""
-        notes, before = tuple(self.tokenizer.notes), meter.counts
+    def do(self, unit: Unit) -> None:
+        """Encodes one unit and begins to commit it; with the reference encoder if the fast one is wrong on it, and says so."""
+        notes, before = tuple(self.tokenizer.notes), self.meter.counts
         try:
-            record = self._encode(unit, meter, self.tokenizer.encoder, notes)
+            draft = self._encode(unit, self.tokenizer.encoder, notes)
         except Mismatch as mismatch:
-            meter.counts = before
+            self.meter.counts = before
             note = f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: done again with the reference"
             print(note, flush=True)
-            record = self._encode(unit, meter, self.tokenizer.reference, (*notes, note))
-        manifest.write_record(self.folder, record)
-        meter.add(units=1)
+            draft = self._encode(unit, self.tokenizer.reference, (*notes, note))
+        self.flush()
+        self.pending.append(self.committer.submit(self._commit, draft))
 
-    def _encode(self, unit: Unit, meter: Meter, encoder: Encoder, notes: tuple[str, ...]) -> UnitRecord:
+    def flush(self) -> None:
+        """Returns when all that was done is committed; raises what kept it from being."""
+        while self.pending:
+            self.pending.pop().result()
+            self.meter.add(units=1)
+
+    def _commit(self, draft: Draft) -> None:
+        with draft.open_files:
+            shards = {split: writer.commit() for split, writer in draft.writers.items()}
+            manifest.write_record(self.folder, replace(draft.record, train=shards[TRAIN], validation=shards[VALIDATION]))
+
+    def _encode(self, unit: Unit, encoder: Encoder, notes: tuple[str, ...]) -> Draft:
         text_bytes = documents = checked = done = 0
         text_field = self.data.text_field_of(unit.source)
         with ExitStack() as stack:
@@ -64,11 +87,12 @@ class UnitWork:
                 text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + len(batch)
                 consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
                 done += consumed
-                meter.add(bytes=consumed, documents=len(batch), tokens=tokens)
-            shards = {split: writers[split].commit() for split in SPLITS}
-        meter.add(bytes=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
-        return UnitRecord(
+                self.meter.add(bytes=consumed, documents=len(batch), tokens=tokens)
+            files = stack.pop_all()
+        self.meter.add(bytes=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
+        record = UnitRecord(
             index=unit.index,
+            source=unit.source,
             preparation=self.preparation.identity,
             bytes=unit.bytes,
             text_bytes=text_bytes,
@@ -76,12 +100,13 @@ class UnitWork:
             backend=described(encoder),
             checked=checked,
             notes=notes,
-            train=shards[TRAIN],
-            validation=shards[VALIDATION],
+            train=None,
+            validation=None,
         )
+        return Draft(record, writers, files)
 
     def _writer(self, split: str, unit: Unit) -> ShardWriter:
-        return ShardWriter(self.folder, shard_path(split, unit.index), self.preparation.dtype, self.tokenizer.end_of_document)
+        return ShardWriter(self.folder, shard_path(split, unit.index), self.preparation.dtype, self.preparation.end_of_document)
 
     def _check(self, texts: list[str], ids: Ids, offsets: Offsets, encoder: Encoder, seed: int) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference; returns how many were compared."""

@@ -1,0 +1,213 @@
+"""A tokenizer.json from the other forms of a tokenizer: SentencePiece tokenizer.model, WordPiece vocab.txt, vocab.json + merges.txt.
+
+The definitions follow those that the models' authors published with their Hugging Face ports: Llama 2 for SentencePiece BPE, T5
+for Unigram, BERT for WordPiece, GPT-2 for byte-level BPE. tests/oracles compares them with the original libraries.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+
+Definition = dict[str, Any]
+SPACE = "\u2581"  # what SentencePiece writes for a space
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # sentencepiece_model.proto, SentencePiece.Type
+UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
+BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")  # GPT-2's and RoBERTa's
+
+
+def convert(path: Path) -> str | None:
+    """The definition as JSON of a tokenizer.model, a vocab.txt or a folder with one of them or with vocab.json and merges.txt.
+
+    None when the path is none of these. DataError when it can't be made into a tokenizer.json.
+    """
+    model = _file(path, "tokenizer.model", ".model")
+    words = _file(path, "vocab.txt", "vocab.txt")
+    merges = path / "merges.txt"
+    if model is not None:
+        return _dump(_from_sentencepiece(model.read_bytes(), str(model)))
+    if words is not None:
+        return _dump(_from_wordpiece(words))
+    return _dump(_from_merges(path / "vocab.json", merges)) if merges.exists() else None
+
+
+def _file(path: Path, name: str, suffix: str) -> Path | None:
+    found = path / name if path.is_dir() else path
+    return found if found.is_file() and found.name.endswith(suffix) else None
+
+
+def _dump(definition: Definition) -> str:
+    return json.dumps(
+        {"version": "1.0", "truncation": None, "padding": None, "post_processor": None} | definition, ensure_ascii=False
+    )
+
+
+def _added(id: int, content: str, *, special: bool = True) -> Definition:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": id, "content": content, "special": special} | flags
+
+
+def _from_wordpiece(path: Path) -> Definition:
+    """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a capital letter."""
+    tokens = path.read_text(encoding="utf-8").splitlines()
+    settings = path.with_name("tokenizer_config.json")
+    cased = any(token != token.lower() for token in tokens if not token.startswith("["))
+    lower = json.loads(settings.read_text()).get("do_lower_case", not cased) if settings.exists() else not cased
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    named = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
+    return {
+        "added_tokens": [_added(vocabulary[token], token) for token in named],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lower,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+
+
+def _from_merges(vocabulary: Path, merges: Path) -> Definition:
+    """GPT-2's byte-level BPE, which RoBERTa has too."""
+    vocab = json.loads(vocabulary.read_text(encoding="utf-8"))
+    lines = merges.read_text(encoding="utf-8").splitlines()
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "added_tokens": [_added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": _bpe(vocab, [line for line in lines if line and not line.startswith("#version")]),
+    }
+
+
+def _bpe(vocab: dict[str, int], merges: list[str], **more: Any) -> Definition:
+    plain = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    return {"type": "BPE", **plain, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges} | more
+
+
+def _from_sentencepiece(content: bytes, where: str) -> Definition:
+    """A SentencePiece model of type BPE (as Llama 2's) or Unigram (as T5's), with its own normalisation."""
+    try:
+        model = _fields(content)
+        pieces = [_piece(field) for field in model[1]]
+        trainer, normalizer = _fields(model[2][0]), _fields(model[3][0])
+    except (IndexError, KeyError, ValueError, struct.error) as error:
+        raise DataError(
+            "is no SentencePiece model", where=where, why=repr(error), next="set data.tokenizer to another one"
+        ) from error
+    kind = trainer.get(3, [UNIGRAM])[-1]
+    unknown = next((id for id, (_, _, type) in enumerate(pieces) if type == UNKNOWN), None)
+    byte_fallback = any(type == BYTE for _, _, type in pieces)
+    added = [
+        _added(id, token, special=type != USER_DEFINED)
+        for id, (token, _, type) in enumerate(pieces)
+        if type in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]
+    if kind == BPE:
+        vocab = {token: id for id, (token, _, _) in enumerate(pieces)}
+        unk_token = None if unknown is None else pieces[unknown][0]
+        merges = [f"{left} {right}" for left, right in _merges(pieces)]
+        body = _bpe(vocab, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
+    elif kind == UNIGRAM:
+        scores = [[token, score] for token, score, _ in pieces]
+        body = {"type": "Unigram", "unk_id": unknown, "vocab": scores, "byte_fallback": byte_fallback}
+    else:
+        raise DataError(
+            "is a SentencePiece model of a kind that is not read", where=where, why=f"type {kind}; BPE and Unigram are"
+        )
+    prefix = bool(normalizer.get(3, [1])[-1])
+    return {
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": list(_normalizers(normalizer, prefix))},
+        "pre_tokenizer": None,
+        "decoder": _decoder(prefix),
+        "model": body,
+    }
+
+
+def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definition]:
+    if spec.get(2, [b""])[-1]:
+        yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(spec[2][-1]).decode()}
+    if spec.get(4, [1])[-1]:  # remove_extra_whitespaces
+        yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}  # Strip would take other white space too
+        yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    if prefix:
+        yield {"type": "Prepend", "prepend": SPACE}
+    yield {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+
+
+def _decoder(prefix: bool) -> Definition:
+    steps: list[Definition] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    return {
+        "type": "Sequence",
+        "decoders": [*steps, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else [])],
+    }
+
+
+def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
+    """All pairs that make a piece, best score first: SentencePiece merges the pair whose joint piece has the highest score."""
+    ids = {token: id for id, (token, _, type) in enumerate(pieces) if type in (NORMAL, USER_DEFINED)}
+    pairs = [
+        (-score, ids[token[:cut]], ids[token[cut:]])
+        for token, score, type in pieces
+        if type == NORMAL
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    return [(pieces[left][0], pieces[right][0]) for _, left, right in sorted(pairs)]
+
+
+def _piece(message: bytes) -> tuple[str, float, int]:
+    """Token, score and type."""
+    fields = _fields(message)
+    return fields[1][-1].decode(), fields.get(2, [0.0])[-1], fields.get(3, [NORMAL])[-1]
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """The values of a protobuf message by field number: int, float or bytes (protobuf.dev/programming-guides/encoding)."""
+    fields: dict[int, list[Any]] = {}
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        if tag & 7 == 0:
+            value, at = _varint(message, at)
+        elif tag & 7 == 1:
+            value, at = struct.unpack_from("<d", message, at)[0], at + 8
+        elif tag & 7 == 5:
+            value, at = struct.unpack_from("<f", message, at)[0], at + 4
+        elif tag & 7 == 2:
+            size, at = _varint(message, at)
+            value, at = message[at : at + size], at + size
+        else:
+            raise ValueError(f"wire type {tag & 7} at byte {at}")
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def _varint(message: bytes, at: int) -> tuple[Any, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
