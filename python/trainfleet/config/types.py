@@ -37,6 +37,7 @@ class Fleet:
     shared_folder: str | None
     python: str | None
     stack: str
+    docker: bool
     ssh: Ssh
     fsx: Fsx
 
@@ -58,6 +59,8 @@ class Data:
     tokenizer: str
     vocabulary_size: int
     validation_fraction: float
+    store: str | None = None
+    shuffle_window: int | None = None
 
     @property
     def mixture(self) -> tuple[Source, ...]:

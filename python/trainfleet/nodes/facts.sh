@@ -1,0 +1,90 @@
+# Read by `sh -s -- SHARED_FOLDER PYTHON PEER...` on a node: all that a plan or the gate wants to know, as key=value lines.
+# It changes nothing, needs no root (with sudo it says more) and is fast on purpose: 64 nodes are read in a few seconds.
+shared=$1 python=$2
+shift 2
+say() { printf '%s=%s\n' "$1" "$2"; }
+first() { IFS= read -r line < "$1" && say "$2" "$line"; } 2> /dev/null
+echo '== facts'
+say clock "$(date +%s.%N)"
+. /etc/os-release
+say os "$ID $VERSION_ID"
+say kernel "$(uname -r)"
+say machine "$(uname -m)"
+hostname=$(uname -n)
+say hostname "$hostname"
+first /proc/sys/kernel/random/boot_id boot_id
+say user "$(id -un)"
+as_root=
+if [ "$(id -u)" = 0 ]; then say root yes; elif sudo -n true 2> /dev/null; then say root yes && as_root='sudo -n'; else say root no; fi
+say cores "$(nproc)"
+while read -r key value _; do
+  case $key in MemTotal:) say memory_kib "$value" ;; HugePages_Total:) say huge_pages "$value" ;; esac
+done < /proc/meminfo
+say memlock "$(ulimit -l)"
+say nofile "$(ulimit -n)"
+df -PkT / 2> /dev/null | while read -r device kind _ _ free _; do [ "$kind" = Type ] || say disk "$free $kind $device"; done
+if [ -n "$shared" ]; then
+  at=$shared # the nearest folder that exists says what file system it would be on
+  until [ -d "$at" ] || [ "$at" = / ]; do at=${at%/*} at=${at:-/}; done
+  timeout 10 df -PkT "$at" | while read -r device kind _ _ free _ mounted; do
+    [ "$kind" = Type ] || say shared "$free $kind $device $mounted"
+  done
+  [ ! -d "$shared" ] || say shared_folder "$(test -w "$shared" && echo writable || echo read-only)"
+  for path in "$shared"/env/*/.complete "$shared"/ssh/head.pub; do [ ! -e "$path" ] || say has "${path#"$shared"/}"; done
+  [ ! -r "$shared/ssh/head.pub" ] || ! grep -qsFf "$shared/ssh/head.pub" ~/.ssh/authorized_keys || say authorized yes
+fi
+for path in /etc/ssh/sshd_config.d/10-trainfleet.conf /etc/security/limits.d/90-trainfleet.conf "/lib/modules/$(uname -r)/build"; do
+  [ ! -e "$path" ] || say has "$path"
+done
+for program in gcc make curl tar git python3 docker mount.lustre mdadm mkfs.xfs; do
+  command -v "$program" > /dev/null || [ -x "/usr/sbin/$program" ] || [ -x "/sbin/$program" ] || say lacks "$program"
+done
+
+for device in /sys/bus/pci/devices/*; do # counted on the bus, so that they are seen before any driver is there
+  { read -r vendor < "$device/vendor" && read -r model < "$device/device" && read -r class < "$device/class"; } 2> /dev/null || continue
+  case $vendor:$model:$class in
+    0x10de:*:0x0302* | 0x10de:*:0x0300*) say bus nvidia ;;
+    0x1d0f:0xefa?:*) say bus efa ;;
+    0x1d0f:0x7?6?:*) say bus neuron ;;
+  esac
+done
+if command -v nvidia-smi > /dev/null; then
+  timeout 10 nvidia-smi --format=csv,noheader,nounits \
+    --query-gpu=driver_version,memory.total,ecc.errors.uncorrected.volatile.total,name | while IFS= read -r line; do say gpu "$line"; done
+fi
+[ ! -r /sys/module/neuron/version ] || first /sys/module/neuron/version neuron_driver
+for device in /dev/neuron[0-9]*; do [ ! -e "$device" ] || say neuron "$device"; done
+for device in /sys/class/infiniband/*; do [ ! -e "$device" ] || say infiniband "${device##*/}"; done
+[ ! -d /sys/module/ib_uverbs ] || say uverbs yes
+[ ! -r /opt/amazon/efa_installed_packages ] || first /opt/amazon/efa_installed_packages efa
+[ ! -x /opt/amazon/efa/bin/fi_info ] ||
+  say fi_info "$(timeout 10 /opt/amazon/efa/bin/fi_info -p efa -t FI_EP_RDM 2> /dev/null | grep -c 'provider: efa')"
+if command -v dpkg-query > /dev/null; then
+  dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n' 'aws-neuronx-*' 'libnccl-ofi*' 'lustre-client*' 2> /dev/null |
+    while read -r status package version; do [ "$status" != installed ] || say package "$package $version"; done
+elif command -v rpm > /dev/null; then
+  rpm -qa --qf '%{NAME} %{VERSION}\n' 'aws-neuronx-*' 'libnccl-ofi*' 'lustre-client*' |
+    while IFS= read -r line; do say package "$line"; done
+fi
+for disk in /sys/block/nvme*; do
+  { read -r model < "$disk/device/model"; } 2> /dev/null || continue
+  case $model in *'Instance Storage'*) say scratch_disk "${disk##*/}" ;; esac
+done
+while read -r device folder kind _; do
+  case $folder in /scratch | /fsx*) say mount "$folder $kind $device" ;; esac
+done < /proc/mounts
+for card in /sys/class/net/*; do
+  { read -r mtu < "$card/mtu"; } 2> /dev/null && say mtu "${card##*/} $mtu"
+done
+! command -v ip > /dev/null || ip -o addr | while read -r _ card _ address _; do say address "$card ${address%/*}"; done
+[ "$#" = 0 ] || getent hosts "$hostname" "$@" | while read -r address names; do say resolves "$address $names"; done
+if [ -x "$python" ]; then
+  say python "$python"
+  for record in "${python%/bin/*}"/lib/python3*/site-packages/torch-*.dist-info; do
+    record=${record##*/torch-}
+    [ "$record" = '*.dist-info' ] || say torch "${record%.dist-info}"
+  done
+fi
+$as_root dmesg 2> /dev/null | grep -E 'NVRM: Xid|neuron.*(error|ECC)|Uncorrected|EXT4-fs error|LustreError' | tail -n 5 |
+  while IFS= read -r line; do say kernel_says "$line"; done
+echo '== end'

@@ -1,0 +1,241 @@
+"""What a node lacks, as steps: from facts, config and stack to the exact commands. Pure, and nothing here runs them.
+
+An operation looks at the facts and yields the steps that are missing; a node that has everything gets none. What a step does
+stands in scripts/<name>.sh, which looks again before it acts (check, apply, verify).
+
+Phases, in this order, each on all hosts before the next:
+    node    every node for itself, as root
+    head    once, on the first host, in the folder that all share
+    access  every node again: what needs that folder
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .. import hardware
+from ..config import Config
+from ..config.types import Fleet
+from .facts import Facts
+from .stack import Stack
+
+PHASES = ("node", "head", "access")
+BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git", "python3")
+HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
+LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
+SCRATCH = "/scratch"
+NOFILE = 65536
+NVSWITCH = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200")  # their GPUs speak only when the fabric manager runs
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do on one node: the script and its words, why it is needed, when, and whether as root."""
+
+    script: str
+    words: tuple[str, ...]
+    why: str
+    phase: str = "node"
+    root: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.script.removesuffix(".sh").replace("_", " ")
+
+    def command(self, scripts: str, is_root: bool = False) -> str:
+        """The words as a shell takes them: act, then verify, from the folder `scripts` on the node."""
+        sudo = "sudo -n " if self.root and not is_root else ""
+        words = shlex.join(self.words)
+        path = f"{sudo}{scripts}/{self.script}"
+        return f"{path} apply {words}".rstrip() + " && " + f"{path} verify {words}".rstrip()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the fleet is to be: its config, its stack, and what its instance type has."""
+
+    config: Config
+    stack: Stack
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.config.fleet
+
+    @property
+    def type(self) -> hardware.InstanceType | None:
+        return hardware.INSTANCE_TYPES.get(self.fleet.instance_type or "")
+
+    @property
+    def efa(self) -> int:
+        return self.type.efa if self.type else 0
+
+    @property
+    def environment(self) -> str:
+        """The folder of the Python environment; empty when the config names an interpreter."""
+        return "" if self.fleet.python else f"env/{self.stack.name}-{lock_hash(self.stack)}"
+
+
+def lock_hash(stack: Stack) -> str:
+    """Changes with requirements.lock and with the stack's versions."""
+    from .tar import ROOT, content_hash
+
+    return content_hash({"lock": (ROOT / "requirements.lock").read_bytes(), "stack": repr(stack).encode()})[:12]
+
+
+Operation = Callable[[Facts, Wanted], Iterator[Step]]
+
+
+def build_tools(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """Compilers and kernel headers, for the drivers that are built on the node."""
+    builds = bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
+    headers = f"/lib/modules/{facts.kernel}/build"
+    missing = [name for name in BUILD_TOOLS if name in facts.lacks and (builds or name == "python3")]
+    if builds and headers not in facts.has:
+        missing.append("kernel headers")
+    if missing:
+        yield Step("build_tools.sh", ("headers",) if builds else (), f"no {', '.join(missing)}")
+
+
+def limits(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """Locked memory, which EFA registers, and open files."""
+    short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
+    short += [f"{facts.memlock} KiB of locked memory"] if wanted.efa and facts.memlock != "unlimited" else []
+    if short and LIMITS not in facts.has:
+        yield Step("limits.sh", (str(NOFILE),), f"only {' and '.join(short)}")
+
+
+def sshd(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """No passwords: keys only."""
+    if HARDENING not in facts.has:
+        yield Step("sshd.sh", (), "sshd may take passwords")
+
+
+def nvidia(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The driver, and the fabric manager where GPUs are joined by NVSwitch."""
+    version = wanted.stack.nvidia
+    found = sorted({gpu.driver for gpu in facts.gpus})
+    if not version or found == [version]:
+        return
+    family = (wanted.fleet.instance_type or "").partition(".")[0]
+    words = (version, wanted.stack.kernel_modules, "fabric-manager" if family in NVSWITCH else "")
+    yield Step("nvidia.sh", tuple(filter(None, words)), f"driver {', '.join(found) or 'missing'}, the stack has {version}")
+
+
+def neuron(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """Driver, runtime, collectives and tools of the Neuron SDK."""
+    wrong = [
+        f"{name} {facts.packages.get(name, 'missing')}"
+        for name, version in wanted.stack.neuron_packages
+        if not same_version(facts.packages.get(name, ""), version)
+    ]
+    if wrong:
+        words = tuple(f"{name}={version}" for name, version in wanted.stack.neuron_packages)
+        yield Step("neuron.sh", words, f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}")
+
+
+def efa(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The EFA kernel module, libfabric, and ib_uverbs, which is lost now and then."""
+    if not wanted.efa or not wanted.stack.efa:
+        return
+    reasons = []
+    if facts.efa != wanted.stack.efa:
+        reasons.append(f"installer {facts.efa or 'missing'}, the stack has {wanted.stack.efa}")
+    if not facts.uverbs:
+        reasons.append("ib_uverbs is not loaded")
+    if facts.efa and facts.fi_info < 1:
+        reasons.append("fi_info -p efa lists nothing")
+    if reasons:
+        yield Step("efa.sh", (wanted.stack.efa,), "; ".join(reasons))
+
+
+def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The plug-in by which NCCL speaks EFA."""
+    least = wanted.stack.ofi_nccl
+    if not wanted.efa or not least:
+        return
+    found = next((version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), "")
+    if not at_least(found, least):
+        yield Step("ofi_nccl.sh", (least, wanted.stack.efa), f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer")
+
+
+def docker(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """Docker, only when the config asks for it."""
+    if wanted.fleet.docker and "docker" in facts.lacks:
+        yield Step("docker.sh", ("nvidia",) if wanted.stack.nvidia else (), "fleet.docker asks for it")
+
+
+def fsx(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The Lustre client, and the file system where the shared folder lies."""
+    place = wanted.fleet.fsx
+    if place.dns_name is None or place.mount_name is None:
+        return
+    source = f"{place.dns_name}@tcp:/{place.mount_name}"
+    mounted = facts.mounts.get(place.folder, "nothing")
+    if mounted.split()[0] != "lustre" or not mounted.endswith(f":/{place.mount_name}"):
+        yield Step("fsx.sh", (source, place.folder), f"{mounted} at {place.folder}")
+
+
+def scratch(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The NVMe disks of the instance, as one fast local folder."""
+    if facts.scratch_disks and SCRATCH not in facts.mounts:
+        disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
+        yield Step("scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are not in use")
+
+
+def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The folder that all nodes see, owned by the user who trains."""
+    folder = wanted.fleet.shared_folder
+    if folder and facts.shared_folder != "writable":
+        yield Step("shared_folder.sh", (folder, facts.user), f"{folder} is {facts.shared_folder or 'not there'}", phase="head")
+
+
+def python(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The Python environment, once for all nodes, in the shared folder."""
+    folder, stack = wanted.environment, wanted.stack
+    if not folder or f"{folder}/.complete" in facts.has:
+        return
+    pins = [f"torch=={stack.torch}", *(f"{name}=={version}" for name, version in stack.python_packages if name not in ("torch",))]
+    words = (f"{wanted.fleet.shared_folder}/{folder}", stack.torch_index, stack.neuron_index or "-", *pins)
+    yield Step("python.sh", words, "no environment for this lock yet", phase="head", root=False)
+
+
+def key(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """A key of the head's own, to reach the nodes without a password. The private half never leaves the head."""
+    if wanted.fleet.shared_folder and "ssh/head.pub" not in facts.has:
+        yield Step("head_key.sh", (f"{wanted.fleet.shared_folder}/ssh",), "the head has no key for the nodes", phase="head", root=False)
+
+
+def access(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """The head's key opens every node."""
+    if wanted.fleet.shared_folder and not facts.authorized:
+        words = (f"{wanted.fleet.shared_folder}/ssh/head.pub",)
+        yield Step("access.sh", words, "the head's key is not let in", phase="access", root=False)
+
+
+ON_NODES: tuple[Operation, ...] = (build_tools, limits, sshd, nvidia, neuron, efa, ofi_nccl, docker, fsx, scratch, access)
+ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
+
+
+def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[Step, ...]:
+    """All that this node lacks, in the order in which it will be done."""
+    found = [step for operation in ON_NODES + (ON_HEAD if head else ()) for step in operation(facts, wanted)]
+    return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
+
+
+def same_version(found: str, wanted: str) -> bool:
+    """Whether a package's version is the wanted one; what a distribution adds behind it (`-1`, `~jammy`) does not count."""
+    return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
+
+
+def at_least(found: str, least: str) -> bool:
+    """Whether a dotted version is not older; nothing found is."""
+    return bool(found) and _numbers(found) >= _numbers(least)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    plain = version.partition("-")[0].partition("~")[0]
+    return tuple(int(part) for part in plain.split(".") if part.isdigit())
+
+
