@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -29,9 +28,10 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
-    scratch = tempfile.mkdtemp(prefix="trainfleet-")  # torchrun's own copies of the logs; ours is the one that stays
+    scratch = Path(log).with_suffix(".parts")  # torchrun's own copies of the logs; ours is the one that stays
+    shutil.rmtree(scratch, ignore_errors=True)  # an earlier one's, if that was killed
     try:
-        return run(Path(log), [word.replace("{scratch}", scratch) for word in command])
+        return run(Path(log), [word.replace("{scratch}", str(scratch)) for word in command])
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

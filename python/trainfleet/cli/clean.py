@@ -37,7 +37,7 @@ def _folders(root: Path) -> list[Path]:
 def _remakeable() -> Iterator[Path]:
     for folder in _folders(RUNS):
         run = Run(folder)
-        yield from (run.report, run.plots, run.stop, folder / "lock")
+        yield from (run.report, run.plots, run.stop, folder / "lock", *run.logs.glob("*.parts"))
         yield from run.checkpoints.glob(".step-*")
     yield from (Path(name) for name in CACHES)
     for root in ("python", "tests"):
