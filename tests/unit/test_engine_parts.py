@@ -1,0 +1,137 @@
+"""The parts of the training loop, each by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainfleet import devices
+from trainfleet.config.types import Layout, Train
+from trainfleet.devices.cpu import Cpu
+from trainfleet.engine import batches, optimizer
+from trainfleet.engine.batches import Batches
+from trainfleet.engine.meter import Stopwatch
+
+TRAIN = Train(
+    steps=100, global_batch=8, micro_batch=2, sequence_length=6, learning_rate=0.01, learning_rate_floor=0.1, warmup_steps=10,
+    weight_decay=0.1, beta1=0.9, beta2=0.95, gradient_clip=1.0, precision="auto", seed=3, log_every=1, validate_every=0,
+    validation_sequences=7, layout=Layout(1, 1, 1, 1),
+)  # fmt: skip
+SEQUENCES = 10  # in the validation split below
+
+
+class Numbered:
+    """A dataset of which sample g is g everywhere, so that a batch tells what it was asked for."""
+
+    def samples(self, split: str, sequence_length: int) -> int:
+        return SEQUENCES
+
+    def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> np.ndarray:
+        assert split == "validation" or seed == TRAIN.seed
+        return np.repeat(np.arange(first, first + count)[:, None], sequence_length + 1, axis=1)
+
+
+class Part:
+    """As much of a config as the batches look at."""
+
+    def __init__(self, train: Train) -> None:
+        self.train = train
+
+
+def taken(step: int, ranks: int, micro_batch: int) -> list[int]:
+    """The samples of one step over all ranks and micro-batches."""
+    train = replace(TRAIN, micro_batch=micro_batch)
+    parts = [Batches(Numbered(), Part(train), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
+    found = [int(row[0]) for part in parts for _, (inputs, _) in part.of(step) for row in inputs]
+    for part in parts:
+        part.close()
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2), (8, 1)])
+def test_a_step_takes_the_same_samples_however_it_is_shared_out(ranks: int, micro_batch: int) -> None:
+    assert taken(1, ranks, micro_batch) == list(range(8)) and taken(5, ranks, micro_batch) == list(range(32, 40))
+
+
+def test_what_was_read_ahead_is_used_only_for_its_step() -> None:
+    part = Batches(Numbered(), Part(TRAIN), 0, 1, Cpu())  # type: ignore[arg-type]
+    steps = [[int(row[0]) // 8 + 1 for _, (inputs, _) in part.of(step) for row in inputs] for step in (1, 2, 7, 3)]
+    part.close()
+    assert [set(rows) for rows in steps] == [{1}, {2}, {7}, {3}]
+
+
+def test_targets_are_the_inputs_one_later() -> None:
+    inputs, targets = batches.split(torch.arange(14).view(2, 7))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1]) and targets[1, -1] == 13
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
+def test_validation_is_the_same_sequences_at_any_world_size(ranks: int) -> None:
+    parts = [batches.validation(Numbered(), Part(TRAIN), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
+    assert [int(row[0]) for part in parts for inputs, _ in part for row in inputs] == list(range(7))
+
+
+def test_validation_takes_no_more_than_there_is() -> None:
+    assert batches.validation_count(Numbered(), Part(replace(TRAIN, validation_sequences=99))) == SEQUENCES  # type: ignore[arg-type]
+
+
+def test_learning_rate_warms_up_and_ends_at_the_floor() -> None:
+    rates = [optimizer.learning_rate(TRAIN, step) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.001) and rates[9] == pytest.approx(0.01) and rates[99] == pytest.approx(0.001)
+    assert rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[54] == pytest.approx(0.01 * (0.1 + 0.9 * 0.5), rel=1e-6)  # half way down the cosine
+
+
+def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
+    assert optimizer.learning_rate(replace(TRAIN, warmup_steps=0), 1) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_only_matrices_decay() -> None:
+    layer = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.RMSNorm(3))
+    groups = optimizer.build(layer, TRAIN).param_groups
+    assert {tuple(p.shape) for p in groups[0]["params"]} == {(4, 3), (3, 3)} and groups[0]["weight_decay"] == 0.1
+    assert all(p.ndim == 1 for p in groups[1]["params"]) and groups[1]["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(("limit", "left"), [(1.0, 1.0), (0.0, 5.0), (10.0, 5.0)])
+def test_clipping_scales_to_the_limit_and_tells_the_norm_before(limit: float, left: float) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert optimizer.clip([parameter], limit).item() == pytest.approx(5.0)
+    assert parameter.grad.norm().item() == pytest.approx(left, rel=1e-4)
+
+
+def test_every_second_is_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    watch = Stopwatch(started=90.0)
+    watch.start_training(before=1000.0)
+    now[0] += 5
+    with watch.stage("validate"):
+        now[0] += 2
+    with watch.stage("checkpoint"):
+        now[0] += 3
+    now[0] += 1
+    assert watch.stages() == {"startup": 10.0, "train": 6.0, "validate": 2.0, "checkpoint": 3.0, "total": 21.0}
+    assert watch.trained == 1006.0
+
+
+def test_a_cpu_computes_in_fp32_unless_told_otherwise() -> None:
+    device = Cpu()
+    assert device.precision("auto") == torch.float32 and device.precision("bf16") == torch.bfloat16
+    with device.compute(torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    with device.compute(torch.float32):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_a_device_knows_itself() -> None:
+    device = devices.current()
+    assert device.name and 1e9 < device.peak_flops(torch.float32) < math.inf
+    assert 0 < device.memory_used() < device.memory_bytes()
+    assert device.place(np.ones((2, 2))).device.type == device.kind
