@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from requirement import need
 
+from requirement import need
 from trainfleet import models
 from trainfleet.config.types import Model
 
@@ -33,7 +33,7 @@ def test_logits_and_gradients_equal_llama_for_causal_lm(shape: Model) -> None:
             rope_theta=shape.rope_theta,
             rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
             tie_word_embeddings=shape.tie_embeddings,
-        )  # fmt: skip
+        )
     )
     renamed = {name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in ours.state_dict().items()}
     assert theirs.load_state_dict(renamed, strict=True)
