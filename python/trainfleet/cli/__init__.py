@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ..errors import TrainfleetError
+from ..runs import unwritable
 from .variables import Variables, read_variables
+
+ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
 
 # verb → the variables that it takes
 VERBS = {
@@ -38,12 +43,17 @@ def main(arguments: Sequence[str]) -> int:
     except TrainfleetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output left, as `head` does
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in ENVIRONMENT or not error.filename:
+            raise
+        print(f"error: {unwritable(Path(error.filename), error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
 
 
 def _verb(arguments: Sequence[str]) -> str:
