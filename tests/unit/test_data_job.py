@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainfleet.config.types import Data
+from trainfleet.config.types import Data, Source
 from trainfleet.data import encoders, job, manifest, sources, units
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.job import Share, tokenize
 from trainfleet.data.progress import read_progress
 from trainfleet.data.shards import read_index
+from trainfleet.data.store import open_store
 from trainfleet.data.tokenizer import load
+from trainfleet.data.verify import verify
 from trainfleet.errors import DataError
 
 ALONE = Share(0, 1, 1)
@@ -186,7 +188,7 @@ def test_an_epoch_reads_every_token_and_validation_is_in_order(data: Data, tmp_p
             assert np.array_equal(batch, np.stack(expected))
         else:
             assert not np.array_equal(batch, np.stack(expected))
-            assert np.array_equal(batch[np.argsort(dataset.positions(split, 0, n, 100, seed=3))], np.stack(expected))
+            assert np.array_equal(batch[np.argsort(dataset.positions(split, 0, n, 100, seed=3)[1])], np.stack(expected))
 
 
 def test_opening_refuses_what_is_not_whole(data: Data, tmp_path: Path) -> None:
@@ -196,19 +198,67 @@ def test_opening_refuses_what_is_not_whole(data: Data, tmp_path: Path) -> None:
     assert found
     with pytest.raises(DataError, match="not one sample of 1000000"):
         Dataset.open(tmp_path / "set").batch("train", 0, 1, 1_000_000, seed=1)
-    (tmp_path / "set" / "train" / "00000.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"train/00000\.bin"):
-        Dataset.open(tmp_path / "set").batch("train", 0, dataset_samples(tmp_path), 100, seed=1)
+    with pytest.raises(DataError, match="token id is 499, the model has 499"):
+        Dataset.open(tmp_path / "set").check_vocabulary(499)
+    Dataset.open(tmp_path / "set").check_vocabulary(500)
 
 
-def dataset_samples(root: Path) -> int:
-    return Dataset.open(root / "set").samples("train", 100)
+def test_opening_refuses_a_missing_a_shortened_and_another_file(data: Data, tmp_path: Path) -> None:
+    tokenize(data, ALONE, tmp_path)
+    for name, what in (
+        ("train/00000.bin", "missing or not as long"),
+        ("validation/00000.idx", "missing or not as long"),
+        ("tokenizer.json", "is not the tokenizer|is missing"),
+    ):
+        path = tmp_path / "set" / name
+        whole = path.read_bytes()
+        Dataset.open(tmp_path / "set")
+        if not name.endswith(".idx"):
+            path.write_bytes(whole[:-2])
+            with pytest.raises(DataError, match=what):
+                Dataset.open(tmp_path / "set")
+        path.unlink()
+        with pytest.raises(DataError, match=what):
+            Dataset.open(tmp_path / "set")
+        path.write_bytes(whole)
+
+
+def test_a_changed_byte_is_found_by_sampling_and_by_verifying(data: Data, tmp_path: Path) -> None:
+    found, store = tokenize(data, ALONE, tmp_path), open_store(tmp_path / "set", None)
+    assert found and len(list(verify(store, found))) == 2 * len(found.shards)
+    for shard in found.shards:
+        path = tmp_path / "set" / f"{shard.path}.bin"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"is damaged"):
+        Dataset.open(tmp_path / "set")
+    with pytest.raises(DataError, match=r"is damaged"):
+        list(verify(store, found))
+
+
+def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) -> None:
+    folder = data.sources[0]
+    mixed = dataclasses.replace(data, sources=(Source(f"{folder}/a.jsonl", 3.0), Source(f"{folder}/c.txt", 1.0)))
+    Path(folder, "c.txt").write_text("Something else.\n" * 400)
+    found = tokenize(mixed, ALONE, tmp_path)
+    dataset = Dataset.open(tmp_path / "set", mixed)
+    assert found
+    for first in (0, 5000):
+        chosen, _ = dataset.positions("train", first, 4096, 64, seed=1)
+        assert 0.72 < (chosen == 0).mean() < 0.78
+    texts = [load(tmp_path / "set").decode(row) for row in dataset.batch("train", 0, 40, 64, seed=1)]
+    assert 2 < sum("Something else" in text for text in texts) < 25
+    one_by_one = [dataset.batch("train", g, 1, 64, seed=1) for g in range(40)]
+    assert np.array_equal(np.concatenate(one_by_one), dataset.batch("train", 0, 40, 64, seed=1))
+    with pytest.raises(DataError, match="some have none"):
+        sources.plan_units(dataclasses.replace(mixed, sources=(Source(f"{folder}/a.jsonl", 3.0), f"{folder}/c.txt")))
 
 
 NODE = """
 import os, sys
 from pathlib import Path
-from trainfleet.config.types import Data
+from trainfleet.config.types import Data, Source
 from trainfleet.data import sources
 from trainfleet.data.__main__ import *
 from trainfleet.data.job import tokenize

@@ -67,6 +67,12 @@ class Data:
         """Every source in full, also those that are only a path."""
         return tuple(Source(source) if isinstance(source, str) else source for source in self.sources)
 
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """The sources' weights; None when they have none, and each counts by its tokens."""
+        given = [source.weight for source in self.mixture if source.weight is not None]
+        return tuple(given) if len(given) == len(self.sources) else None
+
     def text_field_of(self, source: int) -> str:
         """The field that holds the text of one source's records."""
         return self.mixture[source].text_field or self.text_field

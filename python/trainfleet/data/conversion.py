@@ -1,4 +1,4 @@
-"""A tokenizer.json from the other forms of a tokenizer: SentencePiece tokenizer.model, WordPiece vocab.txt, vocab.json + merges.txt.
+"""A tokenizer.json from the other forms of a tokenizer: SentencePiece models, WordPiece lists, vocab.json + merges.txt.
 
 The definitions follow those that the models' authors published with their Hugging Face ports: Llama 2 for SentencePiece BPE, T5
 for Unigram, BERT for WordPiece, GPT-2 for byte-level BPE. tests/oracles compares them with the original libraries.

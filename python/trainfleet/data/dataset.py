@@ -6,39 +6,65 @@ targets come from one row and neighbours share one token. Which sample is the g-
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config.types import Data
 from ..errors import DataError
-from .manifest import SPLITS, TRAIN, Manifest, find, read_manifest
+from .manifest import ITEM_BYTES, TRAIN, Manifest, find, read_manifest
+from .store import Bucket, Store, open_store
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .cache import BlockCache
+    from .order import Order
     from .tokens import Tokens
 
 __all__ = ["Dataset", "Manifest", "find"]
 
+MEBIBYTE = 2**20
+BLOCK_BYTES = 8 * MEBIBYTE  # that lie together in the windowed order: large enough that a disk or S3 delivers them at full speed
+REMOTE_WINDOW = 1024  # MiB
+AHEAD = 4  # batches that are fetched before they are asked for
+
 
 class Dataset:
-    """Samples of a dataset's splits. Opening it reads the manifest; token files are mapped when they are first read."""
+    """Samples of a dataset's splits. Opening it checks that it is whole; token files are mapped when they are first read."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, store: Store, manifest: Manifest, weights: tuple[float, ...] | None, window: int | None) -> None:
+        self.store, self.manifest, self.weights, self.window = store, manifest, weights, window
+        self.orders = lru_cache(8)(self._order)
+        self.last: dict[str, int] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> Dataset:
-        """The dataset in a folder. DataError when it is not finished."""
-        manifest = read_manifest(folder)
+    def open(cls, folder: Path, data: Data | None = None) -> Dataset:
+        """The dataset in a folder, read as `data` says (its store, the sources' weights, the window).
+
+        DataError when it is not finished, lacks a file, or fails the check of its tokenizer or of a sample of its checksums.
+        """
+        from .verify import check_opening
+
+        store = open_store(folder, data.store if data else None)
+        manifest = read_manifest(store)
         if manifest is None:
-            raise DataError("holds no finished dataset", where=str(folder), next="make tokenize")
-        return cls(folder, manifest)
+            raise DataError("holds no finished dataset", where=store.describe(""), next="make tokenize")
+        check_opening(store, manifest)
+        window = data.shuffle_window if data else None
+        if window is None and isinstance(store, Bucket):
+            window = REMOTE_WINDOW
+        return cls(store, manifest, data.weights if data else None, window)
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine that has the tokenizer."""
+        return self.store.folder
 
     def samples(self, split: str, sequence_length: int) -> int:
         """How many samples of `sequence_length` inputs one epoch of a split has."""
-        return max(0, (self._split(split).tokens - 1) // sequence_length)
+        return sum(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._tokens(split))
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.int64]:
         """Samples [first, first + count) of the global order: int64 [count, sequence_length + 1].
@@ -48,37 +74,75 @@ class Dataset:
         """
         import numpy as np
 
-        tokens = self._split(split)
-        places = self.positions(split, first, count, sequence_length, seed)
-        rows = np.empty((count, sequence_length + 1), np.int64)
-        for row, place in zip(rows, places, strict=True):
-            tokens.read(int(place) * sequence_length, row)
+        rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._tokens(split)
+        for row, source, place in zip(rows, *self.positions(split, first, count, sequence_length, seed), strict=True):
+            tokens[source].read(int(place) * sequence_length, row)
+        if self._cache:
+            self._expect(split, first, count, sequence_length, seed)
         return rows
 
-    def positions(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.uint64]:
-        """Which samples the global samples [first, first + count) are: uint64 [count]."""
+    def positions(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Source and place in it of the global samples [first, first + count): uint64 [count] each."""
         import numpy as np
 
-        from .order import permuted
-
-        n = self.samples(split, sequence_length)
-        if n == 0:
-            raise DataError(
-                f"its {split} split has {self._split(split).tokens:,} tokens: not one sample of {sequence_length}",
-                where=str(self.folder),
-                next="lower train.sequence_length, or add text to data.sources",
-            )
-        epochs, places = np.divmod(np.arange(first, first + count, dtype=np.uint64), np.uint64(n))
+        order = self.orders(split, sequence_length, seed)
         if split == TRAIN:
-            for epoch in np.unique(epochs):
-                places[epochs == epoch] = permuted(places[epochs == epoch], n, seed, int(epoch))
-        return places
+            return order.at(first, count)
+        places = np.arange(first, first + count, dtype=np.uint64) % np.uint64(order.counts[0])
+        return np.zeros_like(places), places
 
-    def _split(self, name: str) -> Tokens:
-        return self._splits[name]
+    def check_vocabulary(self, size: int) -> None:
+        """DataError when a token's id is too large for a model with so many embeddings."""
+        if (largest := max(shard.max_id for shard in self.manifest.shards)) >= size:
+            why = f"its largest token id is {largest}, the model has {size} embeddings"
+            raise DataError("does not fit the model", where=self.store.describe(""), why=why, next="raise model.vocabulary_size")
+
+    def _order(self, split: str, sequence_length: int, seed: int) -> Order:
+        from .order import Order
+
+        tokens = self._tokens(split)
+        counts = tuple(max(0, (len(source) - 1) // sequence_length) for source in tokens)
+        for source, count in zip(tokens, counts, strict=True):
+            if not count:
+                what = f"its {split} split has {len(source):,} tokens: not one sample of {sequence_length}"
+                remedy = "lower train.sequence_length, or add text to data.sources"
+                raise DataError(what, where=self.store.describe(""), next=remedy)
+        weights = self.weights if split == TRAIN else None
+        if not self.window:
+            return Order(seed, counts, weights)
+        block = max(1, BLOCK_BYTES // (sequence_length * ITEM_BYTES[self.manifest.dtype]))
+        return Order(seed, counts, weights, block, max(1, self.window * MEBIBYTE // BLOCK_BYTES))
+
+    def _tokens(self, split: str) -> list[Tokens]:
+        return self._splits[split]
 
     @cached_property
-    def _splits(self) -> dict[str, Tokens]:
+    def _splits(self) -> dict[str, list[Tokens]]:
+        """The tokens of each split: in one row, or for training one row a source when they have weights."""
+        from .manifest import SPLITS
         from .tokens import Tokens
 
-        return {split: Tokens(self.folder, self.manifest.split(split), self.manifest.dtype) for split in SPLITS}
+        splits = {}
+        for split in SPLITS:
+            shards = self.manifest.split(split)
+            sources = range(len(self.weights)) if self.weights and split == TRAIN else [None]
+            parts = [[shard for shard in shards if source in (None, shard.source)] for source in sources]
+            splits[split] = [Tokens(self.store, part, self.manifest.dtype, self._cache) for part in parts]
+        return splits
+
+    @cached_property
+    def _cache(self) -> BlockCache | None:
+        from .cache import BlockCache
+
+        limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE  # the window that is read and the one that comes
+        return BlockCache(self.store.folder / "cache", limit) if isinstance(self.store, Bucket) else None
+
+    def _expect(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
+        """Has the next batches fetched, taken that the step from one call to the next stays the same."""
+        step, self.last[split] = first - self.last.get(split, first), first
+        for ahead in range(first + step, first + AHEAD * step + 1, step) if step > 0 else ():
+            sources, places = self.positions(split, ahead, count, sequence_length, seed)
+            for source, place in zip(sources, places, strict=True):
+                self._tokens(split)[source].expect(int(place) * sequence_length, sequence_length + 1)

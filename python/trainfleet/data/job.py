@@ -8,6 +8,7 @@ are the same whoever makes them.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import multiprocessing
 import multiprocessing.connection
 import signal
@@ -28,6 +29,7 @@ from ..processes import die_with_parent
 from . import bpe, manifest, progress
 from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
+from .store import Store
 from .tokenizer import FILE, TRAINED, Tokenizer, load
 from .units import UnitWork
 
@@ -47,49 +49,44 @@ class Share:
 
 def tokenize(data: Data, share: Share, root: Path = runs.DATA) -> Manifest | None:
     """Does this node's units; returns the manifest if the dataset is finished then, None if other nodes are still at work."""
-    folder = manifest.folder_of(data, root)
-    with _only_job(folder, share):
+    store = manifest.store_of(data, root)
+    with _only_job(store.folder, share):
         if (finished := manifest.find(data, root)) is not None:
             print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
             return finished
-        progress.clear(folder, share.node, share.nodes)
+        progress.clear(store, share.node, share.nodes)
         plan = plan_units(data)
-        preparation = prepare(data, plan, folder) if share.node == 0 else await_preparation(data, plan, folder, share.node)
-        _do_units(data, plan, preparation, folder, share)
-        return finish(plan, preparation, folder)
+        preparation = prepare(data, plan, store) if share.node == 0 else await_preparation(data, plan, store, share.node)
+        _mirror_tokenizer(store, preparation)
+        _do_units(data, plan, preparation, store, share)
+        return finish(plan, preparation, store)
 
 
-def prepare(data: Data, plan: UnitPlan, folder: Path) -> Preparation:
+def prepare(data: Data, plan: UnitPlan, store: Store) -> Preparation:
     """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same settings and files."""
     for warning in plan.warnings:
         print(f"warning: {warning}", flush=True)
-    existing = manifest.read_preparation(folder)
-    if (
-        existing
-        and _fits(existing, data, plan)
-        and (folder / FILE).exists()
-        and load(folder / FILE).sha256 == existing.tokenizer_sha256
-    ):
-        print(f"goes on with the dataset in {folder}", flush=True)
+    existing = manifest.read_preparation(store)
+    if existing and _fits(existing, data, plan) and _tokenizer_of(store, existing) is not None:
+        print(f"goes on with the dataset in {store.describe('')}", flush=True)
         return existing
     if existing:
-        print(f"starts again in {folder}: what was unfinished there has other settings or files", flush=True)
+        print(f"starts again in {store.describe('')}: what was unfinished there has other settings or files", flush=True)
     began = time.monotonic()
-    tokenizer = (
-        Tokenizer(bpe.train(data, plan), "the trained tokenizer") if data.tokenizer == TRAINED else load(Path(data.tokenizer))
-    )
+    trained = data.tokenizer == TRAINED
+    tokenizer = Tokenizer(bpe.train(data, plan), "the trained tokenizer") if trained else load(Path(data.tokenizer))
     preparation = manifest.preparation_of(data, plan, tokenizer)  # refuses a tokenizer without an end before any work is done
-    runs.write_atomic(folder / FILE, tokenizer.definition)
-    manifest.write_preparation(folder, preparation)
+    store.write(FILE, tokenizer.definition.encode())
+    manifest.write(store, manifest.PLAN, preparation)
     print(f"tokenizer of {tokenizer.vocabulary_size:,} tokens ready in {time.monotonic() - began:.1f} s", flush=True)
     return preparation
 
 
-def await_preparation(data: Data, plan: UnitPlan, folder: Path, node: int) -> Preparation:
+def await_preparation(data: Data, plan: UnitPlan, store: Store, node: int) -> Preparation:
     """What node 0 has committed. DataError when it sees other files than this node does."""
     began, reminded = time.monotonic(), 0.0
     while True:
-        existing, waited = manifest.read_preparation(folder), time.monotonic() - began
+        existing, waited = manifest.read_preparation(store), time.monotonic() - began
         if existing and _fits(existing, data, plan):
             return existing
         if existing and waited > PATIENCE:
@@ -104,37 +101,50 @@ def await_preparation(data: Data, plan: UnitPlan, folder: Path, node: int) -> Pr
         time.sleep(POLL)
 
 
-def finish(plan: UnitPlan, preparation: Preparation, folder: Path) -> Manifest | None:
+def finish(plan: UnitPlan, preparation: Preparation, store: Store) -> Manifest | None:
     """Writes the manifest when every unit is done, whichever node that finds out."""
-    records = [manifest.read_record(folder, unit.index, preparation) for unit in plan.units]
-    done = [record for record in records if record is not None]
-    if len(done) < len(records):
+    if len(store.sizes("units")) < len(plan.units):
         return None
-    finished = manifest.assemble(folder, preparation, done)
-    manifest.write_manifest(folder, finished)
+    records = manifest.read_records(store, range(len(plan.units)), preparation)
+    if len(records) < len(plan.units):
+        return None
+    finished = manifest.assemble(preparation, [records[unit.index] for unit in plan.units])
+    manifest.write(store, manifest.MANIFEST, finished)
     return finished
+
+
+def _tokenizer_of(store: Store, preparation: Preparation) -> bytes | None:
+    """The tokenizer's file as the preparation says it is; None when it is not there or another one."""
+    content = store.read(FILE)
+    return content if content is not None and hashlib.sha256(content).hexdigest() == preparation.tokenizer_sha256 else None
+
+
+def _mirror_tokenizer(store: Store, preparation: Preparation) -> None:
+    """Puts the tokenizer into this machine's folder, where it may be kept only in S3."""
+    path = store.folder / FILE
+    if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
+        runs.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
 
 
 def _fits(preparation: Preparation, data: Data, plan: UnitPlan) -> bool:
     return preparation.settings == manifest.settings_of(data) and preparation.listing == plan.identity
 
 
-def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, folder: Path, share: Share) -> None:
+def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, store: Store, share: Share) -> None:
     mine = plan.units[share.node :: share.nodes]
-    records = [(unit, manifest.read_record(folder, unit.index, preparation)) for unit in mine]
-    missing = [unit for unit, record in records if record is None]
-    meter = progress.Meter(folder, share.node, 0)
-    for unit, record in records:
-        if record is not None:
-            tokens = sum(shard.tokens for shard in (record.train, record.validation) if shard)
-            meter.add(bytes=unit.bytes, documents=record.documents, tokens=tokens, units=1)
+    done = manifest.read_records(store, [unit.index for unit in mine], preparation)
+    missing = [unit for unit in mine if unit.index not in done]
+    meter = progress.Meter(store, share.node, 0)
+    for record in done.values():
+        tokens = sum(shard.tokens for shard in record.shards)
+        meter.add(bytes=record.bytes, documents=record.documents, tokens=tokens, units=1)
     meter.write()
     print(f"node {share.node}: {len(missing)} of {len(mine)} units to do", flush=True)
     workers = min(share.workers, len(missing))
     if workers > 1:
-        _in_processes(_Task(data, preparation, folder, share.node), missing, workers)
+        _in_processes(_Task(data, preparation, store, share.node), missing, workers)
     elif missing:
-        _work(UnitWork(data, preparation, folder, meter), iter(missing))
+        _work(UnitWork(data, preparation, store, meter), iter(missing))
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ class _Task:
 
     data: Data
     preparation: Preparation
-    folder: Path
+    store: Store
     node: int
 
 
@@ -187,8 +197,8 @@ def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
     try:
-        meter = progress.Meter(task.folder, task.node, number)
-        _work(UnitWork(task.data, task.preparation, task.folder, meter), _in_turn(units, turn))
+        meter = progress.Meter(task.store, task.node, number)
+        _work(UnitWork(task.data, task.preparation, task.store, meter), _in_turn(units, turn))
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(1)

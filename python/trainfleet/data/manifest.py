@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,12 +26,15 @@ from .. import runs
 from ..config.types import Data
 from ..errors import DataError
 from .sources import UnitPlan
+from .store import Store, open_store
 from .tokenizer import TRAINED, Tokenizer, load
 
+PLAN, MANIFEST = "plan.json", "manifest.json"
 TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
+BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
 FORMAT = 1  # of these files; another number is another program's
 T = TypeVar("T")
 
@@ -71,6 +74,7 @@ class Shard:
     """What is known of one pair of token files: enough to address, check and refuse it."""
 
     path: str  # without suffix, relative to the dataset
+    source: int  # which entry of data.sources
     tokens: int
     documents: int
     min_id: int
@@ -78,7 +82,7 @@ class Shard:
     longest: int  # tokens of the longest document
     bin_sha256: str
     idx_sha256: str
-    blocks: tuple[int, ...]  # CRC-32 of each shards.BLOCK of .bin
+    blocks: tuple[int, ...]  # CRC-32 of each BLOCK of .bin
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,10 @@ class UnitRecord:
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return tuple(shard for shard in (self.train, self.validation) if shard)
 
 
 @dataclass(frozen=True)
@@ -154,8 +162,9 @@ def dtype_for(vocabulary_size: int) -> str:
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
 
-def folder_of(data: Data, root: Path = runs.DATA) -> Path:
-    return root / data.name
+def store_of(data: Data, root: Path = runs.DATA) -> Store:
+    """Where this config's dataset is, or will be."""
+    return open_store(root / data.name, data.store)
 
 
 def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
@@ -163,15 +172,12 @@ def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
 
     DataError when a finished one stands under its name that was made otherwise: says what differs.
     """
-    folder = folder_of(data, root)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return None
-    wanted = settings_of(data)
-    if different := differences(manifest.settings, wanted):
+    store = store_of(data, root)
+    manifest = read_manifest(store)
+    if manifest is not None and (different := differences(manifest.settings, settings_of(data))):
         raise DataError(
             f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
-            where=str(folder),
+            where=store.describe(""),
             next="set another data.name, or remove this one: make clean PURGE=1",
         )
     return manifest
@@ -183,57 +189,53 @@ def differences(made: Settings, wanted: Settings) -> list[str]:
     return [f"data.{name} was {_shown(old)}, is {_shown(new)}" for name, old, new in pairs if old != new]
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    return _read(Manifest, folder / "manifest.json")
+def read_manifest(store: Store) -> Manifest | None:
+    return _parse(Manifest, store.read(MANIFEST), store.describe(MANIFEST))
 
 
-def read_preparation(folder: Path) -> Preparation | None:
-    return _read(Preparation, folder / "plan.json")
+def read_preparation(store: Store) -> Preparation | None:
+    return _parse(Preparation, store.read(PLAN), store.describe(PLAN))
 
 
-def read_record(folder: Path, index: int, preparation: Preparation) -> UnitRecord | None:
-    """The record of a unit that is done, was made with this preparation and has its files; otherwise None."""
-    record = _read(UnitRecord, unit_path(folder, index))
-    if record is None or record.preparation != preparation.identity:
-        return None
-    shards = [shard for shard in (record.train, record.validation) if shard]
-    return record if all(size_of(folder, shard) == shard.tokens * ITEM_BYTES[preparation.dtype] for shard in shards) else None
+def read_records(store: Store, indices: Sequence[int], preparation: Preparation) -> dict[int, UnitRecord]:
+    """The records of those units that are done, were made with this preparation and have their files."""
+    sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
+    names = [name for index in indices if (name := unit_name(index)) in sizes]
+    records = [
+        _parse(UnitRecord, content, store.describe(name)) for name, content in zip(names, store.read_all(names), strict=True)
+    ]
+    width = ITEM_BYTES[preparation.dtype]
+
+    def whole(shard: Shard) -> bool:
+        return sizes.get(f"{shard.path}.bin") == shard.tokens * width and f"{shard.path}.idx" in sizes
+
+    return {
+        record.index: record
+        for record in records
+        if record and record.preparation == preparation.identity and all(map(whole, record.shards))
+    }
 
 
-def size_of(folder: Path, shard: Shard) -> int:
-    """Bytes of a shard's ids on disk; -1 when a file of it is missing."""
-    ids, index = (folder / f"{shard.path}.{suffix}" for suffix in ("bin", "idx"))
-    return ids.stat().st_size if ids.exists() and index.exists() else -1
+def write(store: Store, name: str, content: Preparation | UnitRecord | Manifest) -> None:
+    store.write(name, (json.dumps(asdict(content), indent=1) + "\n").encode())
 
 
-def write_preparation(folder: Path, preparation: Preparation) -> None:
-    _write(folder / "plan.json", preparation)
-
-
-def write_record(folder: Path, record: UnitRecord) -> None:
-    _write(unit_path(folder, record.index), record)
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    _write(folder / "manifest.json", manifest)
-
-
-def unit_path(folder: Path, index: int) -> Path:
-    return folder / "units" / f"{index:05d}.json"
+def unit_name(index: int) -> str:
+    return f"units/{index:05d}.json"
 
 
 def shard_path(split: str, index: int) -> str:
     return f"{split}/{index:05d}"
 
 
-def assemble(folder: Path, preparation: Preparation, records: Iterable[UnitRecord]) -> Manifest:
+def assemble(preparation: Preparation, records: Iterable[UnitRecord]) -> Manifest:
     """The manifest of all units' records, in order. DataError when no document is left for training."""
     done = list(records)
     train = [record.train for record in done if record.train]
     validation = [record.validation for record in done if record.validation]
     shards = (*train, *validation)
     if not train:
-        raise DataError("holds no document for training", where=str(folder), next="add text to data.sources")
+        raise DataError("holds no document for training", where="data.sources", next="add text")
     content = {
         "tokenizer_sha256": preparation.tokenizer_sha256,
         "end_of_document": preparation.end_of_document,
@@ -270,21 +272,15 @@ def _shown(value: Any) -> str:
     return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
-def _write(path: Path, content: Any) -> None:
-    runs.write_atomic(path, json.dumps(asdict(content), indent=1) + "\n")
-
-
-def _read(kind: type[T], path: Path) -> T | None:
-    """A dataclass from its JSON file; None when there is none. DataError when it is not of this format."""
-    content = runs.read_json(path)
+def _parse(kind: type[T], content: bytes | None, where: str) -> T | None:
+    """A dataclass from its JSON; None when there is none. DataError when it is not of this format."""
     if content is None:
         return None
     try:
-        return _build(kind, content)
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            "is of another version of trainfleet", where=str(path), why=str(error), next="make clean PURGE=1, then tokenize again"
-        ) from error
+        return _build(kind, json.loads(content))
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "make clean PURGE=1, then make tokenize"
+        raise DataError("is not what this version of trainfleet writes", where=where, why=str(error), next=remedy) from error
 
 
 def _build(kind: type[T], content: dict[str, Any]) -> T:

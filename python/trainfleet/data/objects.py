@@ -64,8 +64,10 @@ def read_range(file: File, start: int, end: int) -> bytes:
     """Bytes [start, end) of an object. DataError when it is no longer the version that was listed."""
     bucket, key = split(file.path)
 
+    unchanged = {"IfMatch": file.version} if file.version else {}
+
     def get() -> bytes:
-        answer = client().get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=file.version)
+        answer = client().get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **unchanged)
         content = cast(bytes, answer["Body"].read())
         if len(content) != end - start:
             raise ConnectionError(f"{len(content)} bytes came instead of {end - start}")
@@ -86,6 +88,11 @@ def write(path: str, content: bytes) -> None:
     """Puts a small object; others see the old one or the whole new one."""
     bucket, key = split(path)
     attempt(lambda: client().put_object(Bucket=bucket, Key=key, Body=content), path)
+
+
+def remove(path: str) -> None:
+    bucket, key = split(path)
+    attempt(lambda: client().delete_object(Bucket=bucket, Key=key), path)
 
 
 def upload(path: str, source: str) -> None:

@@ -1,30 +1,103 @@
-"""Which sample is the g-th: a bijection that is computed, not stored.
+"""Which sample is the g-th: bijections that are computed, not stored.
 
-Global sample g lies in epoch g // n at place g % n, and the epoch's permutation of [0, n) says which sample that is. The
-permutation is a Feistel network on the next power of four, walked until it lands in [0, n) (Black and Rogaway 2002, "Ciphers with
-arbitrary finite domains"): O(1) memory, and any place of any epoch is as quick as the first.
+Global sample g belongs to a source, by the weights; to an epoch of that source; and to a place in that epoch, whose permutation
+says which sample it is. A permutation of [0, n) is a Feistel network on the next power of four, walked until it lands in [0, n)
+(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): O(1) memory, and any place of any epoch is as quick to find.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Index = npt.NDArray[np.uint64]
 ROUNDS = 6  # four make a pseudorandom permutation (Luby and Rackoff 1988); two more for a round function that is only a mixer
+MIX = 4096  # consecutive samples in which every source has exactly its share
+WORD = 2**64 - 1
+EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # what a key is for
 
 
-def permuted(places: npt.ArrayLike, n: int, seed: int, epoch: int) -> Index:
-    """The images of `places`, each in [0, n), under the permutation of [0, n) that (seed, epoch) stands for."""
+@dataclass(frozen=True)
+class Order:
+    """The endless order of the samples of some sources. `counts`: samples in an epoch of each; `weights`: None for one source."""
+
+    seed: int
+    counts: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+    block: int = 0  # samples that lie together on disk; 0: shuffle over everything
+    window: int = 0  # blocks that are drawn from at a time
+
+    def at(self, first: int, count: int) -> tuple[Index, Index]:
+        """Source and sample in it of the global samples [first, first + count): two uint64 arrays."""
+        numbers = np.arange(first, first + count, dtype=np.uint64)
+        sources, numbers = self._sources(numbers)
+        places = np.empty_like(numbers)
+        for source in np.unique(sources):
+            mine = sources == source
+            epochs, within = np.divmod(numbers[mine], np.uint64(self.counts[int(source)]))
+            for epoch in np.unique(epochs):
+                within[epochs == epoch] = self._shuffled(within[epochs == epoch], int(source), int(epoch))
+            places[mine] = within
+        return sources, places
+
+    def _sources(self, numbers: Index) -> tuple[Index, Index]:
+        """The source of each global sample, and its number among that source's samples."""
+        if self.weights is None:
+            return np.zeros_like(numbers), numbers
+        shares = apportion(self.weights, MIX)
+        starts = np.concatenate([[0], np.cumsum(shares)]).astype(np.uint64)
+        rounds, within = np.divmod(numbers, np.uint64(MIX))
+        for number in np.unique(rounds):
+            within[rounds == number] = permuted(within[rounds == number], MIX, self.seed, SHARE, int(number))
+        sources = np.searchsorted(starts, within, side="right").astype(np.uint64) - np.uint64(1)
+        return sources, rounds * np.array(shares, np.uint64)[sources] + within - starts[sources]
+
+    def _shuffled(self, places: Index, source: int, epoch: int) -> Index:
+        n, key = self.counts[source], (self.seed, source, epoch)
+        return windowed(places, n, self.block, self.window, *key) if self.block else permuted(places, n, *key, EPOCH)
+
+
+def permuted(places: npt.ArrayLike, n: int, *key: int) -> Index:
+    """The images of `places`, each in [0, n), under the permutation of [0, n) that the key stands for."""
     values = np.array(places, np.uint64)
     half = max(1, -(-max(n - 1, 1).bit_length() // 2))
-    keys = [mix(np.uint64(_key(seed, epoch, r))) for r in range(ROUNDS)]
+    keys = [np.uint64(fold(*key, number)) for number in range(ROUNDS)]
     values = _feistel(values, half, keys)
-    outside = np.flatnonzero(values >= n)
-    while len(outside):
+    while len(outside := np.flatnonzero(values >= n)):
         values[outside] = _feistel(values[outside], half, keys)
-        outside = outside[values[outside] >= n]
     return values
+
+
+def windowed(places: Index, n: int, block: int, window: int, *key: int) -> Index:
+    """A permutation of [0, n) in which `window` blocks of `block` neighbours, drawn from all, are used up before the next ones.
+
+    The last n % block samples come last. Reads stay within blocks that fit a cache, and each block is read once an epoch.
+    """
+    blocks = n // block
+    body, span = blocks * block, window * block
+    image = np.empty_like(places)
+    tail = places >= body
+    image[tail] = body + permuted(places[tail] - np.uint64(body), max(n - body, 1), *key, TAIL)
+    for number in np.unique(places[~tail] // np.uint64(span)):
+        mine = ~tail & (places // np.uint64(span) == number)
+        size = min(window, blocks - int(number) * window) * block
+        within = permuted(places[mine] % np.uint64(span), size, *key, WINDOW, int(number))
+        slots, offsets = np.divmod(within, np.uint64(block))
+        image[mine] = permuted(slots + number * np.uint64(window), blocks, *key, BLOCKS) * np.uint64(block) + offsets
+    return image
+
+
+def apportion(weights: Sequence[float], total: int) -> list[int]:
+    """Whole shares that add up to `total`, as close to the weights as can be (largest remainder), none of them zero."""
+    exact = [max(weight / sum(weights) * (total - len(weights)), 0) + 1 for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
 
 
 def mix(values: npt.ArrayLike) -> Index:
@@ -37,13 +110,20 @@ def mix(values: npt.ArrayLike) -> Index:
         return z ^ (z >> np.uint64(31))
 
 
-def _feistel(values: Index, half: int, keys: list[Index]) -> Index:
+def fold(*parts: int) -> int:
+    """One 64-bit key from several numbers; any other number, or another order of them, gives another key."""
+    key = 0
+    for part in parts:  # splitmix64 as in `mix`, on Python's integers: ten times faster for one number
+        key = ((key ^ part) + 0x9E3779B97F4A7C15) & WORD
+        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & WORD
+        key ^= key >> 31
+    return key
+
+
+def _feistel(values: Index, half: int, keys: list[np.uint64]) -> Index:
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
         left, right = right, left ^ (mix(right ^ key) & mask)
     return (left << shift) | right
-
-
-def _key(seed: int, epoch: int, round: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xC2B2AE3D27D4EB4F + round * 0x165667B19E3779F9) % 2**64

@@ -7,10 +7,8 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ..runs import read_json
 from .manifest import read_preparation
-
-INTERVAL = 0.2  # seconds between two writes of one process
+from .store import Store, open_store
 
 
 @dataclass(frozen=True)
@@ -42,37 +40,34 @@ class Counts:
 class Meter:
     """Keeps the counts of one process in its progress file."""
 
-    def __init__(self, folder: Path, node: int, worker: int) -> None:
-        self.path = folder / "progress" / f"{node}-{worker}.json"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, store: Store, node: int, worker: int) -> None:
+        self.store, self.name = store, f"progress/{node}-{worker}.json"
         self.counts, self.written = Counts(), 0.0
 
     def add(self, *, bytes: int = 0, documents: int = 0, tokens: int = 0, units: int = 0) -> None:
         counts = self.counts
         self.counts = Counts(counts.bytes + bytes, counts.documents + documents, counts.tokens + tokens, counts.units + units)
-        if time.monotonic() - self.written > INTERVAL:
+        if time.monotonic() - self.written > self.store.note_every:
             self.write()
 
     def write(self) -> None:
-        """Replaces the file; not synced to disk, since after a crash it is worth nothing."""
-        temporary = self.path.with_suffix(".partial")
-        temporary.write_text(json.dumps(asdict(self.counts)))
-        temporary.replace(self.path)
+        self.store.note(self.name, json.dumps(asdict(self.counts)).encode())
         self.written = time.monotonic()
 
 
-def read_progress(folder: Path) -> Progress:
-    """The sums of all progress files of a dataset's folder; zeros before anything is there."""
-    preparation = read_preparation(folder)
-    done = [content for path in sorted(folder.glob("progress/*.json")) if (content := read_json(path))]
-    bytes_, documents, tokens, units = (sum(content[field.name] for content in done) for field in fields(Counts))
+def read_progress(folder: Path, address: str | None = None) -> Progress:
+    """The sums of all progress files of a dataset's folder, or of its place in S3; zeros before anything is there."""
+    store = open_store(folder, address)
+    preparation = read_preparation(store)
+    found = [json.loads(content) for content in store.read_all(store.sizes("progress")) if content]
+    bytes_, documents, tokens, units = (sum(counts[field.name] for counts in found) for field in fields(Counts))
     total, of = (preparation.bytes, preparation.units) if preparation else (0, 0)
     return Progress(bytes_, total, documents, tokens, units, of)
 
 
-def clear(folder: Path, node: int, nodes: int) -> None:
+def clear(store: Store, node: int, nodes: int) -> None:
     """Removes what an earlier job left: this node's files, and node 0 those of nodes that are no more."""
-    for path in folder.glob("progress/*"):
-        owner = int(path.name.split("-")[0])
+    for name in store.sizes("progress"):
+        owner = int(Path(name).name.split("-")[0])
         if owner == node or (node == 0 and owner >= nodes):
-            path.unlink(missing_ok=True)
+            store.remove(name)

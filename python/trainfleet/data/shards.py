@@ -18,29 +18,28 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..runs import sync_folder, unwritable
-from .manifest import Shard
+from ..runs import unwritable
+from .manifest import BLOCK, Shard
+from .store import Store
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
-BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
 
 
 class ShardWriter:
     """Writes one pair of files under temporary names until `commit`; leaving the block removes what was not committed."""
 
-    def __init__(self, folder: Path, path: str, dtype: str, end_of_document: int) -> None:
-        self.folder, self.path, self.dtype, self.end = folder, path, np.dtype(dtype).newbyteorder("<"), end_of_document
-        self.bin, self.idx = folder / f"{path}.bin", folder / f"{path}.idx"
-        self.partial = self.bin.with_suffix(f".bin.{os.getpid()}.partial")  # of this process alone, should two jobs meet
+    def __init__(self, store: Store, path: str, dtype: str, end_of_document: int) -> None:
+        self.store, self.path, self.dtype, self.end = store, path, np.dtype(dtype).newbyteorder("<"), end_of_document
+        self.partial = store.folder / f"{path}.{os.getpid()}.partial"  # of this process alone, should two jobs meet
         self.lengths: list[npt.NDArray[np.int32]] = []
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
 
     def __enter__(self) -> ShardWriter:
         try:
-            self.bin.parent.mkdir(parents=True, exist_ok=True)
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(self.partial, "wb", buffering=0)
         except OSError as error:
             raise unwritable(self.partial, error) from error
@@ -60,26 +59,25 @@ class ShardWriter:
         self._write(tokens.data.cast("B"))
         return len(tokens)
 
-    def commit(self) -> Shard | None:
+    def commit(self, source: int) -> Shard | None:
         """Makes both files durable and visible and returns what is known of them; None, and no files, without a document."""
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
         if not len(lengths):
             return None
+        index = index_bytes(lengths, self.dtype)
         try:
             os.fsync(self.file.fileno())
-            index = index_bytes(lengths, self.dtype)
-            self.partial.replace(self.bin)
+            self.store.publish(f"{self.path}.bin", self.partial)
             with open(self.partial, "wb") as file:
                 file.write(index)
                 file.flush()
                 os.fsync(file.fileno())
-            self.partial.replace(self.idx)
-            sync_folder(self.bin.parent)
+            self.store.publish(f"{self.path}.idx", self.partial)
         except OSError as error:
-            raise unwritable(self.bin, error) from error
-        blocks = (*self.blocks, self.crc) if self.filled else tuple(self.blocks)
+            raise unwritable(self.partial, error) from error
         return Shard(
             path=self.path,
+            source=source,
             tokens=int(lengths.sum(dtype=np.int64)),
             documents=len(lengths),
             min_id=self.min_id,
@@ -87,7 +85,7 @@ class ShardWriter:
             longest=int(lengths.max()),
             bin_sha256=self.sha256.hexdigest(),
             idx_sha256=hashlib.sha256(index).hexdigest(),
-            blocks=blocks,
+            blocks=(*self.blocks, self.crc) if self.filled else tuple(self.blocks),
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -100,7 +98,7 @@ class ShardWriter:
             for start in range(0, len(content), BLOCK):
                 self._write_all(content[start : start + BLOCK])
         except OSError as error:
-            raise unwritable(self.bin, error) from error
+            raise unwritable(self.partial, error) from error
         while content:
             part = content[: BLOCK - self.filled]
             self.crc, self.filled = zlib.crc32(part, self.crc), self.filled + len(part)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from ..config.types import Data, Source
+from ..errors import DataError
 from .hub import HUB, list_shards
 from .storage import File, list_files, unreadable
 
@@ -76,6 +77,8 @@ class UnitPlan:
 
 def plan_units(data: Data) -> UnitPlan:
     """The units that `data.sources` are cut into; the same listing gives the same units. DataError for a bad source."""
+    if any(source.weight for source in data.mixture) and data.weights is None:
+        raise DataError("some sources have a weight and some have none", where="data.sources", next="give all a weight, or none")
     listed = [_list(source) for source in data.mixture]
     warnings, seen = list[str](), set[str]()
     for files in listed:

@@ -1,46 +1,89 @@
-"""The tokens of a split as one long row over many mapped files."""
+"""The tokens of many shards as one long row, read from mapped files or from S3 by blocks."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from .manifest import ITEM_BYTES, Shard, size_of
+from .cache import BlockCache
+from .manifest import BLOCK, Shard
+from .store import Bucket, Store
 
 OPEN_FILES = 512  # mapped at a time, below the usual limit of 1024 descriptors
+Tokenlike = npt.NDArray[Any]
 
 
 class Tokens:
-    """Reads any range of the concatenated shards; a missing or shortened file is refused when it is first needed."""
+    """Reads any range of the concatenated shards."""
 
-    def __init__(self, folder: Path, shards: tuple[Shard, ...], dtype: str) -> None:
-        self.folder, self.shards, self.dtype = folder, shards, np.dtype(dtype).newbyteorder("<")
+    def __init__(self, store: Store, shards: Sequence[Shard], dtype: str, cache: BlockCache | None) -> None:
+        self.store, self.shards, self.cache = store, shards, cache
+        self.dtype = np.dtype(dtype).newbyteorder("<")
         self.starts = np.concatenate([[0], np.cumsum([shard.tokens for shard in shards], dtype=np.int64)]).astype(np.int64)
-        self.mapped = lru_cache(OPEN_FILES)(self._map)
+        self.mapped: Callable[[int], Tokenlike] = lru_cache(OPEN_FILES)(self._map)
 
-    @property
-    def tokens(self) -> int:
+    def __len__(self) -> int:
         return int(self.starts[-1])
 
     def read(self, start: int, out: npt.NDArray[np.int64]) -> None:
         """Fills `out` with the tokens from `start` on."""
-        index, filled = int(np.searchsorted(self.starts, start, side="right")) - 1, 0
-        while filled < len(out):
-            begin = start + filled - int(self.starts[index])
-            part = self.mapped(index)[begin : begin + len(out) - filled]
-            out[filled : filled + len(part)] = part
-            index, filled = index + 1, filled + len(part)
+        for index, begin, end, at in self._parts(start, len(out)):
+            out[at : at + end - begin] = self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
 
-    def _map(self, index: int) -> npt.NDArray[np.generic]:
+    def expect(self, start: int, length: int) -> None:
+        """Has these tokens brought to the cache, if there is one, by the time that they are read."""
+        for index, begin, end, _ in self._parts(start, length) if self.cache else ():
+            for block in self._blocks(begin, end):
+                self._cached(index, block)
+
+    def _parts(self, start: int, length: int) -> list[tuple[int, int, int, int]]:
+        """Shard, first and last token in it, and place in the row, of each stretch of a range."""
+        index, at, parts = int(np.searchsorted(self.starts, start, side="right")) - 1, 0, []
+        while at < length:
+            begin = start + at - int(self.starts[index])
+            end = min(begin + length - at, self.shards[index].tokens)
+            parts.append((index, begin, end, at))
+            index, at = index + 1, at + end - begin
+        return parts
+
+    def _map(self, index: int) -> Tokenlike:
         shard = self.shards[index]
-        if size_of(self.folder, shard) != shard.tokens * ITEM_BYTES[self.dtype.name]:
-            raise DataError(
-                "is missing or not as long as the manifest says",
-                where=str(self.folder / f"{shard.path}.bin"),
-                next="make clean PURGE=1, then make tokenize",
+        return np.memmap(Path(self.store.describe(f"{shard.path}.bin")), self.dtype, "r", shape=(shard.tokens,))
+
+    def _blocks(self, begin: int, end: int) -> range:
+        width = self.dtype.itemsize
+        return range(begin * width // BLOCK, (end * width - 1) // BLOCK + 1)
+
+    def _fetch(self, index: int, begin: int, end: int) -> Tokenlike:
+        blocks = self._blocks(begin, end)
+        content = b"".join(self._cached(index, block)() for block in blocks)
+        first = blocks[0] * BLOCK // self.dtype.itemsize
+        return np.frombuffer(content, self.dtype)[begin - first : end - first]
+
+    def _cached(self, index: int, block: int) -> Callable[[], bytes]:
+        """A block of a shard, fetched in the background if need be; call the result to wait for it."""
+        assert self.cache is not None and isinstance(self.store, Bucket)
+        shard, store = self.shards[index], self.store
+
+        def fetch() -> bytes:
+            content = store.read_range(
+                f"{shard.path}.bin", block * BLOCK, min(shard.tokens * self.dtype.itemsize, (block + 1) * BLOCK)
             )
-        return np.memmap(self.folder / f"{shard.path}.bin", self.dtype, "r", shape=(shard.tokens,))
+            check_block(content, shard, block, store.describe(f"{shard.path}.bin"))
+            return content
+
+        return self.cache.get(f"{shard.bin_sha256[:16]}-{block}", fetch)
+
+
+def check_block(content: bytes | memoryview, shard: Shard, block: int, where: str) -> None:
+    """DataError when a block of a shard is not what was written."""
+    if zlib.crc32(content) != shard.blocks[block]:
+        why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} is another one"
+        raise DataError("is damaged", where=where, why=why, next="make clean PURGE=1, then make tokenize")

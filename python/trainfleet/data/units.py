@@ -6,7 +6,6 @@ import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_
 from .progress import Meter
 from .shards import ShardWriter
 from .sources import Unit
+from .store import Store
 from .tokenizer import FILE, described, load
 
 CHECKED_CHARACTERS = 4096  # of each batch, so that about 0.1 % of the text is encoded twice
@@ -44,9 +44,9 @@ class UnitWork:
     wait for fsync would cost more than the encoding. `flush` waits for the last.
     """
 
-    def __init__(self, data: Data, preparation: Preparation, folder: Path, meter: Meter) -> None:
-        self.data, self.preparation, self.folder, self.meter = data, preparation, folder, meter
-        self.tokenizer = load(folder / FILE)
+    def __init__(self, data: Data, preparation: Preparation, store: Store, meter: Meter) -> None:
+        self.data, self.preparation, self.store, self.meter = data, preparation, store, meter
+        self.tokenizer = load(store.folder / FILE)
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
@@ -70,8 +70,9 @@ class UnitWork:
 
     def _commit(self, draft: Draft) -> None:
         with draft.open_files:
-            shards = {split: writer.commit() for split, writer in draft.writers.items()}
-            manifest.write_record(self.folder, replace(draft.record, train=shards[TRAIN], validation=shards[VALIDATION]))
+            shards = {split: writer.commit(draft.record.source) for split, writer in draft.writers.items()}
+            record = replace(draft.record, train=shards[TRAIN], validation=shards[VALIDATION])
+            manifest.write(self.store, manifest.unit_name(record.index), record)
 
     def _encode(self, unit: Unit, encoder: Encoder, notes: tuple[str, ...]) -> Draft:
         text_bytes = documents = checked = done = 0
@@ -106,7 +107,8 @@ class UnitWork:
         return Draft(record, writers, files)
 
     def _writer(self, split: str, unit: Unit) -> ShardWriter:
-        return ShardWriter(self.folder, shard_path(split, unit.index), self.preparation.dtype, self.preparation.end_of_document)
+        preparation = self.preparation
+        return ShardWriter(self.store, shard_path(split, unit.index), preparation.dtype, preparation.end_of_document)
 
     def _check(self, texts: list[str], ids: Ids, offsets: Offsets, encoder: Encoder, seed: int) -> int:
         """Compares one document of a batch, or the start of a long one, with the reference; returns how many were compared."""

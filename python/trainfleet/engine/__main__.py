@@ -48,12 +48,10 @@ def main(arguments: list[str]) -> int:
 
 def train(run: Run, config: Config, world: World) -> None:
     """Trains the run to its end or to a stop."""
-    watch = Stopwatch(run.read_results().get("started", time.time()))
-    vote = StopVote(run.stop if world.first else None)
-    dataset = Dataset.open(runs.DATA / config.data.name)
-    if world.first:
-        commit.sweep(run)
-    checkpoints = Checkpoints(run, world, identity_of(config, dataset.manifest.identity), config.checkpoint.keep)
+    watch = Stopwatch(run.read_results().get("started", time.time()), heart)
+    vote = Vote(run.stop if world.first else None)
+    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    checkpoints = Checkpoints(run, config, dataset.manifest.identity, world)
     trainer = Trainer(config, dataset, world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
     print(greeting(trainer), flush=True)

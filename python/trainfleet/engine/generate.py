@@ -126,8 +126,8 @@ def load(run: Run) -> tuple[Llama, Dataset]:
         raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
     config = load_resolved(run.config)
     model = models.build(config.model)
-    load_model(folder, model)
-    return model.to(devices.current().torch_device).eval(), Dataset.open(runs.DATA / config.data.name)
+    load_model(*found, model)
+    return model.to(devices.current().torch_device).eval(), Dataset.open(runs.DATA / config.data.name, config.data)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""Where a dataset is kept: a folder that all nodes share, or a prefix in S3. Both show a file only when all of it is there.
+
+Names are relative to the dataset (`units/00000.json`). A store in S3 keeps what this machine writes or has to read as files in
+the local folder: shards until they are uploaded, the tokenizer, blocks of tokens (cache.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from .. import runs
+from . import objects
+from .storage import File
+
+PART = 2**23
+THREADS = 16  # small objects are read this many at a time
+
+
+class Store(Protocol):
+    """`folder` is this machine's: the dataset itself, or what it holds of one in S3. A note may be lost in a crash."""
+
+    folder: Path
+    note_every: float
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def read_all(self, names: Iterable[str]) -> list[bytes | None]: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def stream(self, name: str) -> Iterator[bytes]: ...
+
+    def publish(self, name: str, file: Path) -> None: ...
+
+    def note(self, name: str, content: bytes) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def sizes(self, part: str) -> dict[str, int]: ...
+
+    def describe(self, name: str) -> str: ...
+
+
+def open_store(folder: Path, address: str | None) -> Store:
+    """The store at an address such as s3://bucket/prefix, or the folder itself."""
+    return Bucket(folder, f"{address.rstrip('/')}/{folder.name}") if address else Folder(folder)
+
+
+class Folder:
+    """A folder on a file system."""
+
+    note_every = 0.2  # seconds
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None when there is none."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def read_all(self, names: Iterable[str]) -> list[bytes | None]:
+        return [self.read(name) for name in names]
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        """The content of a large file in parts."""
+        with open(self.folder / name, "rb") as file:
+            while part := file.read(PART):
+                yield part
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a small file by a whole new one."""
+        runs.write_atomic(self.folder / name, content.decode())
+
+    def publish(self, name: str, file: Path) -> None:
+        """Moves a finished file, which is on the disk already, to its name."""
+        try:
+            file.replace(self.folder / name)
+            runs.sync_folder((self.folder / name).parent)
+        except OSError as error:
+            raise runs.unwritable(self.folder / name, error) from error
+
+    def note(self, name: str, content: bytes) -> None:
+        path = self.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".partial").write_bytes(content)
+            path.with_suffix(".partial").replace(path)
+        except OSError as error:
+            raise runs.unwritable(path, error) from error
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def sizes(self, part: str) -> dict[str, int]:
+        """Name and size of the files in one of the dataset's folders."""
+        if not (self.folder / part).is_dir():
+            return {}
+        with os.scandir(self.folder / part) as entries:
+            return {f"{part}/{entry.name}": entry.stat().st_size for entry in entries if not entry.name.endswith(".partial")}
+
+    def describe(self, name: str) -> str:
+        """How an error names a file."""
+        return str(self.folder / name)
+
+
+class Bucket:
+    """A prefix in S3, with a local folder for what is on its way."""
+
+    note_every = 5.0  # a request each
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+
+    def read(self, name: str) -> bytes | None:
+        return objects.read(self.describe(name))
+
+    def read_all(self, names: Iterable[str]) -> list[bytes | None]:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(self.read, names))
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        size = objects.stat(self.describe(name)).size
+        return (self.read_range(name, start, min(start + PART, size)) for start in range(0, size, PART))
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file that does not change."""
+        return objects.read_range(File(self.describe(name), end, ""), start, end)
+
+    def write(self, name: str, content: bytes) -> None:
+        objects.write(self.describe(name), content)
+
+    note = write
+
+    def remove(self, name: str) -> None:
+        objects.remove(self.describe(name))
+
+    def publish(self, name: str, file: Path) -> None:
+        objects.upload(self.describe(name), str(file))
+        file.unlink()
+
+    def sizes(self, part: str) -> dict[str, int]:
+        start = len(self.address) + 1
+        return {file.path[start:]: file.size for file in objects.list_prefix(f"{self.address}/{part}/")}
+
+    def describe(self, name: str) -> str:
+        return f"{self.address}/{name}"
