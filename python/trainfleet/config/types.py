@@ -120,13 +120,27 @@ class Train:
     log_every: int
     validate_every: int
     validation_sequences: int
+    init_from: str | None
     layout: Layout
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    every: int
+    every: int | str
     keep: int
+    keep_every: int | None
+    on_failure: str
+    destination: str | None
+
+    @property
+    def every_steps(self) -> int:
+        """0 when the clock decides."""
+        return self.every if isinstance(self.every, int) else 0
+
+    @property
+    def every_seconds(self) -> float:
+        """0 when the steps decide."""
+        return 0.0 if isinstance(self.every, int) else 60.0 * float(self.every.removesuffix("min"))
 
 
 @dataclass(frozen=True)

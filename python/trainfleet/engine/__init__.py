@@ -5,9 +5,9 @@ trainer        the loop
 world          the ranks: how they meet, share gradients and agree
 optimizer      AdamW, its learning rate at each step, clipping
 batches        a rank's part of each global batch, fetched ahead
-stopping       how a stop that one rank heard of becomes every rank's
+stopping       how what one rank wishes (to stop, to save) becomes what all ranks do
 meter          where the seconds went, tokens a second, MFU
 record         what rank 0 leaves in the run folder
-checkpoint/    saving and resuming: commit (which exist), state (what is in them)
+checkpoint/    saving beside training, and resuming; what exists is trainfleet.checkpoints' to say
 generate       a continuation of a prompt, token by token
 """

@@ -19,10 +19,10 @@ from ..errors import TrainfleetError
 from ..processes import die_with_parent
 from ..runs import Run
 from . import generate, meter
-from .checkpoint import Checkpoints, commit, identity_of
+from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .record import Recorder
-from .stopping import StopVote
+from .stopping import Vote
 from .trainer import Trainer
 from .world import World, first_to_say, join
 
@@ -88,8 +88,6 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         sequence_length=train.sequence_length,
         restarts=int(os.environ.get("TRAINFLEET_ATTEMPT", "0")),
     )
-    if trainer.progress.step:
-        run.record("resumed", step=trainer.progress.step, world_size=world.size)
     return recorder
 
 

@@ -121,10 +121,10 @@ def load(run: Run) -> tuple[Llama, Dataset]:
     Raises:
         RunError: the run has no checkpoint yet.
     """
-    folder = newest(run)
-    if folder is None:
-        raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
     config = load_resolved(run.config)
+    found = newest(run, config)
+    if found is None:
+        raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
     model = models.build(config.model)
     load_model(*found, model)
     return model.to(devices.current().torch_device).eval(), Dataset.open(runs.DATA / config.data.name, config.data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.types import Train
 from ..runs import Record, Run, append_line, read_lines, write_atomic
-from .checkpoint import Progress
+from .checkpoint import Progress, Saved
 from .meter import Stopwatch
 from .optimizer import learning_rate
 
@@ -60,9 +60,15 @@ class Recorder:
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self.update()
 
-    def checkpointed(self, folder: Path) -> None:
-        self.run.record("checkpointed", step=self.progress.step, seconds=round(self.watch.last_stage, 3))
-        self.update(last_checkpoint=str(folder))
+    def saved(self, news: list[Saved]) -> None:
+        """Writes down what became of saves: those that failed also to the log, as nothing else stops for them."""
+        for save in news:
+            if save.error is None:
+                self.run.record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
+                self.update(last_checkpoint=save.address)
+            else:
+                self.run.record("checkpoint_failed", step=save.step, message=save.error.what, why=save.error.why)
+                print(f"step {save.step:,} was not saved, training goes on: {save.error}", flush=True)
 
     def update(self, **fields: Any) -> None:
         """Brings results.json up to now."""

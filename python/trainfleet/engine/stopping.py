@@ -1,29 +1,48 @@
-"""How a stop that one rank heard of becomes every rank's, at one step, with no step waiting for it."""
+"""How what one rank wishes becomes what all ranks do, at one step, with no step waiting for it."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # a scheduler's, the terminal's, and Slurm's early notice
+# A scheduler's notice (Slurm, SageMaker, Batch, a spot notice passed on by the node), the terminal's, and Slurm's early one.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-class StopVote:
-    """Asked at each step boundary; says yes to all ranks at the same one.
+@dataclass(frozen=True)
+class Wish:
+    """What a rank has to say at a step boundary, but for a stop."""
+
+    save: bool = False
+    fail: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What any rank wished, the same for all."""
+
+    stop: bool = False
+    save: bool = False
+    fail: bool = False
+
+
+class Vote:
+    """Asked at each step boundary; answers all ranks the same at the same one.
 
     Each call starts a sum over the ranks on the CPU and reads the one that the call before started: a step that took longer
-    than a message has it already, and a rank that hears of a stop stops the fleet at the boundary after the next.
+    than a message has it already, and what a rank heard of reaches the fleet at the boundary after the next.
     """
 
     def __init__(self, file: Path | None) -> None:
         """`file` asks for a stop by being there; only the rank that is given it looks."""
         self.file = file
         self.heard = False
-        self.votes = torch.zeros(1)
+        self.votes = torch.zeros(3)
         self.under_way: dist.Work | None = None
         for number in SIGNALS:
             signal.signal(number, self.hear)
@@ -31,18 +50,18 @@ class StopVote:
     def hear(self, number: int, frame: FrameType | None) -> None:
         self.heard = True
 
-    def agreed(self) -> bool:
-        """Whether all ranks stop here."""
+    def agreed(self, wish: Wish) -> Answer:
+        """What all ranks do here."""
         answer = self.settle()
         self.heard = self.heard or (self.file is not None and self.file.exists())
-        self.votes = torch.tensor([float(self.heard)])
+        self.votes = torch.tensor([self.heard, wish.save, wish.fail], dtype=torch.float32)
         self.under_way = dist.all_reduce(self.votes, async_op=True)
         return answer
 
-    def settle(self) -> bool:
+    def settle(self) -> Answer:
         """The answer of the vote under way, if there is one; none is under way after it."""
         if self.under_way is None:
-            return False
+            return Answer()
         self.under_way.wait()
         self.under_way = None
-        return bool(self.votes.item() > 0)
+        return Answer(*(count > 0 for count in self.votes.tolist()))

@@ -16,7 +16,7 @@ from .batches import Batch, Batches, Samples
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .record import Recorder
-from .stopping import StopVote
+from .stopping import Vote
 from .world import World, accumulating
 
 COLLECT_EVERY = 100  # steps between garbage collections, at the same step on all ranks
@@ -34,13 +34,13 @@ class Trainer:
         self.model.initialize(torch.Generator().manual_seed(self.train.seed))
         self.model.to(self.device.torch_device)
         self.optimizer = optimizer.build(self.model, self.train)
-        self.progress = checkpoints.resume(self.model, self.optimizer)
         self.shared = world.share(self.model)
         self.settle_buckets()
+        self.progress = checkpoints.resume(self.model, self.optimizer)  # last: it also takes up the random numbers
         self.batches = Batches(samples, config, world.rank, world.size, self.device)
         self.bad_step = torch.zeros((), dtype=torch.int64, device=self.device.torch_device)
 
-    def fit(self, recorder: Recorder | None, vote: StopVote) -> str:
+    def fit(self, recorder: Recorder | None, vote: Vote) -> str:
         """Trains to the last step: `finished`, or `stopped` when the ranks agreed to stop before it."""
         gc.disable()  # a collection at a moment of its own makes all other ranks wait for this one
         first, last = self.progress.step + 1, self.train.steps
@@ -53,11 +53,14 @@ class Trainer:
             valid_loss = self.validate() if step == last or due(step, self.train.validate_every) else None
             if step in (1, last) or due(step, self.train.log_every) or valid_loss is not None:
                 self.log(recorder, loss, norm, valid_loss)
-            stopping = vote.agreed() and step < last
-            if stopping or step == last or due(step, self.config.checkpoint.every):
-                self.save(recorder)
-            if stopping:
-                return "stopped"
+            answer = vote.agreed(self.checkpoints.wish())
+            ending = answer.stop or step == last
+            if self.checkpoints.due(step, answer) or ending:
+                self.save(loss, last=ending)
+            if recorder:
+                recorder.saved(self.checkpoints.news())
+            if ending:
+                return "finished" if step == last else "stopped"
             if step == first or due(step, COLLECT_EVERY):
                 collect_garbage()
         return "finished"
@@ -117,14 +120,15 @@ class Trainer:
             recorder.step(mean, norm.item(), valid_loss, self.device.memory_used())
         self.require_finite()
 
-    def save(self, recorder: Recorder | None) -> None:
-        """Commits a checkpoint of this step."""
+    def save(self, loss: Tensor, last: bool) -> None:
+        """Begins a checkpoint of this step, or after the last step makes one."""
+        mean = self.world.mean(loss).item()
         self.require_finite()
         self.progress.seconds_trained = self.watch.trained
         with self.watch.stage("checkpoint"):
-            folder = self.checkpoints.save(self.model, self.optimizer, self.progress)
-        if recorder:
-            recorder.checkpointed(folder)
+            self.checkpoints.save(self.model, self.optimizer, self.progress, mean)
+            if last:
+                self.checkpoints.settle()
 
     def require_finite(self) -> None:
         """RunError, on all ranks as they share the norm, if a step had gradients that were not finite."""

@@ -1,8 +1,18 @@
-"""Checkpoints: which of them exist (`commit`, no torch), what is in them (`state`), and saving and resuming a run with both."""
+"""Saving a run while it trains, and going on with it. What exists, and whether it is good, is trainfleet.checkpoints' to say.
+
+checkpoints   what the training loop calls
+saving        a save beside training: begin, write, commit, let go of the old ones
+snapshot      a rank's part of the state, copied to the host
+resuming      the newest good checkpoint, checked and loaded
+state         what is in a checkpoint
+files         torch.distributed.checkpoint's files, in a store
+peers         what all ranks do together, on a line of their own
+verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
+"""
 
 from __future__ import annotations
 
-from .commit import Commit, Identity, committed, identity_of, newest
-from .state import Checkpoints, Progress, load_model
+from .checkpoints import Checkpoints, Progress, Saved
+from .resuming import load_model, newest
 
-__all__ = ["Checkpoints", "Commit", "Identity", "Progress", "committed", "identity_of", "load_model", "newest"]
+__all__ = ["Checkpoints", "Progress", "Saved", "load_model", "newest"]

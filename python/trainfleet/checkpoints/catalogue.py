@@ -1,0 +1,103 @@
+"""What is in a store: which checkpoints are good, what is wrong with the others, and which of them stay."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from ..errors import RunError
+from .marker import MARKER, Broken, Commit, File, parse
+from .store import Store
+
+CHUNK = 2**20  # bytes read at once
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint as a look at its marker and its files' sizes shows it; `fault` is empty when they agree."""
+
+    step: int
+    address: str
+    commit: Commit | None
+    fault: str
+
+
+def read(store: Store, step: int) -> Commit:
+    """The marker of a checkpoint.
+
+    Raises:
+        Broken: it is missing or damaged.
+        RunError: another program wrote it.
+    """
+    text = store.marker(step)
+    if text is None:
+        raise Broken(f"has no {MARKER}", where=store.address(step), why="what makes a checkpoint of a folder is missing")
+    return parse(text, store.address(step))
+
+
+def look(store: Store) -> Iterator[Entry]:
+    """Every checkpoint in sight, oldest first, and then those that were set aside."""
+    for step in store.steps():
+        commit = None
+        try:
+            commit = read(store, step)
+            faults = [fault for name, file in commit.files.items() if (fault := _resized(store, step, name, file))]
+            yield Entry(step, store.address(step), commit, "; ".join(faults))
+        except RunError as error:
+            yield Entry(step, store.address(step), commit, error.what)
+    for step in store.broken():
+        yield Entry(step, f"{store.address(step)}.broken", None, "set aside by a resume that found it damaged")
+
+
+def damage(store: Store, step: int, name: str, file: File) -> str:
+    """What is wrong with one file of a checkpoint; empty when every byte of it is as it was written."""
+    if fault := _resized(store, step, name, file):
+        return fault
+    try:
+        with store.open(step, name) as stream:
+            found = checksum(stream)
+    except OSError as error:
+        return f"{name} can't be read: {error.strerror or error}"
+    return "" if found == file else f"{name} has other bytes than were written (CRC-32 {found.crc32:08x}, not {file.crc32:08x})"
+
+
+def checksum(stream: BinaryIO) -> File:
+    """Size and CRC-32 of all that a stream gives."""
+    size = crc = 0
+    while chunk := stream.read(CHUNK):
+        size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return File(size, crc)
+
+
+def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
+    """Of ascending steps the newest `keep`, and for good the first at or after each multiple of `keep_every`."""
+    chosen = set(steps[-keep:])
+    if keep_every:
+        first: dict[int, int] = {}
+        for step in steps:
+            first.setdefault(step // keep_every, step)
+        chosen |= {step for multiple, step in first.items() if multiple > 0}
+    return chosen
+
+
+def retain(store: Store, newest: int, keep: int, keep_every: int | None) -> None:
+    """Removes what need not stay now that `newest` is committed. What has a later step is not of this history: left alone.
+
+    What was set aside as broken goes once there is a good one in its place.
+    """
+    steps = [step for step in store.steps() if step <= newest]
+    for step in steps:
+        if step not in stays(steps, keep, keep_every):
+            store.remove(step)
+    for step in store.broken():
+        if step <= newest:
+            store.remove_broken(step)
+
+
+def _resized(store: Store, step: int, name: str, file: File) -> str:
+    size = store.size(step, name)
+    if size is None:
+        return f"{name} is missing"
+    return "" if size == file.size else f"{name} has {size:,} bytes, not {file.size:,}"

@@ -1,0 +1,199 @@
+"""Where checkpoints lie, and how one appears there whole or not at all.
+
+    <folder>/
+      .step-00000200/          being written, or left by a save that never ended: nobody reads it
+      step-00000100/           visible: complete from its first moment, as it got this name after its marker was on disk
+        __0_0.distcp .metadata ... committed.json
+      step-00000050.broken/    found damaged by a resume, and set aside for a person to look at
+
+Every change is one rename, so a crash between any two system calls leaves each checkpoint whole or out of sight.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ..runs import Run, sync_folder
+from .marker import MARKER
+
+S3 = "s3://"
+NAME = re.compile(r"step-(\d{8,})$")
+BROKEN = re.compile(r"step-(\d{8,})\.broken$")
+BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
+
+
+class Store(Protocol):
+    """One run's checkpoints, known by their steps."""
+
+    def steps(self) -> list[int]:
+        """Of what is visible, ascending: whether it is a good checkpoint, its marker and files tell."""
+        ...
+
+    def broken(self) -> list[int]:
+        """Steps of what was set aside, ascending."""
+        ...
+
+    def address(self, step: int) -> str:
+        """As a person would write it."""
+        ...
+
+    def marker(self, step: int) -> str | None:
+        """The marker's text; None when there is none."""
+        ...
+
+    def size(self, step: int, file: str) -> int | None:
+        """Bytes of one file; None when it is missing."""
+        ...
+
+    def open(self, step: int, file: str) -> BinaryIO:
+        """One file of a visible checkpoint, seekable."""
+        ...
+
+    def begin(self, step: int) -> None:
+        """Makes an empty, hidden place for a checkpoint."""
+        ...
+
+    def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
+        """A file there; it is durable once the context is left."""
+        ...
+
+    def commit(self, step: int, marker: str) -> None:
+        """Makes it visible, durably; it takes the place of one of the same step."""
+        ...
+
+    def abandon(self, step: int) -> None:
+        """Lets go of one that was begun and will not be committed."""
+        ...
+
+    def remove(self, step: int) -> None:
+        """Takes a visible one away."""
+        ...
+
+    def set_aside(self, step: int) -> None:
+        """Takes a visible one out of the list, and keeps its bytes."""
+        ...
+
+    def remove_broken(self, step: int) -> None:
+        """Takes one away that was set aside."""
+        ...
+
+    def sweep(self) -> None:
+        """Removes what saves and removals that never ended left behind; only when no save is under way."""
+        ...
+
+    def free(self) -> int | None:
+        """Bytes that there is room for; None when there is no telling."""
+        ...
+
+
+class Folder:
+    """Checkpoints in a folder that all ranks see."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def steps(self) -> list[int]:
+        return self._numbers(NAME)
+
+    def broken(self) -> list[int]:
+        return self._numbers(BROKEN)
+
+    def address(self, step: int) -> str:
+        return str(self._visible(step))
+
+    def marker(self, step: int) -> str | None:
+        try:
+            return (self._visible(step) / MARKER).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def size(self, step: int, file: str) -> int | None:
+        try:
+            return (self._visible(step) / file).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def open(self, step: int, file: str) -> BinaryIO:
+        return open(self._visible(step) / file, "rb", buffering=BUFFER)
+
+    def begin(self, step: int) -> None:
+        self.abandon(step)
+        if not self.path.exists():
+            self.path.mkdir(parents=True)
+            sync_folder(self.path.parent)
+        self._hidden(step).mkdir()
+
+    @contextmanager
+    def create(self, step: int, file: str) -> Iterator[BinaryIO]:
+        with open(self._hidden(step) / file, "xb", buffering=BUFFER) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def commit(self, step: int, marker: str) -> None:
+        hidden, visible = self._hidden(step), self._visible(step)
+        sync_folder(hidden)  # the names of its files, before the marker vouches for them
+        with self.create(step, MARKER) as stream:
+            stream.write(marker.encode())
+        sync_folder(hidden)
+        if visible.exists():
+            self.set_aside(step)
+        hidden.rename(visible)
+        sync_folder(self.path)
+
+    def abandon(self, step: int) -> None:
+        if self._hidden(step).exists():
+            shutil.rmtree(self._hidden(step))
+
+    def remove(self, step: int) -> None:
+        self._visible(step).rename(self._hidden(step))
+        self.abandon(step)
+
+    def set_aside(self, step: int) -> None:
+        aside = self._aside(step)
+        if aside.exists():
+            self.remove_broken(step)
+        self._visible(step).rename(aside)
+
+    def remove_broken(self, step: int) -> None:
+        shutil.rmtree(self._aside(step))
+
+    def sweep(self) -> None:
+        for folder in self.path.glob(".step-*"):
+            shutil.rmtree(folder)
+
+    def free(self) -> int | None:
+        return shutil.disk_usage(self.path).free
+
+    def _visible(self, step: int) -> Path:
+        return self.path / f"step-{step:08d}"
+
+    def _hidden(self, step: int) -> Path:
+        return self.path / f".step-{step:08d}"
+
+    def _aside(self, step: int) -> Path:
+        return self.path / f"step-{step:08d}.broken"
+
+    def _numbers(self, name: re.Pattern[str]) -> list[int]:
+        names = (entry.name for entry in self.path.iterdir()) if self.path.is_dir() else ()
+        return sorted(int(match[1]) for match in map(name.fullmatch, names) if match)
+
+
+def store_at(address: str) -> Store:
+    """The store at a folder's path or an s3:// address."""
+    if address.startswith(S3):
+        from .s3 import Bucket
+
+        return Bucket(address)
+    return Folder(Path(address))
+
+
+def store_of(run: Run, destination: str | None) -> Store:
+    """A run's store: under `checkpoint.destination`, or in the run's own folder."""
+    return Folder(run.checkpoints) if destination is None else store_at(f"{destination.rstrip('/')}/{run.name}")

@@ -1,0 +1,196 @@
+"""The checkpoints of a run, as its training loop sees them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...checkpoints import changes
+from ...checkpoints.marker import Commit, versions
+from ...checkpoints.store import store_of
+from ...config import Config
+from ...config.types import Train
+from ...errors import RunError
+from ...runs import Run
+from ..stopping import Answer, Wish
+from ..world import World
+from . import resuming, saving
+from . import state as states
+from .peers import Peers
+from .saving import Save
+from .snapshot import Snapshot
+
+
+@dataclass
+class Progress:
+    """Where training stands: steps, samples and tokens done, and the seconds that they took, over all attempts."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds_trained: float = 0.0
+
+    def advance(self, train: Train) -> None:
+        """Counts one step."""
+        self.step += 1
+        self.samples += train.global_batch
+        self.tokens += train.global_batch * train.sequence_length
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of a save: committed at `address`, or not, and why."""
+
+    step: int
+    address: str
+    seconds: float
+    error: RunError | None
+
+
+class Checkpoints:
+    """Saves at step boundaries while training goes on, and takes a run up again. All ranks call every method together."""
+
+    def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
+        """`dataset` is the identity of the tokens that are trained on."""
+        self.run, self.config, self.dataset, self.world = run, config, dataset, world
+        self.policy = config.checkpoint
+        self.store = store_of(run, self.policy.destination)
+        self.peers = Peers()
+        self.snapshot: Snapshot | None = None
+        self.under_way: Save | None = None
+        self.failed: RunError | None = None  # the last save did
+        self.done: list[Saved] = []
+        self.began = time.monotonic()  # the last save, or this attempt
+        self.asked = False  # for a save, by the clock
+
+    def wish(self) -> Wish:
+        """What this rank has to say at a step boundary; asked of each rank alone, answered to all by the vote."""
+        self._look()
+        late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
+        first, self.asked = late and not self.asked, self.asked or late
+        return Wish(save=first, fail=self.failed is not None and self.policy.on_failure == "stop")
+
+    def due(self, step: int, answer: Answer) -> bool:
+        """Whether a save begins at this boundary.
+
+        Raises:
+            RunError: one failed, and the run is to stop when it does (checkpoint.on_failure).
+        """
+        if answer.fail:
+            self.settle()
+        return answer.save or (self.policy.every_steps > 0 and step % self.policy.every_steps == 0)
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, loss: float) -> None:
+        """Begins to save the state as it is now; training may change it once this returns.
+
+        A save that is still under way is waited for first: what `checkpoint.every` promises is kept also on a slow disk.
+        """
+        self._wait()
+        self.began, self.asked = time.monotonic(), False
+        device = self.world.device
+        state = states.collect(model, optimizer) | {"random": {str(self.peers.rank): states.read_random(device)}}
+        if self.snapshot is None:
+            self.snapshot = Snapshot(self.peers, state)
+        self.snapshot.take(state, device)
+        snapshot, commit = self.snapshot, self._commit(progress, loss)
+        self.under_way = Save(progress.step, lambda: saving.write(self.peers, self.store, snapshot, commit, self.policy))
+
+    def settle(self) -> None:
+        """Returns when no save is under way.
+
+        Raises:
+            RunError: the last one failed.
+        """
+        self._wait()
+        if self.failed:
+            raise self.failed
+
+    def news(self) -> list[Saved]:
+        """What became of the saves that ended since the last call."""
+        self._look()
+        done, self.done = self.done, []
+        return done
+
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+        """Loads the newest good checkpoint, or else what `train.init_from` names, or nothing; where training stands then.
+
+        Raises:
+            RunError: there are checkpoints and none is good, or they are of another run than the config asks for.
+        """
+        if self.peers.first:
+            self.store.sweep()
+        found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
+        for damage in passed:
+            self._tell("checkpoint_broken", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
+        if found is None:
+            self._begin(model)
+            return Progress()
+        commit, device = found.commit, self.world.device
+        same = resuming.load(self.peers, self.store, commit, model, optimizer, device)
+        if not same:
+            states.seed_random(device, self.config.train.seed, commit.step, self.peers.rank)
+        self._resumed(commit, found.changed, same)
+        return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained)
+
+    def _begin(self, model: nn.Module) -> None:
+        states.seed_random(self.world.device, self.config.train.seed, 0, self.peers.rank)
+        if address := self.config.train.init_from:
+            source = resuming.load_weights(self.peers, address, model, self.config)
+            self._tell("initialized", f"the weights begin as those of {source}", source=source)
+
+    def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:
+        told = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
+        ranks = "" if same else f"; saved by {commit.world_size} ranks, so random numbers begin anew"
+        self._tell(
+            "resumed",
+            f"goes on from {self.store.address(commit.step)}{told}{ranks}",
+            step=commit.step,
+            world_size=self.peers.size,
+            saved_by=commit.world_size,
+            changed={key: list(values) for key, values in changed.items()},
+        )
+
+    def _tell(self, event: str, message: str, **fields: Any) -> None:
+        if self.peers.first:
+            self.run.record(event, **fields)
+            print(message, flush=True)
+
+    def _commit(self, progress: Progress, loss: float) -> Commit:
+        layout = self.config.train.layout
+        return Commit(
+            step=progress.step,
+            samples=progress.samples,
+            tokens=progress.tokens,
+            seconds_trained=progress.seconds_trained,
+            loss=loss if math.isfinite(loss) else None,
+            time=time.time(),
+            world_size=self.peers.size,
+            layout={"dp": self.config.data_parallel, "fsdp": layout.shard, "tp": layout.tensor, "pp": layout.pipeline, "cp": layout.context},
+            dataset=self.dataset,
+            config=changes.flatten(self.config),
+            versions=versions(torch=torch.__version__),
+            files={},
+        )
+
+    def _wait(self) -> None:
+        if self.under_way:
+            self.under_way.join()
+        self._look()
+
+    def _look(self) -> None:
+        """Takes note of a save that has ended."""
+        save = self.under_way
+        if save is None or save.is_alive():
+            return
+        self.under_way = None
+        error = save.error
+        if error is not None and not isinstance(error, RunError):
+            raise error
+        self.failed = error
+        self.done.append(Saved(save.step, self.store.address(save.step), save.seconds, error))

@@ -1,0 +1,161 @@
+"""Going on from the newest checkpoint that is good: every byte of it is checked before any of it is believed."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+
+from ...checkpoints import catalogue, changes
+from ...checkpoints.marker import Broken, Commit, parse
+from ...checkpoints.store import NAME, S3, Store, store_at, store_of
+from ...config import Config
+from ...devices import Device
+from ...errors import RunError
+from ...runs import Run
+from . import state as states
+from .files import Reader
+from .peers import Peers
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that was passed over, and why."""
+
+    step: int
+    address: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to go on from, and what its run had otherwise than this one does."""
+
+    commit: Commit
+    changed: dict[str, tuple[Any, Any]]
+
+
+def find(peers: Peers, store: Store, config: Config, dataset: str) -> tuple[Found | None, list[Damage]]:
+    """The newest good checkpoint (None: there are none at all) and the newer ones that are not good; all ranks call it.
+
+    Raises:
+        RunError: there are checkpoints and none is good, or the config asks for another run than theirs.
+    """
+    passed: list[Damage] = []
+    for step in reversed(peers.one("can't list the checkpoints", store.steps)):
+        address = store.address(step)
+        try:
+            commit = examine(peers, store, step)
+        except Broken as error:
+            passed.append(Damage(step, address, f"{error.what}: {error.why}" if error.why else error.what))
+            continue
+        found = Found(commit, changes.check(commit, config, dataset, address))
+        peers.one("can't set a damaged checkpoint aside", lambda: set_aside(store, passed))
+        return found, passed
+    if passed:
+        raise RunError(
+            "no checkpoint is good, and starting over is not for a program to decide",
+            where=passed[0].address,
+            why="; ".join(f"step {damage.step}: {damage.why}" for damage in passed),
+            next="make checkpoints shows them; mend one, or train under another name: make train SET='name=again'",
+        )
+    return None, []
+
+
+def set_aside(store: Store, passed: list[Damage]) -> None:
+    for damage in passed:
+        store.set_aside(damage.step)
+
+
+def examine(peers: Peers, store: Store, step: int) -> Commit:
+    """A checkpoint's marker, once its files' checksums were found right, each by one rank; Broken on all ranks if not."""
+    text, address = peers.one("can't read a checkpoint", lambda: store.marker(step)), store.address(step)
+    if text is None:
+        raise Broken("its marker is missing", where=address)
+    commit = parse(text, address)
+    mine = sorted(commit.files.items())[peers.rank :: peers.size]
+    faults = peers.all("can't read a checkpoint", lambda: [catalogue.damage(store, step, name, file) for name, file in mine])
+    if found := peers.tell([fault for several in faults for fault in several if fault]):
+        raise Broken("; ".join(found), where=address)
+    return commit
+
+
+def load(peers: Peers, store: Store, found: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, device: Device) -> bool:
+    """Makes a checkpoint's state this rank's, whatever layout wrote it; whether the random numbers were taken up too.
+
+    They belong to ranks, so only as many ranks can go on with them; others begin theirs anew from seed, step and rank.
+    """
+    state = states.collect(model, optimizer)
+    same = found.world_size == peers.size
+    if same:
+        state["random"] = {str(peers.rank): ""}
+    peers.all("can't load a checkpoint", lambda: fill(state, store, found.step))
+    states.restore(model, optimizer, state)
+    if same:
+        states.set_random(state["random"][str(peers.rank)], device)
+    return same
+
+
+def load_weights(peers: Peers, address: str, model: nn.Module, config: Config) -> str:
+    """Fills the model's weights from a checkpoint of another run (train.init_from); which one it was."""
+    store, step = peers.one("can't find train.init_from", lambda: locate(address))
+    commit = examine(peers, store, step)
+    fits(commit, config, store.address(step))
+    state = {"model": get_model_state_dict(model)}
+    peers.all("can't load a checkpoint", lambda: fill(state, store, step))
+    set_model_state_dict(model, state["model"])
+    return store.address(step)
+
+
+def load_model(store: Store, step: int, model: nn.Module) -> Commit:
+    """Fills a whole model's weights from a checkpoint, in this process alone; the checkpoint's marker comes back."""
+    commit = catalogue.read(store, step)
+    if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, step, name, file))]:
+        raise Broken("; ".join(faults), where=store.address(step), next="make checkpoints shows which are good")
+    weights = model.state_dict()
+    fill({"model": weights}, store, step)
+    model.load_state_dict(weights)
+    return commit
+
+
+def newest(run: Run, config: Config) -> tuple[Store, int] | None:
+    """Where the run's newest checkpoint is that looks whole."""
+    store = store_of(run, config.checkpoint.destination)
+    whole = [entry.step for entry in catalogue.look(store) if not entry.fault]
+    return (store, whole[-1]) if whole else None
+
+
+def fill(state: states.State, store: Store, step: int) -> None:
+    """Reads, into the tensors of a state, this rank's parts of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank knows by itself what it needs
+        load_parts(state, storage_reader=Reader(store, step), no_dist=True)
+
+
+def locate(address: str) -> tuple[Store, int]:
+    """The checkpoint that an address means: its own, or the newest whole one of a run or of a folder of checkpoints."""
+    parent, _, name = address.rstrip("/").rpartition("/")
+    if match := NAME.fullmatch(name):
+        return store_at(parent or "."), int(match[1])
+    inside = [] if address.startswith(S3) else [str(Run(Path(address)).checkpoints)]
+    for store in map(store_at, [*inside, address]):
+        if whole := [entry.step for entry in catalogue.look(store) if not entry.fault]:
+            return store, whole[-1]
+    raise RunError("holds no checkpoint", where=address, why="train.init_from asks for one", next=f"ls {address}")
+
+
+def fits(commit: Commit, config: Config, where: str) -> None:
+    """RunError naming each key by which a checkpoint's weights are not those of the config's model."""
+    told = [
+        f"{key} is {was} there, {now} here"
+        for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
+        if key.startswith("model.") and changes.reason(key)
+    ]
+    if told:
+        raise RunError("has weights of another model", where=where, why="; ".join(told), next="make model.* in the config the same")

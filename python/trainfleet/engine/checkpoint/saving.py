@@ -1,0 +1,82 @@
+"""A save, from the copy on the host to the commit: what runs beside training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...checkpoints import catalogue
+from ...checkpoints.marker import Commit, render
+from ...checkpoints.store import Store
+from ...config.types import Checkpoint
+from .peers import Failed, Peers
+from .snapshot import Snapshot
+
+NICE = 10  # of the writing thread: on a CPU it shares the cores with training
+ROOM = 1.02  # bytes that a checkpoint takes, for each byte of tensors
+
+
+class Save(threading.Thread):
+    """One save under way; once it is done, `error` says what went wrong.
+
+    It dies with the process, even while it waits for another rank: a daemon, as an executor's threads are not.
+    """
+
+    def __init__(self, step: int, work: Callable[[], None]) -> None:
+        super().__init__(name=f"save-{step}", daemon=True)
+        self.step, self.work = step, work
+        self.error: Exception | None = None
+        self.began, self.seconds = time.monotonic(), 0.0
+        self.start()
+
+    def run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        try:
+            self.work()
+        except Exception as error:  # for the training loop to raise, at the next step boundary
+            self.error = error
+        self.seconds = time.monotonic() - self.began
+
+
+def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy: Checkpoint) -> None:
+    """Commits a snapshot as a checkpoint, then lets go of the older ones that need not stay; all ranks call it.
+
+    Raises:
+        Failed: on all ranks. Nothing of it is in sight then, and what was committed before is as it was; or, when it was the
+            older ones that could not be removed, it is committed.
+    """
+    step = commit.step
+    try:
+        peers.one("can't begin a checkpoint", lambda: begin(store, step, snapshot.size))
+        parts = peers.all("can't write a checkpoint", lambda: snapshot.write(store, step))
+
+        def finish() -> None:
+            files = snapshot.write_index(store, step, parts)
+            store.commit(step, render(replace(commit, files=files)))
+
+        peers.one("can't commit a checkpoint", finish)
+    except Failed:
+        if peers.first:
+            abandon(store, step)
+        raise
+    peers.one("can't remove old checkpoints", lambda: catalogue.retain(store, step, policy.keep, policy.keep_every))
+
+
+def begin(store: Store, step: int, size: int) -> None:
+    """Makes the place for a checkpoint; OSError when there is no room for it, before a byte is written."""
+    store.begin(step)
+    free, needed = store.free(), int(size * ROOM)
+    if free is not None and free < needed:
+        raise OSError(errno.ENOSPC, f"a checkpoint needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free")
+
+
+def abandon(store: Store, step: int) -> None:
+    """Gives the room back that a failed save took; if even that fails, the next save at this step or the next start does it."""
+    try:
+        store.abandon(step)
+    except OSError:
+        pass
