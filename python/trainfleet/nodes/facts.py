@@ -133,7 +133,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
     plain = {f.name: one(f.name) for f in fields(Facts) if f.type == "str" and f.name != "efa"}
     sent = now - seconds  # the clock was read about when the command arrived, half a round trip after it was sent
     return Facts(
-        **plain,  # type: ignore[arg-type]
+        **plain,
         root=one("root") == "yes", uverbs=one("uverbs") == "yes", authorized=one("authorized") == "yes",
         cores=int(one("cores") or 0), memory_kib=int(one("memory_kib") or 0), huge_pages=int(one("huge_pages") or 0),
         nofile=1 << 30 if one("nofile") == "unlimited" else int(one("nofile") or 0), fi_info=int(one("fi_info") or -1),

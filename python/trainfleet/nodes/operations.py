@@ -204,7 +204,9 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 def key(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """A key of the head's own, to reach the nodes without a password. The private half never leaves the head."""
     if wanted.fleet.shared_folder and "ssh/head.pub" not in facts.has:
-        yield Step("head_key.sh", (f"{wanted.fleet.shared_folder}/ssh",), "the head has no key for the nodes", phase="head", root=False)
+        yield Step(
+            "head_key.sh", (f"{wanted.fleet.shared_folder}/ssh",), "the head has no key for the nodes", phase="head", root=False
+        )
 
 
 def access(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -237,5 +239,3 @@ def at_least(found: str, least: str) -> bool:
 def _numbers(version: str) -> tuple[int, ...]:
     plain = version.partition("-")[0].partition("~")[0]
     return tuple(int(part) for part in plain.split(".") if part.isdigit())
-
-

@@ -41,9 +41,13 @@ def load_stack(name: str, path: Path = LOCK) -> Stack:
     try:
         stacks: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["stacks"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise TrainfleetError("the lock of versions can't be read", where=str(path), why=str(error), next=f"git checkout {path}") from error
+        raise TrainfleetError(
+            "the lock of versions can't be read", where=str(path), why=str(error), next=f"git checkout {path}"
+        ) from error
     if name not in stacks:
-        raise TrainfleetError(f"no stack {name}; there are: {', '.join(stacks)}", where=str(path), next="see fleet.stack in schema/README.md")
+        raise TrainfleetError(
+            f"no stack {name}; there are: {', '.join(stacks)}", where=str(path), next="see fleet.stack in schema/README.md"
+        )
     return _build(name, stacks[name])
 
 
@@ -53,4 +57,4 @@ def _build(name: str, entry: dict[str, Any]) -> Stack:
     system = {key: version for key, version in versions.items() if key.startswith("aws-neuronx-")}
     extra = {key: version for key, version in versions.items() if key not in known and key not in system}
     plain = {key: version for key, version in versions.items() if key in known}
-    return Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()))  # type: ignore[arg-type]
+    return Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()))

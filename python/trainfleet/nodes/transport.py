@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fabric import Connection
 
 THREADS = 64
-CONNECT_TIMEOUT = 10.0  # seconds for TCP, then as much for the key exchange, then for the login
+CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
 KEEPALIVE = 2  # seconds between two signs of life
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
 GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
@@ -78,7 +78,7 @@ class Transport:
                 done(host, answer)
             return answer
 
-        return Answers(self._each(ask, hosts))
+        return Answers(self.each(ask, hosts))
 
     def put(
         self, files: Mapping[str, bytes], folder: str, *, timeout: float = 60, hosts: Iterable[Host] | None = None
@@ -125,7 +125,7 @@ class Transport:
         if connection := self._kept.pop(host, None):
             connection.close()
 
-    def _each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None) -> dict[Host, T]:
+    def each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None) -> dict[Host, T]:
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
             return {}

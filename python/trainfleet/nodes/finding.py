@@ -1,0 +1,29 @@
+"""One thing that is wrong with a host or with the fleet as a whole, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .answers import Failure, Host
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, on which host (None: the whole fleet), what to type next; whether the host itself is to blame.
+
+    A host that is to blame (broken hardware, a slow link) goes into quarantine; what `make setup` mends does not.
+    """
+
+    host: Host | None
+    check: str
+    message: str
+    next: str = ""
+    blames_host: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.message}; next: {self.next}" if self.next else self.message
+
+
+def unreachable(host: Host, failure: Failure) -> Finding:
+    """The finding for a host that could not be asked."""
+    return Finding(host, failure.kind, failure.message, failure.next)

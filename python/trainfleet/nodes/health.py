@@ -1,0 +1,221 @@
+"""What is wrong with the nodes of a fleet, from their facts alone. Pure: tests give facts as data.
+
+`unfit` is what keeps `make setup` from touching a host at all; `judge` is what keeps a launch from starting.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from .answers import Host
+from .facts import Facts
+from .finding import Finding
+from .operations import ON_NODES, Wanted, steps
+
+FleetFacts = Mapping[Host, Facts]
+Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
+
+LEAST_DISK_GB = 5.0  # what logs, caches and a core dump need; a driver build too
+CLOCK_TOLERANCE = 2.0  # seconds; certificates, make and the order of logs go wrong beyond
+SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
+MEMORY_SHARE = 0.9  # of an instance type's memory; the kernel keeps a few per cent
+SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
+PORTABLE = ("limits.sh", "sshd.sh", "access.sh")  # these only write files: any Linux with sshd and PAM
+
+
+def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Hosts that must not be touched as they are."""
+    for check in (one_name_each, root, disk, system, quick):
+        yield from check(facts, wanted)
+
+
+def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """All that would make a job fail, crawl or lie."""
+    checks: tuple[Check, ...] = (
+        one_name_each, disk, quick, set_up, versions, gpus, neuron_devices, memory, cards, mtu, names, clock, shared, broken,
+    )  # fmt: skip
+    for check in checks:
+        yield from check(facts, wanted)
+
+
+def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Two nodes of one name are one machine listed twice, or clones whose logs get mixed up."""
+    for host, fact in facts.items():
+        twins = {other: theirs for other, theirs in facts.items() if theirs.hostname == fact.hostname and other != host}
+        if not twins:
+            continue
+        names = ", ".join(twin.name for twin in twins)
+        if fact.boot_id in [theirs.boot_id for theirs in twins.values()]:
+            yield Finding(host, "name", f"is the same machine as {names}", "take one of them out of fleet.hosts")
+        else:
+            message = f"has the host name {fact.hostname}, as {names} has"
+            yield Finding(host, "name", message, "on it: sudo hostnamectl set-hostname ANOTHER")
+
+
+def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Steps as root need sudo without a password."""
+    head = next(iter(facts), None)
+    for host, fact in facts.items():
+        needed = ", ".join(step.name for step in steps(fact, wanted, head=host == head) if step.root)
+        if needed and not fact.root:
+            message = f"{fact.user} may not sudo without a password, which these need: {needed}"
+            yield Finding(host, "sudo", message, "on it: sudo visudo, or another fleet.ssh.user")
+
+
+def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Room on the root disk."""
+    for host, fact in facts.items():
+        if fact.space_gb < LEAST_DISK_GB:
+            message = f"its root disk has {fact.space_gb:.1f} GB free, {LEAST_DISK_GB:.0f} are needed"
+            yield Finding(host, "disk", message, "on it: sudo du -xh / | sort -h | tail")
+
+
+def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Packages are installed only on systems that the scripts know."""
+    for host, fact in facts.items():
+        needs = [step.name for operation in ON_NODES for step in operation(fact, wanted) if step.script not in PORTABLE]
+        if needs and fact.os not in SUPPORTED:
+            message = f"runs {fact.os or 'an unknown system'}, where these can't be installed: {', '.join(needs)}"
+            yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
+
+
+def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """A node that answers slowly holds all others up."""
+    usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
+    for host, fact in facts.items():
+        if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
+            message = f"takes {fact.seconds:.1f} s to answer, the others {usual:.1f} s"
+            yield Finding(host, "slow", message, "on it: top; ip -s link", blames_host=True)
+
+
+def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Nothing that setup does is left to do; so what the stack pins is there in its version."""
+    head = next(iter(facts), None)
+    for host, fact in facts.items():
+        left = "; ".join(f"{step.name}: {step.why}" for step in steps(fact, wanted, head=host == head))
+        if left:
+            yield Finding(host, "setup", left, "make setup")
+
+
+def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """One version of everything on all nodes. What the stack pins, `set_up` has compared with the lock already."""
+    kinds: dict[str, Callable[[Facts], str]] = {"operating system": lambda fact: fact.os, "kernel": lambda fact: fact.kernel}
+    if not wanted.stack.nvidia:
+        kinds["NVIDIA driver"] = lambda fact: ", ".join(sorted({gpu.driver for gpu in fact.gpus}))
+    if not wanted.efa:
+        kinds["EFA installer"] = lambda fact: fact.efa
+    if wanted.fleet.python:
+        kinds["torch"] = lambda fact: fact.torch
+    for kind, read in kinds.items():
+        found = Counter(read(fact) for fact in facts.values())
+        usual = found.most_common(1)[0][0] if found else ""
+        for host, fact in facts.items():
+            if read(fact) != usual:
+                message = f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} have {usual or 'none'}"
+                yield Finding(host, "version", message, "make them alike")
+
+
+def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """As many GPUs as the instance type has: one that fell off the bus is the usual broken node."""
+    row = wanted.type
+    if row is None or row.accelerator is None or row.accelerator.kind != "cuda":
+        return
+    for host, fact in facts.items():
+        if len(fact.gpus) != row.accelerators:
+            message = f"{len(fact.gpus)} of {row.accelerators} GPUs answer, {fact.bus.count('nvidia')} are on the bus"
+            yield Finding(host, "gpus", message, "on it: nvidia-smi; dmesg. Then replace it", blames_host=True)
+
+
+def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """As many Neuron devices as on the other nodes, and some at all on an instance type that has them."""
+    row = wanted.type
+    if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
+        return
+    usual = max((len(fact.neuron) for fact in facts.values()), default=0) or 1
+    for host, fact in facts.items():
+        if len(fact.neuron) != usual:
+            message = f"{len(fact.neuron)} Neuron devices, where {usual} are expected"
+            yield Finding(host, "neuron", message, "on it: neuron-ls; dmesg", blames_host=True)
+
+
+def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The memory of the instance type."""
+    row = wanted.type
+    for host, fact in facts.items():
+        gib = fact.memory_kib / 2**20
+        if row and gib < MEMORY_SHARE * row.memory_gib:
+            message = f"{gib:.0f} GiB of memory, a {row.name} has {row.memory_gib}"
+            yield Finding(host, "memory", message, "is it of this type? fleet.instance_type", blames_host=True)
+
+
+def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """As many EFA interfaces as the type takes: with one of four, training runs at a quarter of the speed and says nothing."""
+    for host, fact in facts.items():
+        attached, driven = fact.bus.count("efa"), len(fact.infiniband)
+        if wanted.efa and attached != wanted.efa:
+            message = f"{attached} of {wanted.efa} EFA interfaces are attached"
+            yield Finding(host, "efa", message, "launch it with all its interfaces of type efa", blames_host=True)
+        elif wanted.efa and driven < attached:
+            message = f"{driven} of {attached} EFA interfaces have a driver"
+            yield Finding(host, "efa", message, "on it: dmesg | grep efa", blames_host=True)
+
+
+def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """One packet size: a node with another one works for small messages and hangs on large ones."""
+    sizes = {host: fact.mtu.get(card_of(host, fact), 0) for host, fact in facts.items()}
+    usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
+    for host, size in sizes.items():
+        if size != usual:
+            message = f"its link takes packets of {size} bytes, the others' {usual}"
+            yield Finding(host, "mtu", message, f"on it: sudo ip link set {card_of(host, facts[host])} mtu {usual}")
+
+
+def card_of(host: Host, fact: Facts) -> str:
+    """The network card that holds the address by which this host is reached; else the first that is not the loopback."""
+    named = fact.addresses.get(host.address) or fact.addresses.get(fact.resolves.get(host.address, ""))
+    return named or next((card for card in fact.mtu if card != "lo"), "lo")
+
+
+def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Every node finds every other by the address of fleet.hosts, and itself by its own name (gloo and NCCL look it up)."""
+    by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
+    for host, fact in facts.items():
+        lost = [name for name in (*by_name, fact.hostname) if name not in fact.resolves]
+        if lost:
+            message = f"does not resolve {', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''}"
+            yield Finding(host, "names", message, "on it: add them to /etc/hosts")
+
+
+def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Clocks agree, as far as the time of the answer allows to say."""
+    usual = statistics.median(fact.clock_offset for fact in facts.values()) if facts else 0.0
+    for host, fact in facts.items():
+        apart = fact.clock_offset - usual
+        if abs(apart) > CLOCK_TOLERANCE + fact.seconds:
+            message = f"its clock is {abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}"
+            yield Finding(host, "clock", message, "on it: sudo systemctl restart chrony (Amazon Linux: chronyd)")
+
+
+def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The shared folder is there and may be written."""
+    folder = wanted.fleet.shared_folder
+    for host, fact in facts.items():
+        if folder and fact.shared_folder != "writable":
+            on = f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}" if fact.shared else ""
+            message = f"{folder} is {fact.shared_folder or 'not there'}{on}"
+            yield Finding(host, "shared", message, "on it: mount | grep lustre; then make setup")
+
+
+def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """What GPUs and the kernel say about themselves."""
+    for host, fact in facts.items():
+        for index, gpu in enumerate(fact.gpus):
+            if gpu.ecc_errors:
+                message = f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"
+                yield Finding(host, "ecc", message, "on it: sudo nvidia-smi -r; or replace it", blames_host=True)
+        for line in fact.kernel_says:
+            if "Xid" in line or "neuron" in line:
+                message = f"its kernel says: {line.strip()[:160]}"
+                yield Finding(host, "kernel", message, "https://docs.nvidia.com/deploy/xid-errors", blames_host=True)

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Docker from the distribution; with the word `nvidia` also NVIDIA's container toolkit, so that containers see the GPUs.
+set -euo pipefail
+verb=${1:?usage: docker.sh check|apply|verify [nvidia]}
+gpus=${2:-}
+toolkit=https://nvidia.github.io/libnvidia-container
+
+verify() {
+  docker info > /dev/null 2>&1 || { echo "docker: the daemon does not answer: systemctl status docker"; return 1; }
+  [ -z "$gpus" ] || docker info 2> /dev/null | grep -q 'Runtimes:.*nvidia' || { echo "docker: no nvidia runtime"; return 1; }
+  echo "docker: $(docker version --format '{{.Server.Version}}')${gpus:+ with the nvidia runtime}"
+}
+
+add_toolkit() {
+  if command -v apt-get > /dev/null; then
+    install -d /etc/apt/keyrings
+    curl -fsSL --retry 3 "$toolkit/gpgkey" | gpg --batch --yes --dearmor -o /etc/apt/keyrings/nvidia-container-toolkit.gpg
+    echo "deb [signed-by=/etc/apt/keyrings/nvidia-container-toolkit.gpg] $toolkit/stable/deb/\$(ARCH) /" \
+      > /etc/apt/sources.list.d/nvidia-container-toolkit.list
+    apt-get update -qq
+    apt-get install -y -qq -o DPkg::Lock::Timeout=300 nvidia-container-toolkit > /dev/null
+  else
+    curl -fsSL --retry 3 -o /etc/yum.repos.d/nvidia-container-toolkit.repo "$toolkit/stable/rpm/nvidia-container-toolkit.repo"
+    dnf install -y -q nvidia-container-toolkit
+  fi
+  nvidia-ctk runtime configure --runtime=docker > /dev/null
+}
+
+apply() {
+  if ! command -v docker > /dev/null; then
+    if command -v apt-get > /dev/null; then
+      export DEBIAN_FRONTEND=noninteractive
+      apt-get update -qq
+      apt-get install -y -qq -o DPkg::Lock::Timeout=300 docker.io > /dev/null
+    else
+      dnf install -y -q docker
+    fi
+  fi
+  [ -z "$gpus" ] || command -v nvidia-ctk > /dev/null || add_toolkit
+  systemctl enable --quiet docker
+  systemctl restart docker
+}
+
+case $verb in
+  check | verify) verify ;;
+  apply) verify > /dev/null || apply; verify ;;
+  *) echo "usage: docker.sh check|apply|verify [nvidia]" >&2 && exit 2 ;;
+esac

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, all from one pinned installer.
+# verify asks libfabric itself: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
+set -euo pipefail
+verb=${1:?usage: efa.sh check|apply|verify VERSION}
+version=${2:?usage: efa.sh check|apply|verify VERSION}
+home=${EFA_HOME:-/opt/amazon}
+url=https://efa-installer.amazonaws.com/aws-efa-installer-$version.tar.gz
+
+installed() { sed -n '1s/.*: *v\{0,1\}//p' "$home/efa_installed_packages" 2> /dev/null; }
+fi_info() { if [ -x "$home/efa/bin/fi_info" ]; then "$home/efa/bin/fi_info" "$@"; else command fi_info "$@"; fi; }
+endpoints() { fi_info -p efa -t FI_EP_RDM 2> /dev/null | grep -c 'provider: efa' || true; } # none makes grep fail, and is an answer
+loaded() { [ -d /sys/module/ib_uverbs ] || lsmod | grep -q '^ib_uverbs'; }
+
+verify() {
+  [ "$(installed)" = "$version" ] || { echo "efa: installer $(installed || true), wanted $version"; return 1; }
+  loaded || { echo "efa: ib_uverbs is not loaded"; return 1; }
+  [ "$(endpoints)" -gt 0 ] || { echo "efa: fi_info -p efa lists no endpoint; is an EFA interface attached to this instance?"; return 1; }
+  echo "efa: $version, $(endpoints) endpoints"
+}
+
+apply() {
+  if [ "$(installed)" != "$version" ]; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    curl -fsSL --retry 3 -o "$folder/efa.tar.gz" "$url" || { echo "efa: can't download $url"; exit 1; }
+    tar -xzf "$folder/efa.tar.gz" -C "$folder"
+    (cd "$folder/aws-efa-installer" && ./efa_installer.sh -y > "$folder/log" 2>&1) || { tail -n 20 "$folder/log"; exit 1; }
+  fi
+  loaded || modprobe ib_uverbs # it is unloaded now and then; the file below loads it at every boot
+  echo ib_uverbs > /etc/modules-load.d/trainfleet-efa.conf
+}
+
+case $verb in
+  check | verify) verify ;;
+  apply) verify > /dev/null || apply; verify ;;
+  *) echo "usage: efa.sh check|apply|verify VERSION" >&2 && exit 2 ;;
+esac

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# A key pair of the head's own for reaching the nodes; FOLDER, which all see, receives only its public half.
+set -euo pipefail
+verb=${1:?usage: head_key.sh check|apply|verify FOLDER}
+folder=${2:?usage: head_key.sh check|apply|verify FOLDER}
+key=$HOME/.ssh/id_trainfleet
+
+verify() {
+  [ -s "$key" ] || { echo "head key: no $key"; return 1; }
+  cmp -s "$key.pub" "$folder/head.pub" || { echo "head key: $folder/head.pub is not the public half of $key"; return 1; }
+  echo "head key: $(ssh-keygen -l -f "$key.pub" | cut -d' ' -f2)"
+}
+
+apply() {
+  mkdir -p "$HOME/.ssh" "$folder"
+  chmod 700 "$HOME/.ssh"
+  [ -s "$key" ] || ssh-keygen -q -t ed25519 -N '' -C "trainfleet head $(uname -n)" -f "$key"
+  cp "$key.pub" "$folder/head.pub.new"
+  mv "$folder/head.pub.new" "$folder/head.pub"
+}
+
+case $verb in
+  check | verify) verify ;;
+  apply) verify > /dev/null || apply; verify ;;
+  *) echo "usage: head_key.sh check|apply|verify FOLDER" >&2 && exit 2 ;;
+esac

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# sshd takes keys and no passwords. PAM stays on: without it limits.d is not read, and EFA would get 64 KiB of locked memory.
+# What is written is tried by `sshd -t` first: a mistake here would lock everybody out. Connections that are open stay open.
+set -euo pipefail
+verb=${1:?usage: sshd.sh check|apply|verify}
+root=${TRAINFLEET_ROOT:-}
+target=$root/etc/ssh/sshd_config.d/10-trainfleet.conf # sshd takes the first value that it reads, and 10- is read early
+
+wanted() {
+  cat << 'CONF'
+# Written by trainfleet (scripts/sshd.sh).
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitEmptyPasswords no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:400
+ClientAliveInterval 30
+ClientAliveCountMax 4
+CONF
+}
+
+verify() { wanted | cmp -s - "$target" && echo "sshd: keys only"; }
+
+reload() {
+  if [ -d /run/systemd/system ]; then
+    systemctl reload ssh 2> /dev/null || systemctl reload sshd # Ubuntu calls it ssh, Amazon Linux sshd
+  else
+    echo "sshd: systemd does not run it here; it reads the new file when it starts next"
+  fi
+}
+
+apply() {
+  mkdir -p "${target%/*}"
+  grep -qsE '^ *Include +.*sshd_config.d' "$root/etc/ssh/sshd_config" ||
+    { echo "sshd: $root/etc/ssh/sshd_config does not include sshd_config.d/*.conf; add: Include /etc/ssh/sshd_config.d/*.conf"; exit 1; }
+  wanted > "$target"
+  local said
+  if ! said=$(sshd -t -f "$root/etc/ssh/sshd_config" 2>&1); then
+    rm "$target"
+    echo "sshd: the new configuration is not valid, and was taken back: $said"
+    exit 1
+  fi
+  [ -n "$root" ] || reload
+}
+
+case $verb in
+  check | verify) verify || { echo "sshd: $target is not as wanted"; exit 1; } ;;
+  apply) verify > /dev/null || apply; verify ;;
+  *) echo "usage: sshd.sh check|apply|verify" >&2 && exit 2 ;;
+esac
