@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -125,6 +126,8 @@ def fork(rank: int, ranks: int, port: str, run: str) -> int:
     code = 1
     try:
         code = main([run])
+    except Exception:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         os._exit(code)

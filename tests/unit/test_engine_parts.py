@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 from trainfleet import devices
-from trainfleet.config.types import Layout, Train
+from trainfleet.config import schema
+from trainfleet.config.load import build
+from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.batches import Batches
 from trainfleet.engine.meter import Stopwatch
 
-TRAIN = Train(
-    steps=100, global_batch=8, micro_batch=2, sequence_length=6, learning_rate=0.01, learning_rate_floor=0.1, warmup_steps=10,
-    weight_decay=0.1, beta1=0.9, beta2=0.95, gradient_clip=1.0, precision="auto", seed=3, log_every=1, validate_every=0,
-    validation_sequences=7, layout=Layout(1, 1, 1, 1),
-)  # fmt: skip
+CHOSEN = {
+    "steps": 100, "global_batch": 8, "micro_batch": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
+    "validate_every": 0, "validation_sequences": 7,
+}  # fmt: skip
+TRAIN = build(Train, schema.fill({"name": "parts"}, schema.load_schema())["train"] | CHOSEN)
 SEQUENCES = 10  # in the validation split below
 
 
