@@ -83,6 +83,17 @@ class Facts:
         """Free on the root disk."""
         return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
 
+    def card(self, host: Host) -> str:
+        """The card that holds the address of `host` in fleet.hosts; for a public address the first that is no loopback."""
+        named = self.addresses.get(host.address) or self.addresses.get(self.resolves.get(host.address, ""))
+        return named or next((card for card in self.mtu if card != "lo"), "lo")
+
+    def address(self, host: Host) -> str:
+        """The address by which other nodes reach this one: its own on that card, not a public one in front of it."""
+        card = self.card(host)
+        own = [address for address, holder in self.addresses.items() if holder == card and ":" not in address]
+        return host.address if host.address in self.addresses else own[0] if own else host.address
+
 
 def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = None) -> dict[Host, Facts | Failure]:
     """The facts of every host, or why it could not tell them."""

@@ -164,18 +164,12 @@ def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """One packet size: a node with another one works for small messages and hangs on large ones."""
-    sizes = {host: fact.mtu.get(card_of(host, fact), 0) for host, fact in facts.items()}
+    sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
     for host, size in sizes.items():
         if size != usual:
             message = f"its link takes packets of {size} bytes, the others' {usual}"
-            yield Finding(host, "mtu", message, f"on it: sudo ip link set {card_of(host, facts[host])} mtu {usual}")
-
-
-def card_of(host: Host, fact: Facts) -> str:
-    """The network card that holds the address by which this host is reached; else the first that is not the loopback."""
-    named = fact.addresses.get(host.address) or fact.addresses.get(fact.resolves.get(host.address, ""))
-    return named or next((card for card in fact.mtu if card != "lo"), "lo")
+            yield Finding(host, "mtu", message, f"on it: sudo ip link set {facts[host].card(host)} mtu {usual}")
 
 
 def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

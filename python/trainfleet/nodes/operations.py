@@ -72,6 +72,11 @@ class Wanted:
         return self.type.efa if self.type else 0
 
     @property
+    def interpreter(self) -> str:
+        """The Python on the nodes that has torch."""
+        return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
+
+    @property
     def environment(self) -> str:
         """The folder of the Python environment; empty when the config names an interpreter."""
         return "" if self.fleet.python else f"env/{self.stack.name}-{lock_hash(self.stack)}"

@@ -1,0 +1,236 @@
+"""The gate: what must hold before a job may start on several nodes, tried for real and within a time.
+
+First what facts show (health.py), then what only trying shows, on the hosts that are sound so far: the shared folder is one
+folder, the head can be reached, and an all-reduce is as fast as the instance type's links promise. If it is not, nodes are tried
+in pairs, which names the slow one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..config import Config
+from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
+from . import facts as reading
+from .answers import Answers, Failure, Host, Result
+from .facts import Facts
+from .finding import Finding, unreachable
+from .fleet import wanted_of
+from .health import judge
+from .operations import Wanted
+from .tar import code_files, content_hash
+from .transport import Transport
+
+PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that runs is not in its way
+CONNECT_SECONDS = 10
+FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
+MARK = "== bandwidth "
+SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
+ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """What the trial measured: bus GB/s of an all-reduce of so many bytes, and GB/s of the pairs that were tried."""
+
+    gbs: float
+    bytes: int
+    nodes: int
+    pairs: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the gate found; open when nothing is wrong."""
+
+    facts: dict[Host, Facts]
+    findings: tuple[Finding, ...]
+    bandwidth: Bandwidth | None
+    seconds: float
+
+    @property
+    def is_open(self) -> bool:
+        return not self.findings
+
+    def against(self, host: Host) -> list[Finding]:
+        return [finding for finding in self.findings if finding.host == host]
+
+
+def examine(transport: Transport, config: Config, *, fabric: bool = True, hosts: Sequence[Host] | None = None) -> Report:
+    """The report on these hosts (all by default). `fabric` tries the links too, which takes as long as torch takes to start."""
+    began = time.monotonic()
+    wanted = wanted_of(config)
+    answers = reading.read(transport, config, hosts)
+    facts = {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
+    findings = [unreachable(host, answer) for host, answer in answers.items() if isinstance(answer, Failure)]
+    findings += judge(facts, wanted)
+    bandwidth = None
+    for trial in (try_shared_folder, try_port):
+        findings += trial(transport, wanted, _sound(facts, findings))
+    sound = _sound(facts, findings)
+    if fabric and len(sound) > 1:
+        bandwidth, more = try_fabric(transport, wanted, sound)
+        findings += more
+    return Report(facts, tuple(findings), bandwidth, time.monotonic() - began)
+
+
+def _sound(facts: dict[Host, Facts], findings: Sequence[Finding]) -> dict[Host, Facts]:
+    bad = {finding.host for finding in findings}
+    return {host: fact for host, fact in facts.items() if host not in bad}
+
+
+def try_shared_folder(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
+    """A token that one node writes must be there for all: folders of one name are not one folder yet."""
+    folder = wanted.fleet.shared_folder
+    if not folder or len(facts) < 2:
+        return []
+    writer, *readers = facts
+    token, file = secrets.token_hex(8), shlex.quote(f"{folder}/.token")
+    written = transport.run(f"echo {token} > {file}.{token}", timeout=20, hosts=[writer])
+    if written.failed:
+        return [Finding(writer, "shared", f"can't write in {folder}", "on it: df -h; mount | grep lustre")]
+    answers = transport.run(f"cat {file}.{token}", timeout=20, hosts=readers)
+    transport.run(f"rm -f {file}.{token}", timeout=20, hosts=[writer])
+    blind = [host for host in readers if token not in _printed(answers, host)]
+    message = f"does not see in {folder} what {writer} writes there: it is another folder"
+    return [Finding(host, "shared", message, "on it: mount | grep lustre; then make setup") for host in blind]
+
+
+def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
+    """Every node opens a connection to the head, as the rendezvous will."""
+    if len(facts) < 2:
+        return []
+    head, *others = facts
+    port = wanted.fleet.port or PORT
+    listen = shlex.join(["python3", "-c", LISTEN, str(port), str(len(others)), str(CONNECT_SECONDS)])
+    connect = shlex.join(["bash", "-c", CONNECT, "connect", facts[head].address(head), str(port), str(CONNECT_SECONDS)])
+    answers = transport.run(lambda host: listen if host == head else connect, timeout=CONNECT_SECONDS + 5, hosts=list(facts))
+    if "taken" in _printed(answers, head):
+        return [Finding(head, "port", f"port {port} is taken on it", f"on it: ss -ltnp 'sport = :{port}'; or another fleet.port")]
+    shut = [host for host in others if "connected" not in _printed(answers, host)]
+    message = f"can't reach port {port} of {head}, where the nodes must meet"
+    remedy = "let all traffic between the nodes pass: the security group must allow itself, in and out"
+    return [Finding(host, "port", message, remedy) for host in shut]
+
+
+# Small on purpose: what is needed is one TCP connection from every node, and that it is closed again.
+LISTEN = """
+import socket, sys
+port, count, seconds = map(int, sys.argv[1:])
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+try:
+    server.bind(("", port))
+except OSError:
+    print("taken")
+    sys.exit(0)
+server.listen(256)
+server.settimeout(seconds)
+try:
+    for _ in range(count):
+        server.accept()[0].close()
+except TimeoutError:
+    pass
+"""
+CONNECT = """
+for _ in $(seq $(($3 * 5))); do
+  if (exec 3<> "/dev/tcp/$1/$2") 2> /dev/null; then echo connected; exit 0; fi
+  sleep 0.2
+done
+"""
+
+
+def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> tuple[Bandwidth | None, list[Finding]]:
+    """The all-reduce bandwidth over these nodes, and what is wrong with it."""
+    fleet, hosts = wanted.fleet, list(facts)
+    least = least_bandwidth(fleet.instance_type)
+    code = send_code(transport, fleet.shared_folder or "", hosts)
+    answers = transport.run(lambda host: trial_command(wanted, facts, host, code, least), timeout=FABRIC_SECONDS, hosts=hosts)
+    report = next((line[len(MARK) :] for line in _printed(answers, hosts[0]).splitlines() if line.startswith(MARK)), None)
+    if report is None:
+        return None, _explain_silence(answers, hosts)
+    record = json.loads(report)
+    found = Bandwidth(record["bandwidth"], record["bytes"], record["nodes"], tuple(map(tuple, record["pairs"])))
+    findings = [Finding(None, "nccl", said) for said in judge_nccl(_printed(answers, hosts[0]).splitlines(), fleet.instance_type)]
+    return found, findings + judge_bandwidth(found, least, hosts)
+
+
+def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str, least: float | None) -> str:
+    """torchrun's words for one node of the trial. Pure."""
+    fleet, head = wanted.fleet, next(iter(facts))
+    kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
+    port = fleet.port or PORT
+    environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
+        "PYTHONPATH": f"{code}/python", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    words = [
+        wanted.interpreter, "-m", "torch.distributed.run", f"--nnodes={len(facts)}", f"--nproc-per-node={fleet.ranks_per_node}",
+        f"--node-rank={list(facts).index(host)}", f"--master-addr={facts[head].address(head)}", f"--master-port={port}",
+        f"--local-addr={facts[host].address(host)}", "--max-restarts=0", "-m", "trainfleet.devices.bandwidth",
+        str(ALL_REDUCE_BYTES[kind]), str(least if least is not None else 1e9),
+    ]  # fmt: skip
+    settings = [f"{name}={value}" for name, value in environment.items()]
+    return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"
+
+
+def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
+    """Who is slow. Without a promise to hold the links to, a node is slow when it is so beside the others. Pure."""
+    if least is not None and found.gbs >= least:
+        return []
+    slow = slow_nodes(found)
+    if slow:
+        sound = [rate for a, b, rate in found.pairs if a not in slow and b not in slow]
+        usual = f", the others' {statistics.median(sound):.2f}" if sound else ""
+        remedy = "on it: ip -s link; ethtool -S. Replace it when nothing is found"
+        said = {hosts[node]: f"its link carries {rate:.3f} GB/s{usual}" for node, rate in slow.items()}
+        return [Finding(host, "fabric", message, remedy, blames_host=True) for host, message in said.items()]
+    if least is None:
+        return []
+    message = f"an all-reduce over {found.nodes} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}, and no node stands out"
+    return [Finding(None, "fabric", message, "are all EFA interfaces attached, and the nodes in one placement group?")]
+
+
+def slow_nodes(found: Bandwidth) -> dict[int, float]:
+    """Nodes whose best pair is under SLOW_SHARE of the median node's best: a slow partner spoils one pair, a slow node all."""
+    best: dict[int, float] = {}
+    for a, b, rate in found.pairs:
+        best[a], best[b] = max(best.get(a, 0.0), rate), max(best.get(b, 0.0), rate)
+    if len(best) < 3:  # of two nodes none can be called the slow one
+        return {}
+    usual = statistics.median(best.values())
+    return {node: rate for node, rate in sorted(best.items()) if rate < SLOW_SHARE * usual}
+
+
+def _explain_silence(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
+    """Why the trial brought no figure: by host, the last thing that each said."""
+    failed = {host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"} or answers.failed
+    said = {host: _last_error(answers, host) or failure.message for host, failure in failed.items()}
+    if not said:
+        return [Finding(None, "fabric", "the trial ended without a figure", "make doctor again")]
+    remedy = "make setup, then make doctor"
+    return [Finding(host, "fabric", f"the bandwidth trial failed: {words[:200]}", remedy) for host, words in said.items()]
+
+
+def _last_error(answers: Answers, host: Host) -> str:
+    lines = [line.strip() for line in _printed(answers, host).splitlines() if "Error" in line and "ChildFailedError" not in line]
+    return lines[-1] if lines else ""
+
+
+def send_code(transport: Transport, folder: str, hosts: Sequence[Host]) -> str:
+    """The folder under the shared one that holds this checkout's code now; nothing is sent when it is there already."""
+    files = code_files()
+    target = f"{folder}/code/{content_hash(files)}"
+    transport.put_once(files, target, hosts=hosts)
+    return target
+
+
+def _printed(answers: Answers, host: Host) -> str:
+    answer = answers.get(host)
+    return answer.stdout if isinstance(answer, Result) else ""

@@ -1,0 +1,74 @@
+"""Hosts that no launch may use: each with the evidence and the time, until `make doctor LIFT=host`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import runs
+from ..errors import BackendError
+from .answers import Host
+from .state import STATE
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One host in quarantine: where it is, what was found, when (seconds since 1970), and by whom (doctor, watchdog)."""
+
+    host: str
+    address: str
+    evidence: str
+    time: float
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.evidence} ({self.by}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.time))})"
+
+
+class Quarantine:
+    """The list of a checkout, in one file that is replaced whole. A host is known by its address, whatever it is called."""
+
+    def __init__(self, path: Path = STATE / "quarantine.json") -> None:
+        self.path = path
+
+    def entries(self) -> dict[str, Entry]:
+        """Address → entry."""
+        record = runs.read_json(self.path) or {}
+        try:
+            return {address: Entry(**entry) for address, entry in record.items()}
+        except TypeError as error:
+            raise BackendError(
+                "is not a quarantine list", where=str(self.path), why=str(error), next=f"cat {self.path}"
+            ) from error
+
+    def held(self, hosts: Iterable[Host]) -> dict[Host, Entry]:
+        """Those of the hosts that are in quarantine."""
+        entries = self.entries()
+        return {host: entries[host.address] for host in hosts if host.address in entries}
+
+    def add(self, host: Host, evidence: str, by: str = "doctor") -> None:
+        """Puts a host in, or adds to what is known against it."""
+        entries = self.entries()
+        before = entries.get(host.address)
+        told = f"{before.evidence}; {evidence}" if before and evidence not in before.evidence else evidence
+        self._write(entries | {host.address: Entry(host.name, host.address, told, time.time(), by)})
+
+    def lift(self, name: str) -> Entry:
+        """Lets a host out, named as in fleet.hosts or by its address.
+
+        Raises:
+            BackendError: it is not in.
+        """
+        entries = self.entries()
+        entry = next((entry for entry in entries.values() if name in (entry.host, entry.address)), None)
+        if entry is None:
+            inside = ", ".join(entry.host for entry in entries.values()) or "nobody is"
+            raise BackendError(f"{name} is not in quarantine; in it: {inside}", where=str(self.path), next="make doctor")
+        self._write({address: other for address, other in entries.items() if address != entry.address})
+        return entry
+
+    def _write(self, entries: dict[str, Entry]) -> None:
+        runs.write_atomic(self.path, json.dumps({address: asdict(entry) for address, entry in entries.items()}, indent=2) + "\n")
