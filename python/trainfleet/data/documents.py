@@ -12,7 +12,7 @@ from . import formats
 from .formats import BadText, Document
 from .hub import HUB
 from .sources import LINES, PACKED_LINES, PARQUET, Piece, Unit, is_long_text
-from .storage import check_unchanged, is_stdlib
+from .storage import S3, check_unchanged, is_stdlib
 
 BATCH_BYTES = 2**22
 
@@ -25,11 +25,11 @@ def read_unit(unit: Unit, text_field: str) -> Iterator[Document]:
 
 def read_piece(piece: Piece, text_field: str) -> Iterator[Document]:
     """The documents that begin in one piece; refused when the file is not, or is no longer, the one that was planned."""
-    remote = piece.path.startswith(HUB)
-    if not remote:
+    on_disk = not piece.path.startswith((HUB, S3))  # requests to S3 name the version that they want
+    if on_disk:
         check_unchanged(piece.file)
     yield from (document for document in _read(piece, text_field) if document.size)
-    if not remote:
+    if on_disk:
         check_unchanged(piece.file)
 
 

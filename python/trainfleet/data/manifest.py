@@ -35,6 +35,7 @@ SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
 BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
+LENGTHS = 31  # classes of document lengths, each twice the one before; the format allows no longer one
 FORMAT = 1  # of these files; another number is another program's
 T = TypeVar("T")
 
@@ -80,6 +81,7 @@ class Shard:
     min_id: int
     max_id: int
     longest: int  # tokens of the longest document
+    lengths: tuple[int, ...]  # how many documents have [2^i, 2^(i+1)) tokens
     bin_sha256: str
     idx_sha256: str
     blocks: tuple[int, ...]  # CRC-32 of each BLOCK of .bin
@@ -129,6 +131,11 @@ class Manifest:
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
     format: int = FORMAT
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many documents have [2^i, 2^(i+1)) tokens, i from 0."""
+        return tuple(map(sum, zip(*(shard.lengths for shard in self.shards), strict=True)))
 
     def split(self, name: str) -> tuple[Shard, ...]:
         """The shards of one split in order."""

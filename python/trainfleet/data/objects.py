@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, BinaryIO, TypeVar, cast
 
 from ..errors import DataError
-from .storage import BUFFER, S3, File, unreadable
+from .storage import BUFFER, S3, File
 
 RANGE = 2**23  # bytes of a GET: large enough that its latency does not count
 TRIES = 8  # with the pauses below, about a minute
@@ -124,20 +124,22 @@ def attempt(request: Callable[[], T], where: str) -> T:
         try:
             return request()
         except (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError) as error:
-            raise unreadable(
-                where, f"{error}; set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run on an instance with a role"
-            ) from error
+            remedy = "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run on an instance with a role"
+            raise DataError("can't be reached without credentials", where=where, why=str(error), next=remedy) from error
         except (
             botocore.exceptions.BotoCoreError,
             botocore.exceptions.ClientError,
             boto3.exceptions.Boto3Error,
             OSError,
         ) as error:
-            code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+            answer = getattr(error, "response", {}).get("Error", {})
+            code = str(answer.get("Code", ""))
             if code in FOR_GOOD:
                 raise _refused(where, f"{FOR_GOOD[code]} ({code})") from error
             if number == TRIES:
-                raise _refused(where, f"{error} ({number} tries)") from error
+                raise _refused(
+                    where, f"{code} {answer['Message']}, {number} times" if answer else f"{error}, {number} times"
+                ) from error
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(2 * pause, PAUSE[1])
     raise AssertionError("unreachable")
@@ -157,7 +159,7 @@ def client() -> Any:
 
 
 def _refused(where: str, why: str) -> DataError:
-    return DataError("S3 refuses it", where=where, why=why, next="aws s3 ls " + where.split(" ")[0])
+    return DataError("S3 refuses the request", where=where, why=why, next=f"aws s3 ls {where.split(' ')[0]}")
 
 
 class _Ranges(io.RawIOBase):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from ..runs import unwritable
-from .manifest import BLOCK, Shard
+from .manifest import BLOCK, LENGTHS, Shard
 from .store import Store
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -83,6 +83,7 @@ class ShardWriter:
             min_id=self.min_id,
             max_id=self.max_id,
             longest=int(lengths.max()),
+            lengths=tuple(np.bincount(np.frexp(lengths)[1] - 1, minlength=LENGTHS).tolist()),
             bin_sha256=self.sha256.hexdigest(),
             idx_sha256=hashlib.sha256(index).hexdigest(),
             blocks=(*self.blocks, self.crc) if self.filled else tuple(self.blocks),

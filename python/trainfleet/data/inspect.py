@@ -1,0 +1,56 @@
+"""`python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`: a training sample as text; VERIFY=1 checks every file first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .. import runs
+from ..config import load_resolved
+from ..config.types import Config
+from ..errors import TrainfleetError
+from .dataset import Dataset
+from .summary import table
+from .tokenizer import load
+from .verify import verify
+
+
+def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
+    """Lines that show the dataset, where global sample `sample` is in it, and its text; with `full`, each file's check."""
+    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    if full:
+        yield from verify(dataset.store, dataset.manifest)
+    yield from (f"{name:>16}  {value}" for name, value in table(dataset.manifest))
+    length, seed = config.train.sequence_length, config.train.seed
+    sources, places = dataset.positions("train", sample, 1, length, seed)
+    ids = dataset.batch("train", sample, 1, length, seed)[0]
+    ends = int((ids == dataset.manifest.end_of_document).sum())
+    source = config.data.mixture[int(sources[0])].path if dataset.weights else "all sources"
+    yield f"{'sample':>16}  {sample:,}: number {int(places[0]):,} of {source}, {len(ids)} tokens, {ends} documents end in it"
+    yield ""
+    yield _marked(load(dataset.folder).decode, ids.tolist(), dataset.manifest.end_of_document)
+
+
+def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
+    """The text with a line where a document ends."""
+    parts: list[list[int]] = [[]]
+    for id in ids:
+        parts.append([]) if id == end else parts[-1].append(id)
+    return "\n──────── end of document ────────\n".join(decode(part) for part in parts)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        config = load_resolved(Path(arguments[0]))
+        for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
+            print(line)
+    except TrainfleetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

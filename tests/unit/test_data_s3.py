@@ -1,0 +1,168 @@
+"""S3 as source and as store: a real server of its protocol that is busy one time in five, and says no for good when it should."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainfleet.config.types import Data
+from trainfleet.data import manifest, objects, sources
+from trainfleet.data.dataset import Dataset, find
+from trainfleet.data.job import Share, tokenize
+from trainfleet.data.progress import read_progress
+from trainfleet.data.sources import plan_units
+from trainfleet.errors import DataError
+
+pytest.importorskip("boto3")
+pytest.importorskip("moto.server")
+ALONE = Share(0, 1, 1)
+
+
+class Busy:
+    """The server's application, answering 503 one time in five, or breaking the rule that a test sets."""
+
+    def __init__(self, application: Callable[..., Any]) -> None:
+        self.application, self.draw, self.refused, self.always = application, random.Random(1), 0, ""
+        self.lock = threading.Lock()
+
+    def __call__(self, environment: dict[str, Any], start: Callable[..., Any]) -> Any:
+        with self.lock:
+            busy = self.draw.random() < 0.2 or bool(self.always and self.always in environment["PATH_INFO"])
+            self.refused += busy
+        if not busy:
+            return self.application(environment, start)
+        start("503 Slow Down", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Busy]:
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    busy = Busy(DomainDispatcherApplication(create_backend_app))
+    serving = make_server("127.0.0.1", 0, busy, threaded=True)
+    threading.Thread(target=serving.serve_forever, daemon=True).start()
+    patch = pytest.MonkeyPatch()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{serving.port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        patch.setenv(name, value)
+    patch.setattr(objects, "PAUSE", (0.01, 0.05))
+    objects.client.cache_clear()
+    objects.attempt(lambda: objects.client().create_bucket(Bucket="bucket"), "s3://bucket")
+    yield busy
+    patch.undo()
+    objects.client.cache_clear()
+    serving.shutdown()
+
+
+@pytest.fixture
+def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
+    server.always = ""
+    monkeypatch.setattr(sources, "GRID", 2**16)
+    monkeypatch.setattr(objects, "RANGE", 2**14)
+    words = Path(objects.__file__).read_text().splitlines()
+    lines = [json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)]
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    (folder / "b.txt").write_text("A plain text.\n" * 50)
+    for path in folder.iterdir():
+        objects.write(f"s3://bucket/text/{path.name}", path.read_bytes())
+    objects.write("s3://bucket/text/ignored.bin", b"\xff")
+    return Data("set", ("s3://bucket/text",), "text", "bpe", 500, 0.1)
+
+
+def test_a_prefix_gives_the_same_dataset_as_the_folder(data: Data, server: Busy, tmp_path: Path) -> None:
+    local = tokenize(replace(data, sources=(str(tmp_path / "text"),)), ALONE, tmp_path / "local")
+    before = server.refused
+    remote = tokenize(data, ALONE, tmp_path / "remote")
+    assert local and remote and remote.identity == local.identity
+    assert server.refused > before, "the server was busy in between"
+    one = plan_units(replace(data, sources=("s3://bucket/text/b.txt",)))
+    assert one.files == 1 and one.bytes == 700
+
+
+def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = replace(data, sources=(str(tmp_path / "text"),), shuffle_window=16)
+    assert tokenize(local, ALONE, tmp_path / "local")
+    remote = replace(local, store="s3://bucket/sets", shuffle_window=16)
+    for node in range(3):  # nodes that share nothing but the bucket
+        tokenize(remote, Share(node, 3, 1), tmp_path / f"node-{node}")
+    found = find(remote, tmp_path / "elsewhere")
+    assert found and found.identity == manifest.find(local, tmp_path / "local").identity  # type: ignore[union-attr]
+    progress = read_progress(tmp_path / "elsewhere" / "set", remote.store)
+    assert progress.finished and progress.bytes_done == progress.bytes_total
+    assert not list(tmp_path.glob("node-*/set/train/*")), "shards don't stay on the nodes"
+
+    monkeypatch.setattr("trainfleet.data.dataset.BLOCK_BYTES", 2**14)
+    here, there = (
+        Dataset.open(root / "set", config) for root, config in ((tmp_path / "local", local), (tmp_path / "elsewhere", remote))
+    )
+    for first in range(0, 200, 20):
+        assert np.array_equal(here.batch("train", first, 20, 64, 1), there.batch("train", first, 20, 64, 1))
+    assert list((tmp_path / "elsewhere" / "set" / "cache").iterdir())
+
+
+def test_a_block_that_was_changed_in_s3_is_refused(data: Data, tmp_path: Path) -> None:
+    remote = replace(data, name="changed", store="s3://bucket/sets")
+    found = tokenize(remote, ALONE, tmp_path)
+    assert found
+    for shard in found.split("train"):
+        address = f"s3://bucket/sets/changed/{shard.path}.bin"
+        content = bytearray(objects.read(address) or b"")
+        content[len(content) // 2] ^= 1
+        objects.write(address, bytes(content))
+    with pytest.raises(DataError, match="is damaged"):
+        Dataset.open(tmp_path / "changed", remote).batch("train", 0, 200, 64, 1)
+
+
+def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
+    from trainfleet.data.cache import BlockCache
+
+    cache, fetched = BlockCache(tmp_path, 5000), list[int]()
+
+    def block(i: int) -> bytes:
+        fetched.append(i)
+        return bytes([i]) * 1000
+
+    for i in [0, 1, 2, 3, 0, 4, 0, 5, 0]:
+        assert cache.get(str(i), lambda i=i: block(i))() == bytes([i]) * 1000  # type: ignore[misc]
+    assert fetched == [0, 1, 2, 3, 4, 5], "what is used stays"
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5000
+
+
+def test_what_s3_refuses_for_good_is_named(data: Data, server: Busy, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="s3://bucket/nothing"):
+        plan_units(replace(data, sources=("s3://bucket/nothing",)))
+    with pytest.raises(DataError, match="S3 refuses") as caught:
+        plan_units(replace(data, sources=("s3://gone/text",)))
+    assert "s3://gone/text" in str(caught.value) and "no such bucket" in str(caught.value)
+    server.always = "a.jsonl"
+    with pytest.raises(DataError, match="S3 refuses") as caught:
+        tokenize(data, ALONE, tmp_path)
+    assert "a.jsonl" in str(caught.value) and "SlowDown" in str(caught.value) and "8 times" in str(caught.value)
+
+
+def test_an_object_that_changes_meanwhile_is_refused(data: Data, tmp_path: Path) -> None:
+    unit = plan_units(data).units[0]
+    objects.write("s3://bucket/text/a.jsonl", b'{"text": "other"}\n' * 5000)
+    from trainfleet.data.documents import read_unit
+
+    with pytest.raises(DataError, match="S3 refuses") as caught:
+        list(read_unit(unit, "text"))
+    assert "changed after the work was planned" in str(caught.value)
