@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -56,6 +57,10 @@ class Local:
         log = runs.node_log(job.folder, node)
         argv = (sys.executable, "-m", "trainfleet.supervisor", str(log), "--", *program, *job.arguments)
         return Command(node, argv, environment | job.environment | _accelerators(job, node), log)
+
+    def again(self, jobs: Sequence[Job], broken: Mapping[str, str]) -> Request:
+        """The same on another port: this machine has no other nodes."""
+        return self.plan(jobs[0])
 
     def submit(self, request: Request) -> Handle:
         """Starts every node; if one can't be started, those that were are stopped."""

@@ -8,13 +8,16 @@ from pathlib import Path
 
 from .. import runs
 from ..backends import backend_of
+from ..config import Config, dump_resolved
+from ..config.refit import smaller
 from ..errors import BackendError
+from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
-from ..watch.follow import carry_out
+from ..watch.attempts import persevere
+from ..watch.follow import Follower
 from ..watch.interrupts import Interrupts
-from ..watch.verdict import judge, mark
 
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
@@ -39,19 +42,28 @@ def carry(plan: Plan, request: Request, interrupts: Interrupts, live: Live | Tok
     Raises:
         JobFailed: with the verdict.
     """
-    before = mark(request)
     run = runs.run_of(plan.config.name)
-    backend = backend_of(plan.config.fleet.backend)
+    choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
+    follower = Follower(backend_of(plan.config.fleet.backend), run, interrupts, live.update, live.line.say)
     with live:
-        status = carry_out(backend, request, run.stop, interrupts, live.update, live.line.say)
-    asked = interrupts.count > 0 or run.stop.exists()
-    if interrupts.count > 1 or (asked and not request.job.torchrun):
+        verdict = persevere(
+            follower, request, [_job(request, config) for config in choices.values()], lambda job: refit(run, choices[job.nodes])
+        )
+    if interrupts.count > 1 or (follower.asked and not request.job.torchrun):
         return False
-    if status.failed:
-        verdict = judge(request, status, run.events, before)
-        run.record("verdict", who=verdict.who, cause=verdict.cause)
+    if verdict:
         raise JobFailed(str(verdict))
     return True
+
+
+def _job(request: Request, config: Config) -> Job:
+    return train_job(config) if request.job.kind == "train" else tokenize_job(config)
+
+
+def refit(run: runs.Run, config: Config) -> None:
+    """Has the ranks go on with this config."""
+    runs.write_atomic(run.config, dump_resolved(config))
+    run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
 def tokenize(plan: Plan, request: Request, interrupts: Interrupts) -> bool:

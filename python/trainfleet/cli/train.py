@@ -54,6 +54,7 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
         backend=config.fleet.backend,
         nodes=config.fleet.nodes,
         world_size=config.world_size,
+        restarts=0,
     )
     seconds = {}
     for request in plan.requests:

@@ -16,6 +16,7 @@ from .. import devices, runs
 from ..config import Config, load_resolved
 from ..data.dataset import Dataset
 from ..errors import TrainfleetError
+from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
 from . import generate, meter
@@ -32,9 +33,12 @@ TRACEBACK_LINES = 12
 def main(arguments: list[str]) -> int:
     die_with_parent()
     run = Run(Path(arguments[0]))
+    heart = Heart(run.folder, *(int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", "TRAINFLEET_ATTEMPT")))
     try:
         with join(devices.current()) as world:
-            train(run, load_resolved(run.config), world)
+            heart.at("load")
+            train(run, load_resolved(run.config), world, heart)
+            heart.stop()
             return 0
     except TrainfleetError as error:
         record_fault(run, error)
@@ -46,7 +50,7 @@ def main(arguments: list[str]) -> int:
         raise
 
 
-def train(run: Run, config: Config, world: World) -> None:
+def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     """Trains the run to its end or to a stop."""
     watch = Stopwatch(run.read_results().get("started", time.time()), heart)
     vote = Vote(run.stop if world.first else None)
@@ -86,7 +90,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         model={"family": config.model.family, "parameters": meter.count_parameters(trainer.model)},
         global_batch_sequences=train.global_batch,
         sequence_length=train.sequence_length,
-        restarts=int(os.environ.get("TRAINFLEET_ATTEMPT", "0")),
+        restarts=run.read_results().get("restarts", 0),
     )
     return recorder
 

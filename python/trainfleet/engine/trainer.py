@@ -46,6 +46,7 @@ class Trainer:
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
         for step in range(first, last + 1):
+            self.watch.begin(step)
             loss, norm = self.advance(step)
             if step == first:
                 self.device.synchronize()
@@ -91,7 +92,8 @@ class Trainer:
         total = torch.zeros((), device=self.device.torch_device)
         for left, batch in self.batches.of(step):
             with accumulating(self.shared, more=left > 0):
-                loss = self.loss(self.shared, batch) / self.batches.per_step
+                with self.watch.own_work():
+                    loss = self.loss(self.shared, batch) / self.batches.per_step
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total

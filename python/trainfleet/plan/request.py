@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .job import Job
@@ -17,6 +17,7 @@ class Command:
     argv: tuple[str, ...]
     environment: dict[str, str]
     log: Path
+    host: str = ""  # the machine, where it has a name of its own
 
     def shell(self) -> str:
         """The command as a shell would take it."""
@@ -30,3 +31,8 @@ class Request:
 
     job: Job
     commands: tuple[Command, ...]
+
+    def with_environment(self, environment: dict[str, str]) -> Request:
+        """The same request with more in the environment of every node."""
+        commands = tuple(replace(command, environment=command.environment | environment) for command in self.commands)
+        return replace(self, commands=commands)

@@ -12,7 +12,7 @@ from ..runs import Record, Run, is_locked, read_lines
 
 BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
-TELLING = ("message", "who", "cause")  # fields of an event that need no name in front
+TELLING = ("message", "who", "cause", "words")  # fields of an event that need no name in front
 UNKNOWN = "—"
 
 
@@ -101,7 +101,7 @@ class History:
             return None
         who = verdict.get("who") or f"rank {fault.get('rank', '?')} on node {fault.get('node', '?')}"
         reasons = [f"{name}: {fault[name]}" for name in ("why", "next") if fault.get(name)]
-        return f"{who}: {verdict.get('cause') or fault.get('message')}", "\n".join([*reasons, *(fault.get("traceback") or ())])
+        return f"{who}: {verdict.get('words') or verdict.get('cause') or fault.get('message')}", "\n".join([*reasons, *(fault.get("traceback") or ())])
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
@@ -139,6 +139,8 @@ def _which_config(run: Run) -> str:
 
 def describe(event: Record) -> str:
     """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without the time and the kind."""
+    if event["event"] == "verdict":
+        event = {key: value for key, value in event.items() if key in ("who", "cause", "words")}
     plain = [(key, value) for key, value in event.items() if isinstance(value, (str, int, float)) and value != ""]
     return " · ".join(_field(key, value) for key, value in plain if key not in ("time", "event"))
 

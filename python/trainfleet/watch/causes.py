@@ -1,7 +1,7 @@
 """Why jobs die: the causes that a verdict can name, and the words by which logs give them away.
 
-The words are those of torch, gloo, NCCL, aws-ofi-nccl, libfabric, the Neuron runtime, NVIDIA's drivers, Linux, Lustre and Slurm, as
-their sources and public issues have them; tests/unit/verdict_corpus holds a log for each, with where it is from.
+The words are those of torch, gloo, NCCL, aws-ofi-nccl, libfabric, the Neuron runtime, NVIDIA's drivers, Linux, Lustre and Slurm,
+as their sources and public issues have them; tests/unit/verdict_corpus holds a log for each, with where it is from.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ SIGNATURES = _signatures({
         r"Host EC2 \(instance i-[0-9a-f]+\) terminated",
     ),
     ("lost-node", HINT): (r"has failed to send a keep-alive heartbeat to the rendezvous",),
-    ("hang", PROOF): (r"silent rank \d+: ",),
+    ("hang", PROOF): (r"^silent rank \d+: ", r"^no rank has moved for \d", r"gave no sign of life in \d"),
     ("hang", WORD): (r"\(FATAL-RT-UNDEFINED-STATE\)", r"Missing infer_status notification"),
     ("hang", HINT): (
         r"Watchdog caught collective operation timeout",

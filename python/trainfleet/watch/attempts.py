@@ -1,0 +1,97 @@
+"""Attempt after attempt, until the job is done, was stopped, or fails in a way that trying again can't help.
+
+What is tried again: what the machines did (a node lost, a rank killed or silent, a device broken), on sound nodes, from the last
+checkpoint. What is not: what the program would do again (a bug, no memory, broken data, numbers that are not finite).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .. import heartbeat, runs
+from ..errors import BackendError
+from ..plan.job import Job
+from ..plan.request import Request
+from .follow import Follower, Outcome
+from .verdict import Verdict, judge, mark
+
+ATTEMPTS = 4  # in a row without a new checkpoint
+BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
+PATIENCE = 900.0  # seconds in which lost nodes may come back when there are no others
+ASK_AGAIN = 3.0
+
+
+def persevere(follower: Follower, request: Request, jobs: Sequence[Job], refit: Callable[[Job], None]) -> Verdict | None:
+    """None when every node ended well, or stopped as it was asked to; else the verdict that ended the last attempt.
+
+    `jobs` are what may run in the request's place: the same job for as many nodes, then for fewer; `refit` makes the run
+    folder's config that of one of them.
+    """
+    run, broken, fruitless, restarts = follower.run, dict[str, str](), 0, 0
+    while True:
+        saved, since = progress(run), mark(request)
+        attempt = heartbeat.begin_attempt(run.folder)
+        outcome = follower.carry_out(request.with_environment({"TRAINFLEET_ATTEMPT": str(attempt)}), attempt)
+        if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
+            return None
+        verdict = judge(request, outcome.status, run, since, outcome.alarm)
+        fruitless = 1 if progress(run) > saved else fruitless + 1
+        if not worth_it(verdict, outcome, fruitless, started=bool(heartbeat.read_beats(run.folder, attempt))) or follower.asked:
+            return conclude(run, verdict, "stopped all nodes")
+        if verdict.kind.elsewhere and verdict.host and verdict.cause != "lost-node":
+            broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
+        follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
+        pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
+        nodes, request, restarts = request.job.nodes, another(follower, jobs, broken), restarts + 1
+        if request.job.nodes != nodes:
+            refit(request.job)
+        run.update_results(restarts=restarts)
+        run.record("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes,
+                   hosts=[command.host for command in request.commands if command.host])  # fmt: skip
+
+
+def worth_it(verdict: Verdict, outcome: Outcome, fruitless: int, started: bool) -> bool:
+    """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
+    return verdict.kind.again and fruitless < ATTEMPTS and (verdict.cause != "unknown" or started)
+
+
+def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
+    """The verdict with what was done about it, kept in events.jsonl and results.json."""
+    verdict = replace(verdict, done=done)
+    run.record("verdict", **verdict.record())
+    run.update_results(verdict=verdict.record())
+    return verdict
+
+
+def another(follower: Follower, jobs: Sequence[Job], broken: dict[str, str]) -> Request:
+    """A request for the next attempt; waits for lost nodes to come back where no other can take their place.
+
+    Raises:
+        BackendError: they did not come back in time, or it was stopped meanwhile.
+    """
+    deadline, told = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return follower.backend.again(jobs, broken)
+        except BackendError as error:
+            if time.monotonic() > deadline or follower.interrupts.count or follower.run.stop.exists():
+                raise
+            if not told:
+                follower.say(f"waiting for nodes: {error}")
+                told = True
+        pause(follower, ASK_AGAIN)
+
+
+def pause(follower: Follower, seconds: float) -> None:
+    """Waits, and shows progress meanwhile; a request to stop ends it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not follower.interrupts.count:
+        follower.show()
+        time.sleep(0.1)
+
+
+def progress(run: runs.Run) -> int:
+    """How many checkpoints this run has committed."""
+    return sum(event["event"] == "checkpointed" for event in runs.read_lines(run.events))

@@ -1,0 +1,55 @@
+"""What the watchdog does on this machine: a rank is killed or stopped, and the run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from test_line import Desk
+
+from trainfleet.heartbeat import current_attempt, read_beats
+from trainfleet.runs import read_json, read_lines
+
+STEPS = "train.steps=400 checkpoint.every=20 train.log_every=20"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of a run that nothing happens to."""
+    desk = Desk(tmp_path_factory.mktemp("whole"))
+    desk.type("train", f"SET={STEPS}")
+    return desk.losses()
+
+
+def pid_of(run: Path, rank: int) -> int:
+    return read_beats(run, current_attempt(run))[rank].pid
+
+
+@pytest.mark.parametrize("number, cause", [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "hang")])
+def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, float], number: signal.Signals, cause: str) -> None:
+    desk = Desk(tmp_path)
+    launcher = desk.start("train", f"SET={STEPS}")
+    desk.await_step(40)
+    began = time.time()
+    os.kill(pid_of(desk.run, 1), number)
+    output = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 0, output
+    verdict, restarted = [next(event for event in read_lines(desk.run / "events.jsonl") if event["event"] == kind)
+                          for kind in ("verdict", "restarted")]  # fmt: skip
+    assert (verdict["cause"], verdict["rank"], verdict["node"]) == (cause, 1, 1), verdict
+    assert verdict["time"] - began < 15 and restarted["time"] - began < 25
+    assert desk.results()["restarts"] == 1 and desk.results()["status"] == "finished"
+    assert desk.losses() == whole
+    assert f"({cause})" in output and "attempt 2 of" in output
+    desk.assert_nothing_runs()
+
+
+def test_what_would_only_happen_again_is_not_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    output = desk.type("train", "SET=train.learning_rate=1 train.gradient_clip=0 train.steps=4000 train.warmup_steps=0", code=1)
+    assert "(nan)" in output and "lower train.learning_rate" in output
+    results = read_json(desk.run / "results.json") or {}
+    assert (results["status"], results["restarts"], results["verdict"]["cause"]) == ("failed", 0, "nan")
