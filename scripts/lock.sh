@@ -11,7 +11,7 @@ compile() { # every platform and Python in one file
 
 write() { # where to
   compile > "$1/requirements.lock"
-  compile --extra test --extra check > "$1/requirements-test.lock"
+  compile --extra data --extra test --extra check > "$1/requirements-test.lock"
 }
 
 case ${1:-} in

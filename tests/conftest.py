@@ -1,0 +1,18 @@
+"""In CI (REQUIRE_ALL=1) a test that skips has failed: what it needs must be there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    report = yield
+    if report.skipped and os.environ.get("REQUIRE_ALL") == "1" and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+    return report
