@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 compile() { # every platform and Python in one file
-  uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate "$@" pyproject.toml |
+  uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$@" pyproject.toml |
     grep -vE "^(nvidia|cuda)-|^triton==|sys_platform == 'emscripten'"
 }
 

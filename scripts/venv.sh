@@ -35,6 +35,8 @@ apply() {
   local files=() lock
   for lock in "$@"; do files+=(--requirement "$lock"); done
   echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "trainfleet needs Python 3.11 or newer as python3; this is $(python3 --version)" >&2 && exit 1; }
   [ -x "$python" ] || rm -rf .venv
   [ -d .venv ] || if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi
   install_cpu_torch "$@"
