@@ -1,0 +1,27 @@
+"""How a model may be divided among ranks, said as names of its modules: data, which any library of parallel layers can follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Names from the model's root; `*` is any block.
+
+    Tensor parallelism splits `column` layers by their outputs (whole heads at a time), `row` layers by their inputs, whose
+    outputs are then summed, and `embeddings` by the vocabulary. With it, the sequence is divided from what `divided` gives on:
+    `norms` each see a part of it, and `gathered` modules need it whole. A pipeline may cut between the `blocks`; `first` lives
+    with the first of them only, `last` with the last; `head` gives the logits.
+    """
+
+    blocks: str
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    head: str
+    embeddings: tuple[str, ...]
+    divided: str
+    norms: tuple[str, ...]
+    gathered: tuple[str, ...]
+    column: tuple[str, ...]
+    row: tuple[str, ...]
