@@ -5,7 +5,7 @@
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
 .DEFAULT_GOAL := help
-.PHONY: help setup plan tokenize train sample status logs stop report clean test check
+.PHONY: help setup doctor recipes config plan tokenize train sample status logs stop report clean test drills check
 
 help:
 	@echo "trainfleet: one config.yaml, from bare nodes to a trained model. First: make train"
@@ -13,6 +13,15 @@ help:
 
 setup: .venv/.stamp ## make this machine or the fleet ready [NODES CONFIG SET]
 	@.venv/bin/python -m trainfleet setup
+
+doctor: .venv/.stamp ## is the fleet fit to train: versions, links, health [LIFT=host NODES CONFIG SET]
+	@.venv/bin/python -m trainfleet doctor
+
+recipes: .venv/.stamp ## the complete configs that come with this
+	@.venv/bin/python -m trainfleet recipes
+
+config: .venv/.stamp ## write a recipe to config.yaml [RECIPE=ssh-4-nodes CONFIG=path YES=1]
+	@.venv/bin/python -m trainfleet config
 
 plan: .venv/.stamp ## print what would run, and what was derived and why [NODES CONFIG SET OUT=folder]
 	@.venv/bin/python -m trainfleet plan
@@ -43,6 +52,9 @@ clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1 CO
 
 test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
+
+drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
+	@.venv/bin/python -m pytest -q tests/drills
 
 check: .venv/.stamp-test ## lint, types and shell scripts
 	@.venv/bin/python -m trainfleet check

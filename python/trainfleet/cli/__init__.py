@@ -19,6 +19,9 @@ ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 # verb → the variables that it takes
 VERBS = {
     "setup": ("CONFIG", "SET", "NODES"),
+    "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
+    "recipes": (),
+    "config": ("RECIPE", "CONFIG", "YES"),
     "plan": ("CONFIG", "SET", "NODES", "OUT"),
     "tokenize": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),

@@ -6,21 +6,38 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from ..config import dump_resolved
+from ..config import dump_resolved, load
 from ..plan.plan import Plan
 from ..runs import write_atomic
-from .settings import plan_for
+from .settings import plan_for, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
+    scripts = plan_hosts(variables)
+    for name, text in scripts.items() if "OUT" in variables else ():
+        write_atomic(Path(variables["OUT"], name), text)
     plan = plan_for(variables)
     print(describe(plan))
     if "OUT" in variables:
         folder = Path(variables["OUT"])
-        print(f"\nwritten to {folder}/: {', '.join(write(plan, folder))}")
+        print(f"\nwritten to {folder}/: {', '.join([*write(plan, folder), *scripts])}")
     print("\nnext: make train")
     return 0
+
+
+def plan_hosts(variables: Variables) -> dict[str, str]:
+    """On a fleet of hosts: file name → the script by which make setup would mend that host now. They are printed too."""
+    config, _ = load(settings_of(variables))
+    if not config.fleet.reached_by_ssh:
+        return {}
+    from ..nodes.setup import commands  # loads SSH
+
+    scripts = commands(config)
+    for name, text in scripts.items():
+        steps = [line for line in text.splitlines() if not line.startswith(("#!", "set -e"))]
+        print("\n".join([f"{name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps)]))
+    return scripts
 
 
 def describe(plan: Plan) -> str:

@@ -7,15 +7,22 @@ import shutil
 from importlib.metadata import version
 
 from .. import hardware
-from ..backends import backend_of
-from ..config import load
+from ..config import Config, load
 from .settings import settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     config, _ = load(settings_of(variables))
-    backend_of(config.fleet.backend)
+    if config.fleet.reached_by_ssh:
+        from ..nodes import setup as hosts  # loads SSH
+
+        return hosts.main(config)
+    return describe_machine(config)
+
+
+def describe_machine(config: Config) -> int:
+    """Prints what this machine, which plays all nodes, has to train on."""
     accelerators = hardware.local_accelerators()
     rows = {
         "python": platform.python_version(),

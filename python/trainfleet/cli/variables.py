@@ -22,6 +22,8 @@ VARIABLES = {
     "PURGE": "1: datasets and checkpoints too",
     "YES": "1: do not ask",
     "OUT": "a folder for the plan's files",
+    "LIFT": "a host to let out of quarantine",
+    "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]
 

@@ -41,6 +41,11 @@ class Fleet:
     ssh: Ssh
     fsx: Fsx
 
+    @property
+    def reached_by_ssh(self) -> bool:
+        """Whether the nodes are the hosts of fleet.hosts, which setup and doctor can reach."""
+        return self.backend == "ssh"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -92,6 +97,8 @@ class Model:
     rope_theta: float
     norm_epsilon: float
     tie_embeddings: bool
+    rope_scaling: float = 1.0
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)

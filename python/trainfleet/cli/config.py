@@ -1,0 +1,30 @@
+"""make config RECIPE=name: writes a recipe to config.yaml, or to CONFIG=path; a file that you changed only with YES=1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ConfigError, Problem, TrainfleetError
+from ..recipes import all_recipes, recipe_named
+from ..runs import write_atomic
+from .variables import Variables, flag
+
+
+def main(variables: Variables, started: float) -> int:
+    if "RECIPE" not in variables:
+        raise ConfigError([Problem(0, "RECIPE", "", "say which recipe")], next="make recipes lists them")
+    recipe = recipe_named(variables["RECIPE"])
+    path = Path(variables.get("CONFIG", "config.yaml"))
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    if before == recipe.text:
+        print(f"{path} is the recipe {recipe.name} already")
+        return 0
+    if before is not None and before not in [other.text for other in all_recipes()] and not flag(variables, "YES"):
+        raise TrainfleetError(
+            f"{path} is not a recipe as it came: it has changes that would be lost",
+            next=f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it",
+        )
+    write_atomic(path, recipe.text)
+    print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
+    print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
+    return 0

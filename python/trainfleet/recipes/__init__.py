@@ -1,0 +1,49 @@
+"""Complete configs, one a file: the first comment line says what it is, and a line `# Next: ...` what to type with it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError, Problem
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe: its name, what it is in a line, what to type next, and the config itself."""
+
+    name: str
+    line: str
+    next: str
+    text: str
+
+
+def all_recipes() -> list[Recipe]:
+    """Every recipe, the default first."""
+    paths = sorted(FOLDER.glob("*.yaml"), key=lambda path: (path.stem != "first-run", path.stem))
+    return [_read(path) for path in paths]
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    recipes = {recipe.name: recipe for recipe in all_recipes()}
+    if name in recipes:
+        return recipes[name]
+    near = difflib.get_close_matches(name, recipes, n=1)
+    known = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(recipes)}"
+    raise ConfigError([Problem(0, "RECIPE", "", f"no recipe is called {name!r}{known}")], next="make recipes")
+
+
+def _read(path: Path) -> Recipe:
+    text = path.read_text(encoding="utf-8")
+    comments = [line[2:] for line in text.splitlines() if line.startswith("# ")]
+    said = next(line for line in comments if not line.startswith("yaml-language-server"))
+    following = next((line.removeprefix("Next: ") for line in comments if line.startswith("Next: ")), "make plan")
+    return Recipe(path.stem, said, following, text)
