@@ -71,9 +71,8 @@ class Desk:
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if Path(os.readlink(entry / "cwd")) == self.folder and b"trainfleet" in (
-                    command := (entry / "cmdline").read_bytes()
-                ):
+                command = (entry / "cmdline").read_bytes()
+                if (entry / "cwd").readlink() == self.folder and b"trainfleet" in command:
                     found.append(f"{entry.name}: {command.decode().replace(chr(0), ' ')}")
             except OSError:
                 continue
