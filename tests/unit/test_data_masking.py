@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Data
 from trainfleet.data import packing
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.job import Share, tokenize
-from trainfleet.data.masking import IGNORED, Specials, packed_batch, pair_batch, specials_of
+from trainfleet.data.masking import IGNORED, Masked, Specials, specials_of
 from trainfleet.data.tokenizer import load
 from trainfleet.errors import DataError
 
@@ -40,58 +41,62 @@ def specials(dataset: Dataset) -> Specials:
     return specials_of(load(dataset.folder))
 
 
+def roberta(dataset: Dataset) -> Masked:
+    return Masked(dataset, False, FAMILIES["roberta"].guesses)
+
+
+def bert(dataset: Dataset) -> Masked:
+    return Masked(dataset, True, FAMILIES["bert"].guesses)
+
+
 def test_masking_has_the_published_proportions(dataset: Dataset, specials: Specials) -> None:
-    batch = packed_batch(dataset, specials, 0, 400, 128, seed=1)
+    ids, targets = np.moveaxis(roberta(dataset).batch("train", 0, 400, 128, seed=1), 2, 0)
     plain = dataset.batch("train", 0, 400, 126, seed=1)[:, :126]
-    assert (batch.input_ids[:, 0] == specials.start).all() and (batch.input_ids[:, -1] == specials.separator).all()
-    inside, labels = batch.input_ids[:, 1:-1], batch.labels[:, 1:-1]
+    assert (ids[:, 0] == specials.start).all() and (ids[:, -1] == specials.separator).all()
+    inside, labels = ids[:, 1:-1], targets[:, 1:-1]
     chosen = labels != IGNORED
-    assert np.array_equal(np.where(chosen, labels, inside), plain), "what is not chosen is as it was, and labels are the text"
+    assert np.array_equal(np.where(chosen, labels, inside), plain), "what is not chosen is as it was, and targets are the text"
     assert not np.isin(labels[chosen], [specials.start, specials.separator, specials.mask, specials.padding]).any()
-    free = plain != dataset.manifest.end_of_document
-    assert abs(chosen.sum() / free.sum() - 0.15) < 0.005
+    assert (chosen.sum(axis=1) == round(0.15 * 128)).all(), "as many in every row"
     masked, kept = (inside == specials.mask)[chosen].mean(), (inside == plain)[chosen].mean()
     assert abs(masked - 0.8) < 0.01 and abs(kept - 0.1) < 0.01
+    assert abs(chosen.mean(axis=0) - 19 / 126).max() < 0.1, "any place may be chosen"
 
 
-def test_masks_do_not_depend_on_who_asks_and_change_every_epoch(dataset: Dataset, specials: Specials) -> None:
+def test_masks_do_not_depend_on_who_asks_and_change_every_epoch(dataset: Dataset) -> None:
     n = dataset.samples("train", 62)
-    for make, length in ((packed_batch, 64), (pair_batch, 65)):
-        whole = make(dataset, specials, n - 8, 24, length, seed=1)
+    for masked, length in ((roberta(dataset), 64), (bert(dataset), 65)):
+        whole = masked.batch("train", n - 8, 24, length, seed=1)
         for world in (2, 3, 8):
             part = 24 // world
-            ranks = [make(dataset, specials, n - 8 + rank * part, part, length, seed=1) for rank in range(world)]
-            for name in ("input_ids", "labels", "token_type_ids", "attention_mask"):
-                assert np.array_equal(np.concatenate([getattr(rank, name) for rank in ranks]), getattr(whole, name)), name
-    everything = [packed_batch(dataset, specials, epoch * n, n, 64, seed=1) for epoch in (0, 1)]
+            ranks = [masked.batch("train", n - 8 + rank * part, part, length, seed=1) for rank in range(world)]
+            assert np.array_equal(np.concatenate(ranks), whole)
+    everything = [roberta(dataset).batch("train", epoch * n, n, 64, seed=1)[..., 1] for epoch in (0, 1)]
     places = [dataset.positions("train", epoch * n, n, 62, seed=1)[1] for epoch in (0, 1)]
-    one, two = (batch.labels[np.argsort(place)] for batch, place in zip(everything, places, strict=True))
+    one, two = (targets[np.argsort(place)] for targets, place in zip(everything, places, strict=True))
     same = ((one != IGNORED) & (two != IGNORED)).sum() / (one != IGNORED).sum()
     assert 0.1 < same < 0.2, "the same token is masked again by chance only"
 
 
-def test_pairs_are_what_their_label_says(dataset: Dataset, specials: Specials) -> None:
-    batch = pair_batch(dataset, specials, 0, 300, 128, seed=1, fraction=0.0)
-    tokenizer = load(dataset.folder)
-    names = {id: token for token, id in tokenizer.vocabulary.items() if token.startswith("d")}
-    assert batch.next_sentence is not None and 0.4 < batch.next_sentence.mean() < 0.6
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_pairs_are_what_their_label_says(dataset: Dataset, specials: Specials, split: str) -> None:
+    rows = bert(dataset).batch(split, 0, 300, 128, seed=1)
+    ids, targets, segments = np.moveaxis(rows, 2, 0)
+    labels, targets[:, 0] = targets[:, 0].copy(), IGNORED
+    plain = np.where(targets != IGNORED, targets, ids)
+    text = dataset.batch(split, 0, 300, 125, seed=1)[:, :125]
+    assert 0.4 < labels.mean() < 0.6
     ended = apart = 0
-    for ids, types, attention, label in zip(
-        batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.next_sentence, strict=True
-    ):
-        used = ids[: attention.sum()]
-        assert (ids[attention.sum() :] == specials.padding).all()
-        assert used[0] == specials.start and used[-1] == specials.separator and (used == specials.separator).sum() == 2
-        first, second = used[types[: len(used)] == 0], used[types[: len(used)] == 1]
-        assert first[-1] == specials.separator and len(first) >= 3 and len(second) >= 2
+    for row, types, label, expected in zip(plain, segments, labels, text, strict=True):
+        first, second = row[types == 0], row[types == 1]
+        assert first[0] == specials.start and first[-1] == second[-1] == specials.separator and (np.diff(types) >= 0).all()
+        assert len(first) >= 3 and len(second) >= 2
         ended += int(first[-2] in specials.sentence_ends)
-        documents = [{names[id] for id in part if id in names} for part in (first, second)]
-        if label == 0:
-            assert len(documents[0] | documents[1]) <= 1, "one document runs on"
-        else:
-            apart += documents[0] != documents[1]
+        goes_on = np.array_equal(np.concatenate([first[1:-1], second[:-1]]), expected)
+        assert goes_on or label == 1
+        apart += not goes_on
     assert ended > 200, "parts end with sentences"
-    assert apart / batch.next_sentence.sum() > 0.95
+    assert apart / labels.sum() > 0.95
 
 
 def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from ..config.types import Data
 from ..errors import DataError
 from .documents import read_piece
 from .sources import MEBIBYTE, UnitPlan
-from .tokenizer import END_OF_DOCUMENT
+from .tokenizer import END_OF_DOCUMENT, MASK, PADDING
 
 SAMPLE_BYTES = 10 * MEBIBYTE
 GRAIN = MEBIBYTE // 16  # so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
@@ -19,7 +19,7 @@ SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, END_OF_DOCUMENT being the first.
+    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, first those for the end, padding and masks.
 
     DataError when the text is too small or too uniform for so many.
     """
@@ -33,7 +33,7 @@ def train(data: Data, plan: UnitPlan) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=data.vocabulary_size,
-        special_tokens=[END_OF_DOCUMENT],
+        special_tokens=[END_OF_DOCUMENT, PADDING, MASK],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -72,13 +72,18 @@ class Dataset:
         A pure function of its arguments: which rank asks, and for how many at a time, changes nothing. `train` is shuffled anew
         every epoch; `validation` is read in order. DataError when the split is shorter than one sample.
         """
+        rows = self.rows(split, first, count, sequence_length, seed)
+        if self._cache:
+            self._expect(split, first, count, sequence_length, seed)
+        return rows
+
+    def rows(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.int64]:
+        """As `batch`, but without a guess from it what will be asked for next."""
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._tokens(split)
         for row, source, place in zip(rows, *self.positions(split, first, count, sequence_length, seed), strict=True):
             tokens[source].read(int(place) * sequence_length, row)
-        if self._cache:
-            self._expect(split, first, count, sequence_length, seed)
         return rows
 
     def positions(

@@ -21,6 +21,13 @@ TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
 FILE = "tokenizer.json"
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+PADDING, MASK = "<|pad|>", "<|mask|>"  # what a tokenizer trained here has beside the end, so that it suits masked models too
+SPECIALS = {  # role in the input of a masked model → the names that tokenizers have for it
+    "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
+    "separator": ("[SEP]", "</s>", END_OF_DOCUMENT),
+    "mask": ("[MASK]", "<mask>", MASK),
+    "padding": ("[PAD]", "<pad>", PADDING, END_OF_DOCUMENT),
+}
 
 
 class Tokenizer:

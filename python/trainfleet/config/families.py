@@ -1,0 +1,44 @@
+"""What the config, the plan and the data must know of an architecture without loading it: the facts behind `model.family`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MASKED = 0.15  # of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+
+
+@dataclass(frozen=True)
+class Family:
+    """`objective`: next (the next token), masked (hidden tokens), pairs (hidden tokens, and whether B follows A).
+
+    `rotary`: positions are turned into the queries and keys; otherwise they are learnt, `positions_from` rows after the first.
+    """
+
+    name: str
+    objective: str
+    rotary: bool = False
+    positions_from: int = 0
+    segments: int = 0
+    dropout: float = 0.0
+    norm_epsilon: float = 1e-5
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return self.objective == "next"
+
+    def guesses(self, sequence_length: int) -> int:
+        """Tokens of a sequence that the loss is a mean over; the same for every sequence, so that means of means are exact."""
+        return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("llama", "next", rotary=True),
+        Family("gpt2", "next", dropout=0.1),
+        Family("bert", "pairs", segments=2, dropout=0.1, norm_epsilon=1e-12),
+        # Position 0 has row 2: fairseq counts from the row after the padding token's, which is 1.
+        Family("roberta", "masked", positions_from=2, segments=1, dropout=0.1),
+    )
+}

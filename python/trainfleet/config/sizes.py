@@ -1,0 +1,67 @@
+"""How many numbers a model has and how many FLOPs a token of it costs, by arithmetic alone (tests compare both with the modules)."""
+
+from __future__ import annotations
+
+from .families import FAMILIES
+from .types import Model
+
+
+def count_parameters(model: Model) -> int:
+    """Trained numbers; a tied one counts once."""
+    embedding = model.vocabulary_size * model.hidden_size
+    return (2 - model.tie_embeddings) * embedding + _look_ups(model) + _matrices(model) + _vectors(model)
+
+
+def flops_per_token(model: Model, sequence_length: int) -> float:
+    """FLOPs that training on one token costs: 6 a number of every matrix that it goes through, and attention.
+
+    A multiply-add forward and two backward make 6; looking up an embedding makes none; the output layer, where hidden tokens
+    are guessed, sees only those. Attention's scores and their use cost 12 x layers x length x width (Chowdhery et al. 2022,
+    PaLM, arXiv:2204.02311, appendix B), halved where a token sees only those before it. Recomputation is left out.
+    """
+    family = FAMILIES[model.family]
+    seen = family.guesses(sequence_length) / sequence_length
+    output = model.vocabulary_size * model.hidden_size + _transform(model)
+    attention = (6.0 if family.causal else 12.0) * model.layers * sequence_length * model.hidden_size
+    return 6.0 * (model.layers * _block(model) + seen * output) + attention + 6.0 * _pooler(model) / sequence_length
+
+
+def _block(model: Model) -> int:
+    """Numbers in the matrices of a block: attention's four, and SwiGLU's three or a plain feed-forward's two."""
+    head = model.hidden_size // model.heads
+    attention = model.hidden_size * head * (2 * model.heads + 2 * model.kv_heads)
+    return attention + (3 if FAMILIES[model.family].rotary else 2) * model.hidden_size * model.intermediate_size
+
+
+def _transform(model: Model) -> int:
+    """The square matrix between the last block and the output layer of a model that guesses hidden tokens."""
+    return 0 if FAMILIES[model.family].causal else model.hidden_size**2
+
+
+def _pooler(model: Model) -> int:
+    """The matrices that say from a sequence's first token whether B follows A."""
+    return model.hidden_size**2 + 2 * model.hidden_size if FAMILIES[model.family].objective == "pairs" else 0
+
+
+def _matrices(model: Model) -> int:
+    return model.layers * _block(model) + _transform(model) + _pooler(model)
+
+
+def _look_ups(model: Model) -> int:
+    """Learnt positions and segments."""
+    family = FAMILIES[model.family]
+    positions = 0 if family.rotary else model.max_sequence_length + family.positions_from
+    return (positions + family.segments) * model.hidden_size
+
+
+def _vectors(model: Model) -> int:
+    """Norms and biases. Llama has gains only: two a block, and the last."""
+    family, width = FAMILIES[model.family], model.hidden_size
+    if family.rotary:
+        return (2 * model.layers + 1) * width
+    blocks = model.layers * (4 * width + model.intermediate_size + width + 4 * width)  # attention, feed-forward, two norms
+    if family.causal:
+        return blocks + 2 * width
+    head = width + 2 * width + model.vocabulary_size  # the square matrix's bias, its norm, the output's bias
+    pooler = width + 2 if family.objective == "pairs" else 0
+    return 2 * width + blocks + head + pooler  # first the embedding's norm
