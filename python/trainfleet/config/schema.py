@@ -73,6 +73,9 @@ def _explain(error: Any, document: Document) -> Iterator[tuple[Key, str]]:
         case "enum":
             allowed = [str(value) for value in rule if value is not None]
             yield (), f"{_show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
+        case "anyOf":
+            allowed = [str(value) for value in rule[0]["enum"] if value is not None]
+            yield (), f"{_show(got)} is not one of {', '.join(allowed)}, nor a path{suggest(str(got), allowed)}"
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             yield (), f"must be {_range(error.schema)}{unit}, not {_show(got)}"
         case "pattern":
@@ -114,10 +117,12 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def nearest(word: str, known: list[str], cutoff: float = 0.6) -> str | None:
-    """The word that was probably meant: one that it abbreviates (`lr`, `seqlen`), or else the most alike."""
-    abbreviated = [name for name in known if name[0] == word[:1] and _is_within(word, name)]
+    """The word that was probably meant: a slip of the finger, else one that it abbreviates (`lr`, `seqlen`), else the most alike."""
     alike = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return min(abbreviated, key=len) if abbreviated and not difflib.get_close_matches(word, known, n=1, cutoff=0.85) else next(iter(alike), None)
+    if alike and difflib.SequenceMatcher(None, word, alike[0]).ratio() > 0.85:
+        return alike[0]
+    abbreviated = [name for name in known if name[0] == word[:1] and _is_within(word, name)]
+    return min(abbreviated, key=len) if abbreviated else next(iter(alike), None)
 
 
 def _is_within(word: str, name: str) -> bool:
