@@ -117,7 +117,7 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def nearest(word: str, known: list[str], cutoff: float = 0.6) -> str | None:
-    """The word that was probably meant: a slip of the finger, else one that it abbreviates (`lr`, `seqlen`), else the most alike."""
+    """The word that was probably meant: a slip of the finger, one that it abbreviates (`seqlen`), or the most alike."""
     alike = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     if alike and difflib.SequenceMatcher(None, word, alike[0]).ratio() > 0.85:
         return alike[0]
