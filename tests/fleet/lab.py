@@ -40,7 +40,7 @@ HEAD = "10.77.0.1"  # where the test's own process stands
 SSHD = """ListenAddress {address}
 HostKey /etc/ssh/lab_host_key
 PidFile none
-AuthorizedKeysFile /etc/ssh/lab_authorized_keys
+AuthorizedKeysFile /etc/ssh/lab_authorized_keys .ssh/authorized_keys
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -132,7 +132,7 @@ class Lab:
 
     def run(self, node: int, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command on the node as root, without SSH."""
-        enter = ["nsenter", "--target", str(self._init(node)), "--net", "--uts", "--mount", "--pid", "--root", "--wd=/"]
+        enter = ["nsenter", "--target", str(self._init(node)), "--net", "--uts", "--mount", "--pid", "--root", "env", "--chdir=/"]
         return subprocess.run([*enter, *command], check=check, capture_output=True, text=True)
 
     def pids(self, node: int) -> list[int]:

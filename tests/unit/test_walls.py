@@ -9,14 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "python" / "trainfleet"
 GROUND = {"errors", "checkpoints", "config", "heartbeat", "runs", "hardware", "processes", "supervisor", "__init__"}
-CONTROL = {"cli", "plan", "backends", "nodes", "cloud", "watch", "report", "__main__"}
+CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",
            "trainfleet.data.sources", "trainfleet.data.tokenizer", "trainfleet.data.units"}  # fmt: skip
 FORBIDDEN = {  # room → packages that it must not import
-    **dict.fromkeys(CONTROL | GROUND, {"torch", "torch_xla", "torch_neuronx", "transformers"}),
-    **dict.fromkeys(NODE, {"fabric", "paramiko"}),
+    **{key: {"torch", "torch_xla", "torch_neuronx", "transformers"} for key in CONTROL | GROUND},
+    **{key: {"fabric", "paramiko"} for key in NODE},
     "plan": {"torch", "fabric", "paramiko", "boto3", "botocore", "subprocess", "socket"},
     "models": {"fabric", "paramiko", "boto3", "botocore", "torch.distributed"},
     "data": {"fabric", "paramiko", "torch"},
@@ -71,6 +71,8 @@ def test_only_devices_asks_for_the_kind_of_device_and_only_backends_for_the_back
     for path in FILES:
         room, text = room_of(path), path.read_text()
         if room in NODE - {"devices"}:
-            assert not any(word in text for word in (".is_cuda", "torch.cuda", "is_available()", 'type == "cuda"', "torch_neuronx")), path
+            assert not any(
+                word in text for word in (".is_cuda", "torch.cuda", "is_available()", 'type == "cuda"', "torch_neuronx")
+            ), path
         if room in CONTROL - {"backends"}:
             assert 'backend == "' not in text and "isinstance(backend" not in text, path

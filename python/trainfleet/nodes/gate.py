@@ -128,10 +128,10 @@ server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 try:
     server.bind(("", port))
+    server.listen(256)
 except OSError:
     print("taken")
     sys.exit(0)
-server.listen(256)
 server.settimeout(seconds)
 try:
     for _ in range(count):

@@ -27,14 +27,15 @@ PORTABLE = ("limits.sh", "sshd.sh", "access.sh")  # these only write files: any 
 
 def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Hosts that must not be touched as they are."""
-    for check in (one_name_each, root, disk, system, quick):
+    for check in (one_name_each, root, disk, system, mounted, quick):
         yield from check(facts, wanted)
 
 
 def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, disk, quick, set_up, versions, gpus, neuron_devices, memory, cards, mtu, names, clock, shared, broken,
+        one_name_each, disk, quick, set_up, versions, gpus, neuron_devices, memory, cards, mtu, names, clock, mounted, shared,
+        broken,
     )  # fmt: skip
     for check in checks:
         yield from check(facts, wanted)
@@ -79,6 +80,21 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if needs and fact.os not in SUPPORTED:
             message = f"runs {fact.os or 'an unknown system'}, where these can't be installed: {', '.join(needs)}"
             yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
+
+
+def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The shared folder lies on the same file system everywhere, where setup itself does not mount it."""
+    if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
+        return
+    places = {host: (fact.shared.kind, fact.shared.mounted) for host, fact in facts.items() if fact.shared}
+    if not places:
+        return
+    usual = Counter(places.values()).most_common(1)[0][0]
+    for host in facts:
+        kind, where = places.get(host, ("nothing", "/"))
+        if (kind, where) != usual:
+            message = f"{wanted.fleet.shared_folder} is on {kind} at {where}, on most nodes on {usual[0]} at {usual[1]}"
+            yield Finding(host, "mount", message, "on it: mount the file system; or set fleet.fsx and make setup does")
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

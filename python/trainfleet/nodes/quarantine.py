@@ -53,7 +53,8 @@ class Quarantine:
         """Puts a host in, or adds to what is known against it."""
         entries = self.entries()
         before = entries.get(host.address)
-        told = f"{before.evidence}; {evidence}" if before and evidence not in before.evidence else evidence
+        known = before.evidence if before else ""
+        told = known if evidence in known else "; ".join(filter(None, (known, evidence)))
         self._write(entries | {host.address: Entry(host.name, host.address, told, time.time(), by)})
 
     def lift(self, name: str) -> Entry:

@@ -1,0 +1,68 @@
+"""The shell words by which a node's part of a job is started, looked at and ended. Pure: they run by the transport.
+
+What belongs to a job is told by its environment (TRAINFLEET_JOB), which children inherit and nobody can lose: a fence finds every
+process of a run on a node, whoever is its parent now. The supervisor's file only tells how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+
+JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
+MARK = "TRAINFLEET_JOB"
+
+
+def mark_of(folder: str, run: str) -> str:
+    """What marks the processes of a run: nothing else on any fleet has it."""
+    return f"{folder}:{run}"
+
+
+def order(argv: Sequence[str], environment: Mapping[str, str], log: str) -> str:
+    """What the supervisor reads from its stdin. No value of it shows in a process list."""
+    return json.dumps({"argv": list(argv), "environment": dict(environment), "log": log})
+
+
+def start(name: str, mark: str, python: str, code: str, folder: str) -> str:
+    """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if it runs."""
+    settings = [f"{MARK}={mark}", f"PYTHONPATH={code}/python"]
+    return (
+        f"{_file(name)}; mkdir -p \"${{f%/*}}\" && cd {shlex.quote(folder)} && "
+        f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor --detach \"$f\""
+    )  # fmt: skip
+
+
+def look(name: str) -> str:
+    """Says `running`, `ended CODE`, `rebooted` or `absent`."""
+    return f"""{_file(name)}
+[ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" && exit
+[ -s "$f" ] && read -r pid start boot < "$f" || {{ echo absent; exit; }}
+[ "$boot" = "$(cat /proc/sys/kernel/random/boot_id)" ] || {{ echo rebooted; exit; }}
+[ "$(sed 's/.*) //' "/proc/$pid/stat" 2> /dev/null | cut -d ' ' -f 20)" = "$start" ] && echo running && exit
+[ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" || echo 'ended 137'"""
+
+
+def terminate(name: str) -> str:
+    """SIGTERM to the supervisor, which passes it on."""
+    return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
+
+
+def fence(mark: str, seconds: int = 10) -> str:
+    """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone."""
+    return f"""for _ in $(seq {seconds * 10}); do
+pids=$(grep -FsxzlZ -e {shlex.quote(f"{MARK}={mark}")} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
+[ -n "$pids" ] || exit 0
+kill -KILL $pids 2> /dev/null
+sleep 0.1
+done
+echo "still there: $pids" >&2; exit 1"""
+
+
+def marks() -> str:
+    """Prints the mark of every run that has a process on the node."""
+    return f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=//p' | sort -u"
+
+
+def _file(name: str) -> str:
+    return f'f={JOBS}/$(uname -n)/{shlex.quote(name)}'

@@ -1,0 +1,172 @@
+"""What the gate says of a fleet, from facts alone; the fabric's environment; NCCL's own words; the slow node among pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfleet.config.hosts import Host
+from trainfleet.devices.bandwidth import tournament
+from trainfleet.errors import BackendError
+from trainfleet.nodes.facts import Facts, Space
+from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
+from trainfleet.nodes.health import judge, unfit
+from trainfleet.nodes.operations import Wanted
+from trainfleet.nodes.quarantine import Quarantine
+from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
+from unit.test_nodes_operations import P3DN_READY, PLAIN, READY, wanted
+
+
+def fleet(count: int, base: Facts, odd: dict[str, Any] | None = None) -> dict[Host, Facts]:
+    """`count` nodes like `base`, each with a name of its own; the last one is odd."""
+    nodes = {}
+    for number in range(count):
+        name, address = f"n{number}", f"10.0.0.{number + 1}"
+        facts = replace(base, hostname=name, boot_id=name, seconds=0.2, mtu={"ens5": 9001}, addresses={address: "ens5"},
+                        resolves={name: address}, kernel="6.8")  # fmt: skip
+        nodes[Host(name, address)] = replace(facts, **(odd or {})) if number == count - 1 else facts
+    return nodes
+
+
+def said(odd: dict[str, Any], goal: Wanted | None = None, base: Facts = READY) -> list[str]:
+    return [f"{finding.host}: {finding.check}: {finding.message}" for finding in judge(fleet(3, base, odd), goal or wanted())]
+
+
+P3DN = replace(P3DN_READY, bus=("nvidia",) * 8 + ("efa",), infiniband=("efa_0",), memory_kib=790_000_000)
+
+
+def test_a_sound_fleet_passes() -> None:
+    assert said({}) == []
+    assert said({}, wanted("p3dn.24xlarge"), P3DN) == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"hostname": "n0"}, "name: has the host name n0, as n0 has"),
+        ({"hostname": "n0", "boot_id": "n0"}, "name: is the same machine as n0"),
+        ({"disk": Space(1_000_000, "ext4", "/dev/root")}, "disk: its root disk has 1.0 GB free, 5 are needed"),
+        ({"seconds": 6.0}, "slow: takes 6.0 s to answer, the others 0.2 s"),
+        ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),
+        ({"torch": "2.9.1"}, "version: torch 2.9.1; 2 of 3 have none"),
+        ({"efa": "1.30.0"}, "version: EFA installer 1.30.0; 2 of 3 have none"),
+        ({"mtu": {"ens5": 1500}}, "mtu: its link takes packets of 1500 bytes, the others' 9001"),
+        ({"resolves": {}}, "names: does not resolve n2"),
+        ({"clock_offset": 40.0}, "clock: its clock is 40 s ahead"),
+        ({"shared_folder": ""}, "shared: /fsx/trainfleet is not there"),
+        ({"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)}, "kernel: its kernel says: NVRM: Xid"),
+        ({"authorized": False}, "setup: access: the head's key is not let in"),
+    ],
+)
+def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message: str) -> None:
+    assert any(line.startswith(f"n2: {message}") for line in said(odd)), said(odd)
+    assert not any(line.startswith("n1") for line in said(odd))
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs answer, 8 are on the bus"),
+        ({"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])}, "ecc: GPU 0 counts 2 uncorrected"),
+        (
+            {"gpus": tuple(replace(gpu, driver="570.1") for gpu in P3DN.gpus)},
+            "setup: nvidia: driver 570.1, the stack has 580.126.09",
+        ),
+        ({"bus": ("nvidia",) * 8}, "efa: 0 of 1 EFA interfaces are attached"),
+        ({"infiniband": ()}, "efa: 0 of 1 EFA interfaces have a driver"),
+        ({"memory_kib": 64 << 20}, "memory: 64 GiB of memory, a p3dn.24xlarge has 768"),
+    ],
+)
+def test_each_fault_of_a_gpu_node_is_named(odd: dict[str, Any], message: str) -> None:
+    lines = said(odd, wanted("p3dn.24xlarge"), P3DN)
+    assert any(line.startswith(f"n2: {message}") for line in lines), lines
+
+
+def test_setup_touches_no_host_that_is_not_fit() -> None:
+    facts = fleet(3, PLAIN, {"root": False})
+    (found,) = unfit(facts, wanted())
+    assert found.host and found.host.name == "n2" and "may not sudo" in found.message
+    (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
+    assert "arch rolling" in found.message and "nvidia" in found.message
+    assert list(unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []  # nothing to install, so any Linux does
+
+
+def test_the_environment_follows_from_the_instance_type_with_a_reason_each() -> None:
+    assert fabric_environment(None, "eth0") == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert fabric_environment("p3dn.24xlarge", "ens5") == {
+        "GLOO_SOCKET_IFNAME": "ens5", "NCCL_SOCKET_IFNAME": "=ens5", "FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}  # fmt: skip
+    assert fabric_environment("trn1.32xlarge", "ens5")["FI_EFA_FORK_SAFE"] == "1"
+    left_out = {setting.name for setting in fabric_settings("p3dn.24xlarge", "ens5") if setting.value is None}
+    assert {"NCCL_TREE_THRESHOLD", "FI_OFI_RXR_RX_COPY_UNEXP"} <= left_out
+    assert all(setting.why for setting in fabric_settings("p5.48xlarge", "ens5"))
+    assert "FI_PROVIDER" not in fabric_environment("c7i.8xlarge", "ens5")
+
+
+GOOD = """n0:6310:6318 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)
+n0:6310:6318 [0] NCCL INFO Using network Libfabric
+n0:6310:6318 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "wrong"),
+    [
+        (GOOD, "p4d.24xlarge", []),
+        (GOOD, None, []),
+        ("", "p4d.24xlarge", ["NCCL said nothing"]),
+        (
+            "x NCCL INFO NET/Socket : Using [0]ens5:172.31.0.112<0>",
+            "p4d.24xlarge",
+            ["NCCL did not choose EFA: NCCL INFO NET/Socket"],
+        ),
+        (GOOD, "p5.48xlarge", ["NCCL found 4 EFA interfaces, p5.48xlarge has 32"]),
+        (GOOD.replace("/GDRDMA", ""), "p4d.24xlarge", ["GPUDirect is off"]),
+        (GOOD.replace("/GDRDMA", "").replace("found 4", "found 1"), "p3dn.24xlarge", []),  # a V100's EFA can't do it
+    ],
+)
+def test_nccl_is_taken_at_its_word(log: str, kind: str | None, wrong: list[str]) -> None:
+    found = judge_nccl(log.splitlines(), kind)
+    assert len(found) == len(wrong) and all(line.startswith(start) for line, start in zip(found, wrong, strict=True)), found
+
+
+def pairs(count: int, slow: set[int]) -> tuple[tuple[int, int, float], ...]:
+    return tuple((a, b, 0.1 if {a, b} & slow else 10.0) for turn in tournament(count) for a, b in turn.items() if a < b)
+
+
+@pytest.mark.parametrize(("count", "slow"), [(3, {1}), (4, {2}), (5, set()), (8, {0, 7}), (64, {13})])
+def test_pairs_name_the_slow_nodes_and_no_others(count: int, slow: set[int]) -> None:
+    assert set(slow_nodes(Bandwidth(1.0, 1, count, pairs(count, slow)))) == slow
+
+
+def test_every_pair_meets_once_and_nobody_twice_in_a_round() -> None:
+    for count in (2, 3, 4, 7, 8):
+        met = [tuple(sorted(pair)) for turn in tournament(count) for pair in turn.items()]
+        assert len(set(met)) == count * (count - 1) // 2 == len(met) // 2
+
+
+def test_bandwidth_is_held_to_what_the_type_promises() -> None:
+    hosts = [Host(f"n{i}", f"10.0.0.{i}") for i in range(4)]
+    least = least_bandwidth("p4d.24xlarge")
+    assert least == 30.0 and least_bandwidth(None) is None and least_bandwidth("c5n.18xlarge") is None
+    assert judge_bandwidth(Bandwidth(31.0, 1, 4, ()), least, hosts) == []
+    (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, {2})), least, hosts)
+    assert found.host == hosts[2] and found.blames_host
+    (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, set())), least, hosts)
+    assert found.host is None and "no node stands out" in found.message
+
+
+def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> None:
+    quarantine, host, other = Quarantine(tmp_path / "q.json"), Host("gpu-1", "10.0.0.1"), Host("gpu-2", "10.0.0.2")
+    assert quarantine.held([host, other]) == {}
+    quarantine.add(host, "Xid 79")
+    quarantine.add(host, "slow link", by="watchdog")
+    quarantine.add(host, "slow link")
+    again = Quarantine(tmp_path / "q.json").held([host, other])
+    assert list(again) == [host] and again[host].evidence == "Xid 79; slow link"
+    with pytest.raises(BackendError, match="gpu-2 is not in quarantine; in it: gpu-1"):
+        quarantine.lift("gpu-2")
+    quarantine.lift("gpu-1")
+    assert quarantine.entries() == {}
