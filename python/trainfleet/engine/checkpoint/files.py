@@ -19,7 +19,9 @@ class Writer(FileSystemWriter):
     """Writes one rank's part of a checkpoint that `begin` made room for. `written` grows by every file, with its checksum."""
 
     def __init__(self, store: Store, step: int) -> None:
-        super().__init__("/", sync_files=False, per_thread_copy_ahead=0)  # the store syncs; what is written is on the host already
+        super().__init__(
+            "/", sync_files=False, per_thread_copy_ahead=0
+        )  # the store syncs; what is written is on the host already
         self.written: dict[str, File] = {}
         self.fs = Streams(store, step, self.written)  # type: ignore[assignment]
 

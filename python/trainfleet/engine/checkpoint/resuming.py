@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from ...checkpoints import catalogue, changes
-from ...checkpoints.marker import Broken, Commit, parse
+from ...checkpoints.marker import MARKER, Broken, Commit, parse
 from ...checkpoints.store import NAME, S3, Store, store_at, store_of
 from ...config import Config
 from ...devices import Device
@@ -77,7 +77,7 @@ def examine(peers: Peers, store: Store, step: int) -> Commit:
     """A checkpoint's marker, once its files' checksums were found right, each by one rank; Broken on all ranks if not."""
     text, address = peers.one("can't read a checkpoint", lambda: store.marker(step)), store.address(step)
     if text is None:
-        raise Broken("its marker is missing", where=address)
+        raise Broken(f"{MARKER}, its marker, is missing", where=address)
     commit = parse(text, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
     faults = peers.all("can't read a checkpoint", lambda: [catalogue.damage(store, step, name, file) for name, file in mine])
@@ -158,4 +158,6 @@ def fits(commit: Commit, config: Config, where: str) -> None:
         if key.startswith("model.") and changes.reason(key)
     ]
     if told:
-        raise RunError("has weights of another model", where=where, why="; ".join(told), next="make model.* in the config the same")
+        raise RunError(
+            "has weights of another model", where=where, why="; ".join(told), next="make model.* in the config the same"
+        )

@@ -1,0 +1,46 @@
+"""Whatever happens during a save, a resume finds a good checkpoint; whatever happens to one afterwards, a resume notices."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Every file is on disk before the marker, the marker before the name, the name before anything old goes.
+PROTOCOL = [
+    "os.mkdir .step-00000012",
+    "open __0_0.distcp", "write", "fsync",
+    "open .metadata", "write", "fsync",
+    "open .step-00000012", "fsync",
+    "open committed.json", "fsync", "open .step-00000012", "fsync",
+    "os.rename .step-00000012", "open checkpoints", "fsync",
+    "os.rename step-00000004",
+]  # fmt: skip
+
+
+def run(folder: Path, kind: str, every: int = 20) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).with_name("faults.py")), str(folder), kind, str(every)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("kind", ["kill", "full", "broken"])
+def test_a_fault_at_any_operation_of_a_save_costs_that_save_at_most(tmp_path: Path, kind: str) -> None:
+    told = run(tmp_path, kind)
+    assert told["wrong"] == []
+    assert told["cases"] >= 35
+    assert [name for name, _ in itertools.groupby(told["operations"])][: len(PROTOCOL)] == PROTOCOL
+
+
+def test_one_changed_byte_in_any_file_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:
+    told = run(tmp_path, "damage")
+    assert told["wrong"] == [] and told["cases"] == 3 * 8
