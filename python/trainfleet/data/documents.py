@@ -14,7 +14,7 @@ from .hub import HUB
 from .sources import LINES, PACKED_LINES, PARQUET, Piece, Unit, is_long_text
 from .storage import S3, check_unchanged, is_stdlib
 
-BATCH_BYTES = 2**22
+BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little more
 
 
 def read_unit(unit: Unit, text_field: str) -> Iterator[Document]:

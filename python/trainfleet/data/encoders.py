@@ -57,7 +57,9 @@ class Fastokens:
     def __init__(self, definition: str) -> None:
         import fastokens
 
-        self.tokenizer = fastokens.Tokenizer.from_json_str(_without_limits(definition))
+        self.tokenizer = fastokens.Tokenizer.from_json_str(definition)
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         ids, offsets = self.tokenizer.encode_batch_flat(texts, split_special_tokens=True)
@@ -120,7 +122,7 @@ def open_encoder(definition: str, names: tuple[str, ...] = tuple(ENCODERS)) -> t
                 f"{name} can't load this tokenizer: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )
             continue
-        if (different := first_difference(encoder, reference, hard_texts(definition))) is None:
+        if (different := first_difference(encoder, reference, hard_texts(reference))) is None:
             return encoder, passed
         passed.append(f"{name} {version(name)} encodes {different!r} otherwise than tokenizers does")
     return reference, passed
@@ -135,11 +137,10 @@ def open_reference(definition: str) -> HuggingFace:
         ) from error
 
 
-def hard_texts(definition: str) -> list[str]:
-    """HARD_TEXTS, and each special token of this tokenizer inside a text."""
-    return HARD_TEXTS + [
-        f"a {token['content']} b{token['content']}" for token in json.loads(definition).get("added_tokens", [])[:32]
-    ]
+def hard_texts(reference: HuggingFace) -> list[str]:
+    """HARD_TEXTS, and the first added tokens of this tokenizer, each inside a text."""
+    added = reference.tokenizer.get_added_tokens_decoder()
+    return HARD_TEXTS + [f"a {added[id].content} b{added[id].content}" for id in sorted(added)[:32]]
 
 
 def first_difference(encoder: Encoder, reference: Encoder, texts: list[str]) -> str | None:
@@ -155,12 +156,8 @@ def first_difference(encoder: Encoder, reference: Encoder, texts: list[str]) -> 
     return None
 
 
-def _without_limits(definition: str) -> str:
-    """The tokenizer without truncation and padding, which belong to batches and not to documents."""
-    return json.dumps(json.loads(definition) | {"truncation": None, "padding": None})
-
-
 def _without_special(definition: str) -> str:
-    content = json.loads(_without_limits(definition))
+    """The tokenizer without special tokens, and without truncation and padding, which belong to batches and not to documents."""
+    content = json.loads(definition) | {"truncation": None, "padding": None}
     content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
     return json.dumps(content)

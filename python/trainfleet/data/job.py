@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from .. import runs
 from ..config.types import Data
@@ -31,7 +32,9 @@ from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
 from .store import Store
 from .tokenizer import FILE, TRAINED, Tokenizer, load
-from .units import UnitWork
+
+if TYPE_CHECKING:
+    from .units import UnitWork
 
 POLL = 0.05  # seconds between two looks for what another node commits
 PATIENCE = 60.0  # seconds in which node 0 must have replaced the preparation of an earlier job
@@ -144,6 +147,8 @@ def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, store: Store
     if workers > 1:
         _in_processes(_Task(data, preparation, store, share.node), missing, workers)
     elif missing:
+        from .units import UnitWork
+
         _work(UnitWork(data, preparation, store, meter), iter(missing))
 
 
@@ -196,6 +201,8 @@ def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int]
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
+    from .units import UnitWork  # loads numpy and the tokenizer libraries, which the parent of such processes does without
+
     try:
         meter = progress.Meter(task.store, task.node, number)
         _work(UnitWork(task.data, task.preparation, task.store, meter), _in_turn(units, turn))
