@@ -39,3 +39,8 @@ def run(tmp_path: Path) -> Run:
                               env=os.environ | {"PYTHONPATH": str(ROOT / "python")}, stdin=subprocess.DEVNULL, check=False, timeout=280)  # fmt: skip
 
     return call
+
+
+def lines(output: str) -> dict[str, str]:
+    """Host → its line of a table."""
+    return {line.split()[0]: line for line in output.splitlines() if line.startswith("node")}

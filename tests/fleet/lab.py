@@ -40,7 +40,7 @@ HEAD = "10.77.0.1"  # where the test's own process stands
 SSHD = """ListenAddress {address}
 HostKey /etc/ssh/lab_host_key
 PidFile none
-AuthorizedKeysFile /etc/ssh/lab_authorized_keys .ssh/authorized_keys
+AuthorizedKeysFile .ssh/authorized_keys /etc/ssh/lab_authorized_keys .ssh/authorized_keys
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -97,7 +97,7 @@ class Lab:
 
     def slow(self, node: int, rate: str = "64kbit") -> None:
         """Everything to and from the node passes at this rate (tc's token bucket), until `fast`."""
-        shape = ["root", "tbf", "rate", rate, "burst", "16kb", "latency", "2s"]
+        shape = ["root", "tbf", "rate", rate, "burst", "2kb", "latency", "2s"]
         subprocess.run(["tc", "qdisc", "replace", "dev", f"v{node}", *shape], check=True)
         self.run(node, "tc", "qdisc", "replace", "dev", "eth0", *shape)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fleet.conftest import Run
+from fleet.conftest import Run, lines
 from fleet.lab import lab
-from fleet.test_setup import lines
 
 
 def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.conftest import Run
+from fleet.conftest import Run, lines
 from fleet.lab import Lab, address_of, lab
 from fleet.test_transport import transport
 from trainfleet.config.hosts import Host
 from trainfleet.nodes import facts as reading
 from trainfleet.nodes.facts import Facts
 from trainfleet.nodes.setup import boot
-
-
-def lines(output: str) -> dict[str, str]:
-    """Host → its line of a table."""
-    return {line.split()[0]: line for line in output.splitlines() if line[:4] in ("node", "odd-")}
 
 
 def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(pair: Lab, run: Run, tmp_path: Path) -> None:

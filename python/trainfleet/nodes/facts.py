@@ -100,8 +100,9 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
     words = shlex.join([fleet.shared_folder or "", fleet.python or "", *peers])
-    transport.run("true", timeout=TIMEOUT, hosts=hosts)  # connected first, so that the clocks are compared over a warm link
-    answers = transport.run(f"sh -s -- {words}", stdin=SCRIPT.read_text(encoding="utf-8"), timeout=TIMEOUT, hosts=hosts)
+    answers = transport.run("true", timeout=TIMEOUT, hosts=hosts)  # connect first: clocks are compared over a warm link
+    script = SCRIPT.read_text(encoding="utf-8")
+    answers |= transport.run(f"sh -s -- {words}", stdin=script, timeout=TIMEOUT, hosts=list(answers.ok))
     return {host: _facts(host, answer, answers) for host, answer in answers.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..config import Config
@@ -44,9 +44,11 @@ def main(config: Config) -> int:
     began = time.monotonic()
     wanted = wanted_of(config)
     with open_fleet(config) as transport:
-        meet(transport, ask_on_terminal)
+        found = survey(transport, config, wanted)
+        if meet(transport, found.findings, ask_on_terminal):
+            found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
-            Application(transport, config, wanted, survey(transport, config, wanted), board).run()
+            Application(transport, config, wanted, found, board).run()
         changed, failed = len(board.in_state("changed")), len(board.in_state("FAILED"))
     ready = len(transport.hosts) - failed
     print(f"{ready} of {len(transport.hosts)} hosts ready, {changed} changed, {time.monotonic() - began:.1f} s")
@@ -66,12 +68,13 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
     return Survey(fit, plan, tuple(findings))
 
 
-def meet(transport: Transport, ask: Callable[[str], bool]) -> None:
-    """Hosts that show an unknown key: all are shown at once, and trusted only when the user says so."""
-    failed = transport.run("true", timeout=20).failed
-    strangers = [f"{host.name}  {failure.message}" for host, failure in failed.items() if failure.kind == "unknown-key"]
-    if strangers and ask("\n".join([*strangers, f"Trust these {len(strangers)} host keys from now on?"])):
-        transport.known.trust(dict(transport.known.seen))
+def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
+    """Whether hosts that showed an unknown key are trusted now: all are shown at once, and the user says so."""
+    strangers = [f"{finding.host}  {finding.message}" for finding in findings if finding.check == "unknown-key"]
+    if not strangers or not ask("\n".join([*strangers, f"Trust these {len(strangers)} host keys from now on?"])):
+        return False
+    transport.known.trust(dict(transport.known.seen))
+    return True
 
 
 def ask_on_terminal(question: str) -> bool:

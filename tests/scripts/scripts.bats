@@ -1,0 +1,220 @@
+#!/usr/bin/env bats
+# The scripts as nodes run them. Real: files, sshd -t, ssh-keygen, fi_info without an EFA device, a Python environment. Fakes on PATH
+# stand for what a container can't have: Lustre, GPUs, Neuron, EFA, package managers. They log their words.
+
+setup() {
+  scripts=$BATS_TEST_DIRNAME/../../scripts
+  root=$(mktemp -d)
+  export HOME=$root/home TRAINFLEET_ROOT=$root TRAINFLEET_MOUNTS=$root/mounts EFA_HOME=$root/opt FAKE_LOG=$root/log
+  mkdir -p "$HOME" "$root/etc/ssh" "$root/opt" "$root/fakes"
+  : > "$FAKE_LOG"
+  : > "$root/mounts"
+  : > "$root/etc/fstab"
+}
+
+teardown() { rm -rf "$root"; }
+
+fake() { # name, body: a program on PATH that writes its words down and then does the body
+  printf '#!/usr/bin/env bash\necho "%s $*" >> "$FAKE_LOG"\n%s\n' "$1" "${2:-}" > "$root/fakes/$1"
+  chmod +x "$root/fakes/$1"
+  PATH=$root/fakes:$PATH
+}
+
+@test "every script refuses an unknown verb with its usage, and has all three verbs" {
+  for script in "$scripts"/*.sh; do
+    run "$script" frobnicate a b c d
+    [ "$status" -eq 2 ] || { echo "$script: $status $output"; false; }
+    [[ $output == *usage* ]]
+    grep -q check "$script"
+    grep -q apply "$script"
+    grep -q verify "$script"
+    [ "$(wc -l < "$script")" -lt 60 ]
+  done
+}
+
+@test "limits: written once, verified, left alone the second time" {
+  run "$scripts/limits.sh" check 65536
+  [ "$status" -eq 1 ]
+  run "$scripts/limits.sh" apply 65536
+  [ "$status" -eq 0 ]
+  [ "${lines[-1]}" = "limits: locked memory unlimited, 65536 open files" ]
+  grep -qx '\* - memlock unlimited' "$root/etc/security/limits.d/90-trainfleet.conf"
+  touch -d '2001-01-01' "$root/etc/security/limits.d/90-trainfleet.conf"
+  "$scripts/limits.sh" apply 65536
+  [ "$(stat -c %Y "$root/etc/security/limits.d/90-trainfleet.conf")" -lt 1000000000 ]
+  run "$scripts/limits.sh" verify 4096
+  [ "$status" -eq 1 ]
+}
+
+@test "sshd: hardened and tried; a configuration that is not valid is taken back" {
+  ssh-keygen -q -t ed25519 -N '' -f "$root/key"
+  printf 'Include %s/etc/ssh/sshd_config.d/*.conf\nHostKey %s/key\n' "$root" "$root" > "$root/etc/ssh/sshd_config"
+  mkdir -p /run/sshd
+  PATH=$PATH:/usr/sbin run "$scripts/sshd.sh" apply
+  [ "$status" -eq 0 ]
+  [ "${lines[-1]}" = "sshd: keys only" ]
+  PATH=$PATH:/usr/sbin sshd -T -f "$root/etc/ssh/sshd_config" | grep -qx 'passwordauthentication no'
+  rm "$root/etc/ssh/sshd_config.d/10-trainfleet.conf"
+  fake sshd 'echo "bad configuration option"; exit 255'
+  run "$scripts/sshd.sh" apply
+  [ "$status" -eq 1 ]
+  [[ $output == *"taken back: bad configuration option"* ]]
+  [ ! -e "$root/etc/ssh/sshd_config.d/10-trainfleet.conf" ]
+}
+
+@test "sshd: a configuration that includes nothing is said, not ignored" {
+  echo 'Port 22' > "$root/etc/ssh/sshd_config"
+  run "$scripts/sshd.sh" apply
+  [ "$status" -eq 1 ]
+  [[ $output == *"does not include"* ]]
+}
+
+@test "head key and access: one key, one line, other keys kept, an older head's key gone" {
+  mkdir -p "$HOME/.ssh"
+  printf 'ssh-ed25519 AAAA somebody\nssh-ed25519 BBBB trainfleet head old' > "$HOME/.ssh/authorized_keys" # no newline at the end
+  run "$scripts/head_key.sh" apply "$root/shared/ssh"
+  [ "$status" -eq 0 ]
+  [[ ${lines[-1]} == "head key: SHA256:"* ]]
+  before=$(cat "$root/shared/ssh/head.pub")
+  "$scripts/head_key.sh" apply "$root/shared/ssh"
+  [ "$(cat "$root/shared/ssh/head.pub")" = "$before" ]
+  "$scripts/access.sh" apply "$root/shared/ssh/head.pub"
+  run "$scripts/access.sh" apply "$root/shared/ssh/head.pub"
+  [ "$status" -eq 0 ]
+  [ "$(wc -l < "$HOME/.ssh/authorized_keys")" -eq 2 ]
+  grep -qx 'ssh-ed25519 AAAA somebody' "$HOME/.ssh/authorized_keys"
+  [ "$(grep -c BBBB "$HOME/.ssh/authorized_keys" || true)" -eq 0 ]
+  run "$scripts/access.sh" apply "$root/nowhere"
+  [ "$status" -eq 1 ]
+}
+
+@test "efa: the real fi_info finds no EFA here, and that is an answer" {
+  command -v fi_info > /dev/null || { [ "${REQUIRE_ALL:-}" != 1 ]; skip "apt-get install libfabric-bin"; }
+  echo 'EFA installer version: 1.51.0' > "$root/opt/efa_installed_packages"
+  fake lsmod 'echo "ib_uverbs 180224 1 efa"'
+  run "$scripts/efa.sh" verify 1.51.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"fi_info -p efa lists no endpoint"* ]]
+}
+
+@test "efa: version, module and endpoints are each looked at" {
+  run "$scripts/efa.sh" verify 1.51.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"wanted 1.51.0"* ]]
+  echo 'EFA installer version: 1.51.0' > "$root/opt/efa_installed_packages"
+  fake lsmod 'true'
+  [ -d /sys/module/ib_uverbs ] || { run "$scripts/efa.sh" verify 1.51.0; [[ $output == *"ib_uverbs is not loaded"* ]]; }
+  fake lsmod 'echo "ib_uverbs 180224 1 efa"'
+  fake fi_info 'printf "provider: efa\n    fabric: efa\nprovider: efa\n"'
+  run "$scripts/efa.sh" apply 1.51.0
+  [ "$status" -eq 0 ]
+  [ "$output" = "efa: 1.51.0, 2 endpoints" ]
+}
+
+@test "efa: a download that fails says from where" {
+  fake lsmod 'echo "ib_uverbs 180224 1 efa"'
+  fake curl 'exit 22'
+  run "$scripts/efa.sh" apply 1.51.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"can't download https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz"* ]]
+}
+
+@test "nvidia: the exact driver, by NVIDIA's own installer, and exit 3 when the old module is still in use" {
+  fake nvidia-smi 'echo 570.1'
+  fake curl 'echo "exit 0" > "${@: -2:1}"'
+  fake modprobe ''
+  run "$scripts/nvidia.sh" verify 580.126.09 proprietary
+  [ "$status" -eq 1 ]
+  [ "$output" = "nvidia: driver 570.1, wanted 580.126.09" ]
+  fake nvidia-smi 'case $1 in -L) echo GPU; echo GPU;; *) echo 580.126.09; echo 580.126.09;; esac'
+  run "$scripts/nvidia.sh" apply 580.126.09 proprietary
+  [ "$status" -eq 0 ]
+  [ "$output" = "nvidia: driver 580.126.09 on 2 GPUs" ]
+  [ "$(grep -c curl "$FAKE_LOG" || true)" -eq 0 ]
+  run "$scripts/nvidia.sh" verify 580.126.09 open fabric-manager
+  [ "$status" -eq 1 ]
+  [[ $output == *"fabric manager"* ]]
+}
+
+@test "neuron: packages, versions without the distribution's tail, devices" {
+  fake dpkg-query 'case ${@: -1} in aws-neuronx-dkms) echo -n 2.31.7.0-1~jammy;; *) exit 1;; esac'
+  run "$scripts/neuron.sh" verify aws-neuronx-dkms=2.31.7.0 aws-neuronx-tools=2.33.38.0
+  [ "$status" -eq 1 ]
+  [ "$output" = "neuron: aws-neuronx-tools missing, wanted 2.33.38.0" ]
+  run "$scripts/neuron.sh" verify aws-neuronx-dkms=2.31.7.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"no /dev/neuron"* ]]
+}
+
+@test "ofi-nccl: too old, not known to the loader, right" {
+  mkdir -p "$root/opt/ofi-nccl/lib/x86_64-linux-gnu" "$root/etc/ld.so.conf.d"
+  run "$scripts/ofi_nccl.sh" verify 1.20.0 1.51.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"no libnccl-net"* ]]
+  touch "$root/opt/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net-ofi.so"
+  fake dpkg-query 'echo 1.9.2-aws'
+  run "$scripts/ofi_nccl.sh" verify 1.20.0 1.51.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"1.9.2, wanted 1.20.0 or newer"* ]]
+  fake dpkg-query 'echo 1.21.1-1'
+  fake ldconfig ''
+  run "$scripts/ofi_nccl.sh" apply 1.20.0 1.51.0
+  [ "$status" -eq 0 ]
+  [ "$output" = "ofi-nccl: 1.21.1" ]
+}
+
+@test "fsx: mounted once, kept in fstab once, and found again" {
+  source=fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd
+  fake mount.lustre ''
+  fake modprobe ''
+  fake lctl 'echo "lustre: 2.15.6"'
+  fake mount "echo \"10.0.0.5@tcp:/abcd \$1 lustre rw 0 0\" >> $root/mounts"
+  run "$scripts/fsx.sh" check "$source" "$root/fsx"
+  [ "$status" -eq 1 ]
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
+  [ "$status" -eq 0 ]
+  [ "${lines[-1]}" = "fsx: $source at $root/fsx, Lustre 2.15.6" ]
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
+  [ "$(grep -c lustre "$root/etc/fstab")" -eq 1 ]
+  [ "$(grep -c '^mount ' "$FAKE_LOG")" -eq 1 ]
+  run "$scripts/fsx.sh" verify fs-2.fsx.us-east-1.amazonaws.com@tcp:/other "$root/fsx"
+  [ "$status" -eq 1 ]
+  [[ $output == *"is not mounted"* ]]
+}
+
+@test "scratch: a disk that holds data is left alone" {
+  fake blkid 'case $1 in -L) exit 2;; *) echo ext4;; esac'
+  fake lsblk 'echo nvme1n1'
+  fake mkfs.ext4 ''
+  run "$scripts/scratch.sh" apply "$root/scratch" /dev/nvme1n1
+  [ "$status" -eq 1 ]
+  [[ $output == *"holds data"* ]]
+  [ "$(grep -c mkfs "$FAKE_LOG" || true)" -eq 0 ]
+}
+
+@test "docker: a daemon that does not answer is said" {
+  fake docker 'exit 1'
+  run "$scripts/docker.sh" verify
+  [ "$status" -eq 1 ]
+  [[ $output == *"does not answer"* ]]
+}
+
+@test "shared folder: made for its user" {
+  run "$scripts/shared_folder.sh" apply "$root/fsx/trainfleet" nobody
+  [ "$status" -eq 0 ]
+  [ "$(stat -c %U "$root/fsx/trainfleet")" = nobody ]
+  run "$scripts/shared_folder.sh" verify "$root/fsx/trainfleet" root
+  [ "$status" -eq 1 ]
+}
+
+@test "python: a folder without its marker counts as not there" {
+  mkdir -p "$root/env/bin"
+  run "$scripts/python.sh" verify "$root/env" https://index.invalid - torch==2.13.0
+  [ "$status" -eq 1 ]
+  [[ $output == *"is not complete"* ]]
+}
+
+@test "build tools: what is missing is named" {
+  run "$scripts/build_tools.sh" verify
+  [ "$status" -eq 0 ] || [[ $output == "build tools: missing: "* ]]
+}
