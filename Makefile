@@ -32,6 +32,9 @@ tokenize: .venv/.stamp ## turn the sources into tokens [NODES CONFIG SET]
 train: .venv/.stamp ## tokenize if need be, train, report; again resumes [NODES CONFIG SET='train.steps=50 ...']
 	@.venv/bin/python -m trainfleet train
 
+inspect: .venv/.stamp ## show a sample of the training order; check the dataset [SAMPLE=0 VERIFY=1 CONFIG SET]
+	@.venv/bin/python -m trainfleet inspect
+
 sample: .venv/.stamp ## continue a text with the trained model [PROMPT='def ' CONFIG SET]
 	@.venv/bin/python -m trainfleet sample
 

@@ -13,7 +13,7 @@ CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "rep
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",
-           "trainfleet.data.sources", "trainfleet.data.tokenizer", "trainfleet.data.units"}  # fmt: skip
+           "trainfleet.data.sources", "trainfleet.data.summary", "trainfleet.data.tokenizer"}  # fmt: skip
 FORBIDDEN = {  # room → packages that it must not import
     **{key: {"torch", "torch_xla", "torch_neuronx", "transformers"} for key in CONTROL | GROUND},
     **{key: {"fabric", "paramiko"} for key in NODE},

@@ -26,6 +26,7 @@ VERBS = {
     "tokenize": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),
     "sample": ("CONFIG", "SET", "PROMPT"),
+    "inspect": ("CONFIG", "SET", "SAMPLE", "VERIFY"),
     "status": ("CONFIG", "SET"),
     "logs": ("CONFIG", "SET", "FOLLOW"),
     "stop": ("CONFIG", "SET"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import runs
 from ..config import dump_resolved
 from ..data.dataset import find
+from ..data import summary
 from ..watch.interrupts import Interrupts
 from . import carry
 from .settings import plan_for
@@ -22,6 +23,9 @@ def main(variables: Variables, started: float) -> int:
                 return carry.STOPPED
     dataset = find(plan.config.data)
     assert dataset is not None
-    print(f"{runs.DATA / plan.config.data.name}: {dataset.tokens:,} tokens of {dataset.documents:,} documents")
+    folder = runs.DATA / plan.config.data.name
+    summary.plot_lengths(dataset, folder / "lengths.png")
+    for name, value in [*summary.table(dataset), ("lengths", str(folder / "lengths.png"))]:
+        print(f"{name:>16}  {value}")
     print("next: make train")
     return 0

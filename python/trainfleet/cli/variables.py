@@ -18,6 +18,8 @@ VARIABLES = {
     "CONFIG": "the config file (config.yaml)",
     "SET": "any keys: SET='train.steps=50 train.seed=2'",
     "PROMPT": "the text to continue",
+    "SAMPLE": "which sample of the training order, from 0",
+    "VERIFY": "1: check every file of the dataset",
     "FOLLOW": "1: stay and show what comes",
     "PURGE": "1: datasets and checkpoints too",
     "YES": "1: do not ask",
