@@ -5,11 +5,11 @@
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor recipes config plan tokenize train sample status logs stop report clean test drills check
+.PHONY: help setup doctor recipes config plan tokenize train sample status logs stop checkpoints verify report clean test drills check
 
 help:
 	@echo "trainfleet: one config.yaml, from bare nodes to a trained model. First: make train"
-	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf "  make %-9s %-58s %s\n", $$1, $$2, $$3 ? "[" $$3 : "" }' Makefile
+	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf "  make %-11s %-58s %s\n", $$1, $$2, $$3 ? "[" $$3 : "" }' Makefile
 
 setup: .venv/.stamp ## make this machine or the fleet ready [NODES CONFIG SET]
 	@.venv/bin/python -m trainfleet setup
@@ -46,6 +46,12 @@ logs: .venv/.stamp ## what every node wrote [FOLLOW=1 CONFIG SET]
 
 stop: .venv/.stamp ## stop the run at its next step, with a checkpoint [CONFIG SET]
 	@.venv/bin/python -m trainfleet stop
+
+checkpoints: .venv/.stamp ## every checkpoint: step, size, loss, layout, good or broken [CONFIG SET]
+	@.venv/bin/python -m trainfleet checkpoints
+
+verify: .venv/.stamp ## read one checkpoint through, every byte and number [STEP=200 CONFIG SET]
+	@.venv/bin/python -m trainfleet verify
 
 report: .venv/.stamp ## draw the plots and report.html again [CONFIG SET]
 	@.venv/bin/python -m trainfleet report

@@ -30,6 +30,8 @@ VERBS = {
     "status": ("CONFIG", "SET"),
     "logs": ("CONFIG", "SET", "FOLLOW"),
     "stop": ("CONFIG", "SET"),
+    "checkpoints": ("CONFIG", "SET"),
+    "verify": ("CONFIG", "SET", "STEP"),
     "report": ("CONFIG", "SET"),
     "clean": ("CONFIG", "SET", "PURGE", "YES"),
     "test": (),

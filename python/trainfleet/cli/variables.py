@@ -21,6 +21,7 @@ VARIABLES = {
     "SAMPLE": "which sample of the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
     "FOLLOW": "1: stay and show what comes",
+    "STEP": "the step of a checkpoint (the newest)",
     "PURGE": "1: datasets and checkpoints too",
     "YES": "1: do not ask",
     "OUT": "a folder for the plan's files",

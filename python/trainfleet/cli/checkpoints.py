@@ -1,0 +1,56 @@
+"""make checkpoints: each one's step, time, size, loss and layout, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..checkpoints.catalogue import Entry, look
+from ..checkpoints.store import Store, store_of
+from ..config import load_resolved
+from ..errors import RunError
+from ..report.history import decimal, moment
+from .clean import size
+from .settings import run_named
+from .variables import Variables
+
+HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")
+
+
+def main(variables: Variables, started: float) -> int:
+    name, store = store_named(variables)
+    entries = list(look(store))
+    if not entries:
+        raise RunError("has no checkpoint yet", where=name, next="make train")
+    table = [HEAD, *map(row, entries)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
+    for line in table:
+        print("  ".join(f"{cell:>{width}}" if column in (0, 2, 3) else f"{cell:<{width}}"
+                        for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())  # fmt: skip
+    broken = [entry for entry in entries if entry.fault]
+    print(f"next: {'make train goes on from the newest good one' if broken else 'make verify reads the newest one through'}")
+    return 1 if broken else 0
+
+
+def store_named(variables: Variables) -> tuple[str, Store]:
+    """The run that the config names, and where its checkpoints lie, as it was trained last.
+
+    Raises:
+        RunError: it was never started.
+    """
+    run = run_named(variables)
+    if not run.config.exists():
+        raise RunError("was never started", where=str(run.folder), next="make train")
+    return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
+
+
+def row(entry: Entry) -> tuple[str, ...]:
+    """The cells of one checkpoint."""
+    commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
+    if commit is None:
+        return (f"{entry.step:,}", "—", "—", "—", "—", state)
+    return f"{entry.step:,}", moment(commit.time), size(commit.size), decimal(commit.loss), layout(commit.layout), state
+
+
+def layout(degrees: Mapping[str, int]) -> str:
+    """`dp 4 tp 2`; what is 1 is left out."""
+    return " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"

@@ -1,0 +1,59 @@
+"""make verify: reads one checkpoint through: every byte against its checksum, then every number in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from rich.progress import Progress
+
+from .. import hardware
+from ..checkpoints.catalogue import damage, read
+from ..checkpoints.marker import Broken, Commit
+from ..checkpoints.store import Store
+from ..errors import ConfigError, Problem, RunError
+from ..processes import die_with_parent
+from .checkpoints import layout, store_named
+from .clean import size
+from .variables import Variables
+
+
+def main(variables: Variables, started: float) -> int:
+    name, store = store_named(variables)
+    step = chosen(variables, store, name)
+    commit = read(store, step)
+    print(f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by {layout(commit.layout)}", flush=True)
+    faults = [fault for fault in read_through(store, step, commit) if fault]
+    if faults:
+        next = "make train sets it aside and goes on from the one before it"
+        raise Broken("is not as it was committed", where=store.address(step), why="; ".join(faults), next=next)
+    print(f"every byte is as it was written ({len(commit.files)} checksums)", flush=True)
+    # A process of its own, as the control plane never loads torch.
+    command = [sys.executable, "-m", "trainfleet.engine.checkpoint.verify", store.address(step)]
+    return subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
+
+
+def chosen(variables: Variables, store: Store, name: str) -> int:
+    """STEP, or else the newest in sight."""
+    steps, text = store.steps(), variables.get("STEP", "")
+    if not steps:
+        raise RunError("has no checkpoint yet", where=name, next="make train")
+    if text and (not text.isdecimal() or int(text) not in steps):
+        known = ", ".join(map(str, steps))
+        raise ConfigError(
+            [Problem(0, "STEP", "", f"there is no checkpoint of step {text!r}; there are: {known}")], next="make checkpoints"
+        )
+    return int(text) if text else steps[-1]
+
+
+def read_through(store: Store, step: int, commit: Commit) -> Iterator[str]:
+    """What is wrong with each file, as they come; a bar shows how far it is when somebody looks."""
+    with ThreadPoolExecutor(hardware.local_cores()) as pool, Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("reading", total=commit.size)
+        for (_, file), fault in zip(
+            commit.files.items(), pool.map(lambda item: damage(store, step, *item), commit.files.items()), strict=True
+        ):
+            bar.advance(task, file.size)
+            yield fault

@@ -1,0 +1,66 @@
+"""Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`. Its bytes were checked before.
+
+What checksums can't tell: that the index finds every tensor whole, that torch can read each, and that all of it is finite.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from ...checkpoints.store import Store
+from ...errors import RunError, TrainfleetError
+from .files import Reader
+from .resuming import fill, locate
+
+KINDS = {"model": "weights", "exp_avg": "first moments", "exp_avg_sq": "second moments", "step": "counts of steps"}
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        store, step = locate(arguments[0])
+        count, numbers, wrong = Counter[str](), Counter[str](), list[str]()
+        for name, tensor in tensors(store, step):
+            kind = kind_of(name)
+            count[kind] += 1
+            numbers[kind] += tensor.numel()
+            if not tensor.isfinite().all():
+                wrong.append(name)
+        for kind in count:
+            print(f"{kind:<16} {numbers[kind]:>14,} numbers in {count[kind]:,} tensors")
+        if wrong:
+            raise RunError(f"{', '.join(wrong)}: not finite", where=store.address(step), next="make train from an older one")
+        print("every tensor is whole and finite")
+        return 0
+    except TrainfleetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def tensors(store: Store, step: int) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by name, one at a time: a checkpoint may be larger than this machine's memory."""
+    index: Metadata = Reader(store, step).read_metadata()
+    for name, found in index.state_dict_metadata.items():
+        if not isinstance(found, TensorStorageMetadata):
+            continue
+        covered = sum(chunk.sizes.numel() for chunk in found.chunks)
+        if covered != found.size.numel():
+            raise RunError(f"{name} has {covered:,} of {found.size.numel():,} numbers", where=store.address(step))
+        tensor = torch.empty(found.size, dtype=found.properties.dtype)
+        fill({name: tensor}, store, step)
+        yield name, tensor
+
+
+def kind_of(name: str) -> str:
+    """What a tensor is to a reader."""
+    last = name.rsplit(".", 1)[-1]
+    return KINDS["model"] if name.startswith("model.") else KINDS.get(last, last)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""Which checkpoints exist, which are good, which stay and which a config may go on from: all without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from trainfleet import runs
+from trainfleet.checkpoints import catalogue, changes
+from trainfleet.checkpoints.marker import MARKER, Broken, Commit, File, parse, render
+from trainfleet.checkpoints.store import Folder, store_of
+from trainfleet.config import Config, Settings, dump_resolved, load
+from trainfleet.errors import ConfigError, RunError
+from trainfleet.runs import Run
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "name: line\ndata: {sources: [text]}\n"
+
+
+def config_of(folder: Path, set: str = "") -> Config:
+    (folder / "config.yaml").write_text(CONFIG)
+    return load(Settings(folder / "config.yaml", set))[0]
+
+
+def commit_of(config: Config, step: int, **files: bytes) -> Commit:
+    return Commit(
+        step=step, samples=16 * step, tokens=4096 * step, seconds_trained=1.5, loss=2.5, time=1795205086.0, world_size=2,
+        layout={"dp": 2, "fsdp": 1, "tp": 1, "pp": 1, "cp": 1}, dataset="0123456789abcdef", config=changes.flatten(config),
+        versions={"trainfleet": "0", "torch": "2"}, files={name: File(len(data), zlib.crc32(data)) for name, data in files.items()},
+    )  # fmt: skip
+
+
+def put(store: Folder, config: Config, step: int, **files: bytes) -> None:
+    """A checkpoint, as a save makes it."""
+    files = files or {"part": b"%d" % step * 1000}
+    store.begin(step)
+    for name, data in files.items():
+        with store.create(step, name) as stream:
+            stream.write(data)
+    store.commit(step, render(commit_of(config, step, **files)))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return config_of(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "checkpoints")
+
+
+# the marker
+
+
+def test_a_marker_reads_back_as_it_was(config: Config) -> None:
+    commit = commit_of(config, 4, part=b"x")
+    assert parse(render(commit), "here") == commit
+
+
+def test_any_changed_byte_of_a_marker_is_found(config: Config) -> None:
+    text = render(commit_of(config, 4, part=b"x"))
+    for place in range(len(text)):
+        for changed in (chr(ord(text[place]) ^ 1), "", text[place] * 2):
+            with pytest.raises(Broken):
+                parse(text[:place] + changed + text[place + 1 :], "here")
+
+
+def test_a_marker_of_another_format_is_not_called_damaged(config: Config) -> None:
+    with pytest.raises(RunError, match="of format 99, this program reads") as caught:
+        parse(render(dataclasses.replace(commit_of(config, 4), format=99)), "here")
+    assert not isinstance(caught.value, Broken)
+
+
+# what is in sight
+
+
+def test_only_what_is_committed_is_in_sight(store: Folder, config: Config) -> None:
+    store.begin(4)
+    with store.create(4, "part") as stream:
+        stream.write(b"x")
+    assert store.steps() == [] and list(catalogue.look(store)) == []
+    store.abandon(4)
+    put(store, config, 8)
+    put(store, config, 12)
+    (store.path / "step-00000016").mkdir()  # without a marker
+    assert [(entry.step, entry.fault) for entry in catalogue.look(store)] == [(8, ""), (12, ""), (16, f"has no {MARKER}")]
+
+
+def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(store: Folder, config: Config) -> None:
+    put(store, config, 4, a=b"aaaa", b=b"bbbb", c=b"cccc")
+    commit, folder = catalogue.read(store, 4), store.path / "step-00000004"
+    (folder / "a").unlink()
+    (folder / "b").write_bytes(b"bbb")
+    (folder / "c").write_bytes(b"cxcc")
+    assert [entry.fault for entry in catalogue.look(store)] == ["a is missing; b has 3 bytes, not 4"]
+    assert "c has other bytes than were written" in catalogue.damage(store, 4, "c", commit.files["c"])
+
+
+def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(store: Folder, config: Config) -> None:
+    put(store, config, 4)
+    put(store, config, 4, part=b"new")
+    assert store.open(4, "part").read() == b"new" and store.broken() == [4]
+    catalogue.retain(store, 4, keep=1, keep_every=None)
+    assert store.steps() == [4] and store.broken() == []
+
+
+def test_a_sweep_takes_only_what_was_left_behind(store: Folder, config: Config) -> None:
+    put(store, config, 4)
+    store.begin(8)
+    store.sweep()
+    assert [path.name for path in store.path.iterdir()] == ["step-00000004"]
+
+
+# what stays
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep", "keep_every", "left"),
+    [
+        ([], 2, None, []),
+        ([100], 2, None, [100]),
+        ([100, 200, 300], 2, None, [200, 300]),
+        ([100, 200, 300, 400, 500], 1, 200, [200, 400, 500]),
+        ([90, 190, 290, 390], 1, 200, [290, 390]),  # by the clock: the first after each multiple
+        ([210, 250, 410, 450], 1, 200, [210, 410, 450]),
+    ],
+)
+def test_the_newest_stay_and_every_kth_for_good(steps: list[int], keep: int, keep_every: int | None, left: list[int]) -> None:
+    assert sorted(catalogue.stays(steps, keep, keep_every)) == left
+
+
+@given(some.sets(some.integers(1, 10**6), max_size=30), some.integers(1, 5), some.none() | some.integers(1, 10**5))
+def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(new: set[int], keep: int, keep_every: int | None) -> None:
+    kept: Sequence[int] = []
+    for step in sorted(new):
+        stay = catalogue.stays([*kept, step], keep, keep_every)
+        assert step in stay and len(stay) >= min(keep, len(kept) + 1)
+        kept = sorted(stay)
+    if keep_every:
+        first = {step // keep_every: step for step in sorted(new, reverse=True) if step >= keep_every}
+        assert set(first.values()) <= set(kept)
+
+
+def test_retention_leaves_alone_what_is_newer_than_the_commit(store: Folder, config: Config) -> None:
+    for step in (4, 8, 12, 100):
+        put(store, config, step)
+    catalogue.retain(store, 12, keep=1, keep_every=None)
+    assert store.steps() == [12, 100]
+
+
+# what may change
+
+
+@pytest.mark.parametrize(
+    "set",
+    ["fleet.nodes=4", "train.steps=9000", "train.learning_rate=1e-4", "train.weight_decay=0.5", "train.micro_batch=1", "checkpoint.keep=9",
+     "name=other", "data.validation_fraction=0.2"],
+)  # fmt: skip
+def test_a_run_goes_on_with_what_does_not_make_it_another(tmp_path: Path, config: Config, set: str) -> None:
+    changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
+
+
+@pytest.mark.parametrize("set", ["train.seed=2", "train.global_batch=32", "train.sequence_length=128", "model.layers=3"])
+def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set: str) -> None:
+    key, value = set.split("=")
+    with pytest.raises(RunError) as caught:
+        changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
+    assert key in caught.value.what and f"is {value}: " in caught.value.why and "init_from" in caught.value.next
+
+
+def test_other_data_is_refused(config: Config) -> None:
+    with pytest.raises(RunError, match="the dataset's tokens"):
+        changes.check(commit_of(config, 4), config, "other", "here")
+
+
+def test_what_changed_is_told(tmp_path: Path, config: Config) -> None:
+    now = config_of(tmp_path, "train.learning_rate=1e-4 fleet.nodes=4")
+    told = changes.check(commit_of(config, 4), now, "0123456789abcdef", "here")
+    assert told["train.learning_rate"] == (config.train.learning_rate, 1e-4) and "fleet.nodes" not in told
+
+
+# the keys
+
+
+def test_an_interval_is_steps_or_minutes(tmp_path: Path) -> None:
+    for text, steps, seconds in (("50", 50, 0.0), ("15min", 0, 900.0), ("'1.5 min'", 0, 90.0)):
+        (tmp_path / "config.yaml").write_text(f"{CONFIG}checkpoint: {{every: {text}}}\n")
+        policy = load(Settings(tmp_path / "config.yaml"))[0].checkpoint
+        assert (policy.every_steps, policy.every_seconds) == (steps, seconds)
+    for text in ("0", "0min", "often", "-5", "1.5"):
+        with pytest.raises(ConfigError, match=r"checkpoint\.every"):
+            config_of(tmp_path, f"checkpoint.every={text}")
+
+
+def test_the_destination_is_the_runs_own_folder_or_one_of_its_name(tmp_path: Path) -> None:
+    run = Run(tmp_path / "runs" / "line")
+    assert store_of(run, None).address(4) == str(tmp_path / "runs/line/checkpoints/step-00000004")
+    assert store_of(run, f"{tmp_path}/fsx/").address(4) == str(tmp_path / "fsx/line/step-00000004")
+
+
+# make checkpoints, make verify
+
+
+def shell(folder: Path, verb: str, *words: str) -> tuple[int, str]:
+    """A verb in a process that may not import torch."""
+    code = "import sys; sys.modules['torch'] = None; from trainfleet.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, verb, *words], cwd=folder, text=True, capture_output=True,
+                          env={"PYTHONPATH": str(ROOT / "python"), "PATH": ""})  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config: Config) -> None:
+    assert shell(tmp_path, "checkpoints") == (1, "error: runs/line: was never started\n  next: make train\n")
+    run = runs.run_of("line", tmp_path / "runs")
+    runs.write_atomic(run.config, dump_resolved(config))
+    assert "has no checkpoint yet" in shell(tmp_path, "checkpoints")[1]
+    store = Folder(run.checkpoints)
+    for step in (100, 200, 1200):
+        put(store, config, step)
+    code, text = shell(tmp_path, "checkpoints")
+    assert code == 0 and [line.split()[0] for line in text.splitlines()] == ["step", "100", "200", "1,200", "next:"]
+    assert "2.500  dp 2    good" in text
+    (store.path / "step-00000200" / "part").unlink()
+    code, text = shell(tmp_path, "checkpoints")
+    assert code == 1 and "broken: part is missing" in text and "newest good one" in text
+
+
+def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
+    run = runs.run_of("line", tmp_path / "runs")
+    runs.write_atomic(run.config, dump_resolved(config))
+    store = Folder(run.checkpoints)
+    put(store, config, 100)
+    put(store, config, 200, part=b"x" * 3_000_000)
+    assert "every byte is as it was written" in shell(tmp_path, "verify", "STEP=100")[1]
+    data = bytearray((store.path / "step-00000200" / "part").read_bytes())
+    data[2_000_000] ^= 1
+    (store.path / "step-00000200" / "part").write_bytes(data)
+    code, text = shell(tmp_path, "verify")
+    assert code == 1 and "step-00000200: is not as it was committed" in text and "part has other bytes" in text
+    code, text = shell(tmp_path, "verify", "STEP=7")
+    assert code == 2 and "there are: 100, 200" in text
+
+
+def test_the_marker_is_json_for_other_programs(config: Config) -> None:
+    assert json.loads(render(commit_of(config, 4, part=b"x")))["commit"]["files"] == {
+        "part": {"size": 1, "crc32": zlib.crc32(b"x")}
+    }
