@@ -21,7 +21,7 @@ from trainfleet.engine.meter import Stopwatch
 
 CHOSEN = {
     "steps": 100, "global_batch": 8, "micro_batch": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
-    "validate_every": 0, "validation_sequences": 7,
+    "validate_every": 0, "validation_sequences": 7, "schedule_steps": 100, "decay_steps": 20,
 }  # fmt: skip
 TRAIN = build(Train, schema.fill({"name": "parts"}, schema.load_schema())["train"] | CHOSEN)
 SEQUENCES = 10  # in the validation split below

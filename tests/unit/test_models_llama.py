@@ -20,7 +20,7 @@ SHAPES = [SHAPE, replace(SHAPE, tie_embeddings=True), replace(SHAPE, kv_heads=4)
 
 def make(shape: Model = SHAPE, seed: int = 0) -> Llama:
     model = models.build(shape)
-    model.initialize(torch.Generator().manual_seed(seed))
+    model.initialize(seed)
     return model
 
 
@@ -54,7 +54,6 @@ def test_cached_tokens_give_the_logits_of_a_whole_forward(shape: Model, tokens: 
 def test_the_plan_counts_what_the_model_has(shape: Model) -> None:
     model = make(shape)
     assert meter.count_parameters(model) == estimate.count_parameters(shape)
-    assert meter.flops_per_token(model, shape, 40) == estimate.flops_per_token(shape, 40)
 
 
 def test_weights_follow_from_the_seed() -> None:

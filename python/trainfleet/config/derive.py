@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from .. import hardware
+from . import huggingface
+from .families import FAMILIES
 from .presets import PRESETS, Preset
 
 Values = dict[str, Any]
+COMPILE_PAYS_MINUTES = 15
+CPU_SHARE = 0.4  # of a core's nominal peak, which the matrix products of a small model reach
 MICRO_BATCH_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see tests/bench/LOG.md
 
 
@@ -41,6 +46,12 @@ def derive(values: Values, tokens: int) -> list[Derived]:
         stack = hardware.stack_of(fleet["instance_type"])
         why = f"fleet.instance_type {fleet['instance_type']}" if fleet["instance_type"] else "no fleet.instance_type"
         put(fleet, "fleet", "stack", stack, why)
+    if train["compile"] is None:
+        put(train, "train", "compile", *compilation(values))
+    if train["schedule_steps"] is None:
+        put(train, "train", "schedule_steps", train["steps"], "train.steps")
+    if train["decay_steps"] is None:
+        put(train, "train", "decay_steps", max(1, train["schedule_steps"] // 5), "a fifth of train.schedule_steps")
     if train["warmup_steps"] is None:
         put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
     if train["micro_batch"] is None:
@@ -56,8 +67,32 @@ def derive(values: Values, tokens: int) -> list[Derived]:
     return found
 
 
+def compilation(values: Values) -> tuple[bool, str]:
+    """Whether compiling pays: it takes about a minute on a CPU, once, and gains a fifth (tests/bench/LOG.md)."""
+    fleet, train, model = values["fleet"], values["train"], values["model"]
+    row = hardware.INSTANCE_TYPES.get(fleet["instance_type"] or "")
+    if (row and row.accelerator) or hardware.local_accelerators():
+        return True, "an accelerator"
+    layers, width = model["layers"] or 0, model["hidden_size"] or 0
+    matrices = 12 * layers * width**2 + model["vocabulary_size"] * width
+    flops = 6.0 * matrices * train["steps"] * train["global_batch"] * train["sequence_length"]
+    cores = min(fleet["nodes"] * fleet["ranks_per_node"], hardware.local_cores())
+    minutes = flops / (hardware.local_core_flops() * CPU_SHARE * cores) / 60
+    pays = minutes > COMPILE_PAYS_MINUTES
+    return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} on"
+
+
+def shape_of(preset: str | None) -> Preset | None:
+    """The shape that `model.preset` names: a known one, or that of a Hugging Face folder.
+
+    Raises:
+        ValueError: the folder's config.json is missing or of a model that is not built.
+    """
+    return huggingface.read(Path(preset)) if preset and preset not in PRESETS else PRESETS.get(preset or "")
+
+
 def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, Any, str], None]) -> None:
-    preset = PRESETS.get(model["preset"])
+    preset = shape_of(model["preset"])
     if preset is not None:
         for field in fields(Preset):
             given = getattr(preset, field.name)
@@ -68,6 +103,10 @@ def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, A
     for field in fields(Preset):
         if model[field.name] is None and field.default is not MISSING and field.default is not None:
             put(model, "model", field.name, field.default, "Llama 2's")
+    family = FAMILIES[model["family"] or "llama"]
+    for name in ("norm_epsilon", "dropout"):
+        if model[name] is None:
+            put(model, "model", name, getattr(family, name), f"{family.name}'s")
     if model["vocabulary_size"] is None:
         size = -(-tokens // 64) * 64  # matrix products like multiples of 64
         put(model, "model", "vocabulary_size", size, f"the tokenizer's {tokens}, rounded up to a multiple of 64")

@@ -15,7 +15,7 @@ import yaml
 
 from ..errors import ConfigError, DataError, Problem
 from . import rules, schema
-from .derive import Derived, derive
+from .derive import Derived, derive, shape_of
 from .positions import Document, Key, read, scalar
 from .types import Config, Data
 
@@ -43,7 +43,13 @@ def load(settings: Settings) -> tuple[Config, list[Derived]]:
         line, where = document.where(tuple(key.split(".")))
         problems.append(Problem(line, where, key, message))
 
-    tokens = _tokenizer_size(build(Data, values["data"]), report)
+    data = build(Data, values["data"])
+    tokens = _tokenizer_size(data, report)
+    try:
+        shape_of(values["model"]["preset"])
+    except ValueError as error:
+        report("model.preset", str(error))
+        values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
     derived = derive(values, tokens)
     missing = [name for name, value in values["model"].items() if value is None and name != "preset"]
     for name in missing:
@@ -51,6 +57,8 @@ def load(settings: Settings) -> tuple[Config, list[Derived]]:
     config = build(Config, values)
     for key, message in () if missing else rules.check(config, broken, tokens):
         report(key, message)
+    if not missing and (lack := _lacks(config, problems)):
+        report("data.tokenizer", lack)
     if problems:
         raise ConfigError(problems, next="all keys: schema/README.md; what follows from them: make plan")
     return config, derived
@@ -65,6 +73,14 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
     except DataError as error:
         report("data.tokenizer", error.what)
         return data.vocabulary_size
+
+
+def _lacks(config: Config, problems: list[Problem]) -> str | None:
+    """What the tokenizer lacks for the model's family, unless it can't be read anyway."""
+    from ..data.tokenizer import lack_for
+
+    broken = any(problem.key == "data.tokenizer" for problem in problems)
+    return None if broken else lack_for(config.data, config.model.family)
 
 
 def load_name(settings: Settings) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
+    """None: as large as the tokenizer (vocabulary), as many as heads (kv_heads), or what the family takes."""
+
     family: str
     layers: int
     hidden_size: int
@@ -14,10 +16,20 @@ class Preset:
     kv_heads: int
     intermediate_size: int
     max_sequence_length: int
-    vocabulary_size: int | None = None  # None: as large as the tokenizer
+    vocabulary_size: int | None = None
     rope_theta: float = 10_000.0
-    norm_epsilon: float = 1e-5
+    norm_epsilon: float | None = None
     tie_embeddings: bool = False
+    rope_scaling: float = 1.0
+    dropout: float | None = None
+
+
+def _gpt2(layers: int, hidden_size: int, heads: int) -> Preset:
+    return Preset("gpt2", layers, hidden_size, heads, heads, 4 * hidden_size, 1024, 50257, tie_embeddings=True)
+
+
+def _encoder(family: str, layers: int, hidden_size: int, heads: int, vocabulary_size: int) -> Preset:
+    return Preset(family, layers, hidden_size, heads, heads, 4 * hidden_size, 512, vocabulary_size, tie_embeddings=True)
 
 
 PRESETS = {
@@ -28,7 +40,19 @@ PRESETS = {
     "llama-2-7b": Preset("llama", 32, 4096, 32, 32, 11008, 4096, 32000),
     "llama-2-13b": Preset("llama", 40, 5120, 40, 40, 13824, 4096, 32000),
     "llama-2-70b": Preset("llama", 80, 8192, 64, 8, 28672, 4096, 32000),
-    # Grattafiori et al. 2024, arXiv:2407.21783
-    "llama-3-8b": Preset("llama", 32, 4096, 32, 8, 14336, 8192, 128256, rope_theta=500_000.0),
-    "llama-3-70b": Preset("llama", 80, 8192, 64, 8, 28672, 8192, 128256, rope_theta=500_000.0),
+    # Grattafiori et al. 2024, arXiv:2407.21783; 3.2's from their published config.json
+    "llama-3-8b": Preset("llama", 32, 4096, 32, 8, 14336, 8192, 128256, 500_000.0),
+    "llama-3-70b": Preset("llama", 80, 8192, 64, 8, 28672, 8192, 128256, 500_000.0),
+    "llama-3.2-1b": Preset("llama", 16, 2048, 32, 8, 8192, 131072, 128256, 500_000.0, tie_embeddings=True, rope_scaling=32.0),
+    "llama-3.2-3b": Preset("llama", 28, 3072, 24, 8, 8192, 131072, 128256, 500_000.0, tie_embeddings=True, rope_scaling=32.0),
+    # Radford et al. 2019, table 2
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-medium": _gpt2(24, 1024, 16),
+    "gpt2-large": _gpt2(36, 1280, 20),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+    # Devlin et al. 2018, arXiv:1810.04805; Liu et al. 2019, arXiv:1907.11692
+    "bert-base": _encoder("bert", 12, 768, 12, 30522),
+    "bert-large": _encoder("bert", 24, 1024, 16, 30522),
+    "roberta-base": _encoder("roberta", 12, 768, 12, 50265),
+    "roberta-large": _encoder("roberta", 24, 1024, 16, 50265),
 }

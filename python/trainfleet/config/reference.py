@@ -38,6 +38,8 @@ def _table(prefix: str, schema: Schema) -> Iterator[str]:
 
 
 def _allowed(part: Schema) -> str:
+    if "anyOf" in part:
+        return ", or ".join(_allowed(choice) for choice in part["anyOf"])
     if "enum" in part:
         return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in part["enum"])
     signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .. import hardware
+from .families import FAMILIES
 from .hosts import parse_hosts
 from .schema import suggest
 from .types import Config
 
 BUILT = ("local",)  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
 PREPARED = () if "ssh" in BUILT else ("ssh",)  # whose machines can be set up and examined, though no job is launched on them yet
+SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
@@ -106,7 +108,7 @@ def _heads(config: Config) -> Iterator[tuple[str, str]]:
     model, tensor = config.model, config.train.layout.tensor
     if model.hidden_size % model.heads:
         yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
-    elif (model.hidden_size // model.heads) % 2:
+    elif FAMILIES[model.family].rotary and (model.hidden_size // model.heads) % 2:
         yield (
             "model.heads",
             f"makes heads of {model.hidden_size // model.heads} features; the rotary embedding needs an even number",
@@ -117,6 +119,18 @@ def _heads(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.layout.tensor", f"{tensor} does not divide model.heads {model.heads} and model.kv_heads {model.kv_heads}"
     if model.layers < config.train.layout.pipeline:
         yield "train.layout.pipeline", f"{config.train.layout.pipeline} stages for {model.layers} layers"
+
+
+def _family(config: Config) -> Iterator[tuple[str, str]]:
+    model, family, length = config.model, FAMILIES[config.model.family], config.train.sequence_length
+    if not family.rotary and model.kv_heads != model.heads:
+        yield "model.kv_heads", f"{model.kv_heads}: {model.family} has as many as model.heads, {model.heads}"
+    if not family.rotary and model.rope_scaling != 1:
+        yield "model.rope_scaling", f"{model.family} has learnt positions, so 1 is what works"
+    if family.rotary and model.dropout:
+        yield "model.dropout", f"{model.dropout}: {model.family} has none, so 0 is what works"
+    if not family.causal and length < SHORTEST_MASKED:
+        yield "train.sequence_length", f"{length} tokens are too few to hide some of; at least {SHORTEST_MASKED}"
 
 
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
@@ -151,9 +165,15 @@ def _sequence(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.layout.context", f"{context} does not divide train.sequence_length {length}"
 
 
-def _warmup(config: Config) -> Iterator[tuple[str, str]]:
-    if config.train.warmup_steps > config.train.steps:
-        yield "train.warmup_steps", f"{config.train.warmup_steps} is more than train.steps {config.train.steps}"
+def _schedule(config: Config) -> Iterator[tuple[str, str]]:
+    train = config.train
+    if train.warmup_steps > train.schedule_steps:
+        yield "train.warmup_steps", f"{train.warmup_steps} is more than train.schedule_steps {train.schedule_steps}"
+    if train.schedule_steps < train.steps:
+        yield "train.schedule_steps", f"{train.schedule_steps} is less than train.steps {train.steps}"
+    if train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.schedule_steps:
+        room = train.schedule_steps - train.warmup_steps
+        yield "train.decay_steps", f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} are left"
 
 
 def _nearest(batch: int, ways: int) -> str:
@@ -162,5 +182,6 @@ def _nearest(batch: int, ways: int) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _global_batch, _micro_batch, _sequence, _warmup,
+    _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _family, _global_batch, _micro_batch,
+    _sequence, _schedule,
 )  # fmt: skip

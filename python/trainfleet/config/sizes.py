@@ -1,4 +1,4 @@
-"""How many numbers a model has and how many FLOPs a token of it costs, by arithmetic alone (tests compare both with the modules)."""
+"""How many numbers a model has, and how many FLOPs a token of it costs: arithmetic, which tests compare with the modules."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Data:
     def weights(self) -> tuple[float, ...] | None:
         """The sources' weights; None when they have none, and each counts by its tokens."""
         given = [source.weight for source in self.mixture if source.weight is not None]
-        return tuple(given) if len(given) == len(self.sources) else None
+        return tuple(given) if given and len(given) == len(self.sources) else None
 
     def text_field_of(self, source: int) -> str:
         """The field that holds the text of one source's records."""
@@ -107,6 +107,8 @@ class Layout:
     tensor: int
     pipeline: int
     context: int
+    zero: int = 3
+    interleave: int = 1
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,17 @@ class Train:
     sequence_length: int
     learning_rate: float
     learning_rate_floor: float
+    optimizer: str
+    schedule: str
+    schedule_steps: int
+    schedule_power: float
+    decay_steps: int
     warmup_steps: int
     weight_decay: float
     beta1: float
     beta2: float
+    epsilon: float
+    skip_spikes: float
     gradient_clip: float
     precision: str
     seed: int
@@ -128,6 +137,8 @@ class Train:
     validate_every: int
     validation_sequences: int
     init_from: str | None
+    recompute: str
+    compile: bool
     layout: Layout
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.families import FAMILIES
 from ..config.types import Data
 from ..errors import DataError
 from .conversion import convert
@@ -139,6 +140,23 @@ def _end_token(path: Path) -> str | None:
 def vocabulary_size_of(data: Data) -> int:
     """How many ids the tokenizer of this config has (the largest, plus one), without loading a library for it."""
     return data.vocabulary_size if data.tokenizer == TRAINED else load(Path(data.tokenizer)).vocabulary_size
+
+
+def lack_for(data: Data, family: str) -> str | None:
+    """Which special token of a masked model the tokenizer of this config lacks, or None.
+
+    RoBERTa counts positions from the row after its padding token's id, so that a folder of it is only right where this is 1.
+    """
+    if FAMILIES[family].causal or data.tokenizer == TRAINED:
+        return None
+    vocabulary = load(Path(data.tokenizer)).vocabulary
+    for role, names in SPECIALS.items():
+        if not any(name in vocabulary for name in names):
+            return f"has no {role} token, which model.family {family} needs: one of {', '.join(names)}"
+    padding = next(vocabulary[name] for name in SPECIALS["padding"] if name in vocabulary)
+    if (rows := FAMILIES[family].positions_from) and padding != rows - 1:
+        return f"has its padding token at {padding}; model.family {family} needs it at {rows - 1}; model.family bert does not"
+    return None
 
 
 def _parse(definition: str, where: str) -> dict[str, Any]:

@@ -14,12 +14,16 @@ from pathlib import Path
 
 from .. import devices, runs
 from ..config import Config, load_resolved
+from ..config.families import FAMILIES
+from ..config.sizes import flops_per_token
 from ..data.dataset import Dataset
+from ..data.masking import Masked
 from ..errors import TrainfleetError
 from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
 from . import generate, meter
+from .batches import Samples
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .record import Recorder
@@ -56,7 +60,7 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     vote = Vote(run.stop if world.first else None)
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     checkpoints = Checkpoints(run, config, dataset.manifest.identity, world)
-    trainer = Trainer(config, dataset, world, checkpoints, watch)
+    trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
     print(greeting(trainer), flush=True)
     status = trainer.fit(recorder, vote)
@@ -65,10 +69,16 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
         conclude(run, trainer, recorder, dataset, status)
 
 
+def samples_for(config: Config, dataset: Dataset) -> Samples:
+    """The dataset as the model's family is trained on it: as it is, or with tokens hidden."""
+    family = FAMILIES[config.model.family]
+    return dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
+
+
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     """The recorder, with all that is known before the first step in results.json."""
     world, train, layout = trainer.world, config.train, config.train.layout
-    flops = meter.flops_per_token(trainer.model, config.model, train.sequence_length)
+    flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
     recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak)
     recorder.update(
@@ -106,7 +116,8 @@ def greeting(trainer: Trainer) -> str:
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
     """Writes the end of the run: the status, what the model writes now, and that a stop has been obeyed."""
     step = trainer.progress.step
-    sample = {"sample": generate.write_sample(trainer.model, dataset, trainer.train.seed)} if status == "finished" else {}
+    writes = status == "finished" and FAMILIES[trainer.config.model.family].causal
+    sample = {"sample": generate.write_sample(trainer.model.eval(), dataset, trainer.train.seed)} if writes else {}
     recorder.update(status=status, **sample)
     recorder.close()
     run.record(status, step=step)

@@ -75,5 +75,7 @@ def validation_count(samples: Samples, config: Config) -> int:
 
 
 def split(tokens: Tensor) -> Batch:
-    """[count, T + 1] -> inputs and, one later, targets."""
-    return tokens[:, :-1], tokens[:, 1:]
+    """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3], token, target and segment."""
+    if tokens.ndim == 2:
+        return tokens[:, :-1], tokens[:, 1:]
+    return (tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0]), tokens[..., 1]

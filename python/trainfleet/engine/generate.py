@@ -16,7 +16,9 @@ from ..data.dataset import Dataset
 from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
 from ..errors import RunError, TrainfleetError
-from ..models.llama import Cache, Llama
+from ..models import GPT2, Llama
+from ..models.llama import Cache
+from ..models.network import Network
 from ..runs import Run
 from .checkpoint import load_model, newest
 
@@ -28,7 +30,7 @@ SAMPLE_LENGTH = 120  # tokens
 
 @torch.inference_mode()
 def continuation(
-    model: Llama, prompt: list[int], *, temperature: float, top_k: int, generator: torch.Generator, stop_at: int
+    model: Llama | GPT2, prompt: list[int], *, temperature: float, top_k: int, generator: torch.Generator, stop_at: int
 ) -> Iterator[int]:
     """Token after token, until the model ends the document or has no position left.
 
@@ -36,7 +38,7 @@ def continuation(
     """
     limit = model.shape.max_sequence_length
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
-    device, cache = model.embed_tokens.weight.device, Cache()
+    device, cache = next(model.parameters()).device, Cache()
     tokens = torch.tensor([prompt], device=device)
     for _ in range(limit - len(prompt)):
         token = choose(model(tokens, cache)[0, -1], temperature, top_k, generator)
@@ -54,8 +56,9 @@ def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gene
     return int(ids[torch.multinomial((values / temperature).softmax(-1), 1, generator=generator)])
 
 
-def write_sample(model: Llama, dataset: Dataset, seed: int) -> dict[str, str]:
+def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
     """What the model writes after the first tokens of a validation document: `prompt` and `text`."""
+    assert isinstance(model, Llama | GPT2)
     tokenizer = load_tokenizer(dataset.folder)
     ids = first_document(dataset)[:SAMPLE_PROMPT]
     end = dataset.manifest.end_of_document
@@ -96,6 +99,9 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     """The prompt, then the text as it comes."""
     run = Run(options.run)
     model, dataset = load(run)
+    if not isinstance(model, Llama | GPT2):
+        family = model.shape.family
+        raise RunError(f"{family} guesses hidden tokens and writes no text", where=str(run.folder), next="make eval, make export")
     tokenizer = load_tokenizer(dataset.folder)
     generator = torch.Generator()
     generator.seed() if options.seed is None else generator.manual_seed(options.seed)
@@ -115,7 +121,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(id) for id in ids]
 
 
-def load(run: Run) -> tuple[Llama, Dataset]:
+def load(run: Run) -> tuple[Network, Dataset]:
     """The model of the run's newest checkpoint, and the dataset whose tokenizer it speaks.
 
     Raises:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ..config.types import Model
 from ..heartbeat import Heart
 
 
@@ -85,14 +84,3 @@ class Stopwatch:
 def count_parameters(model: nn.Module) -> int:
     """Trained numbers; a tied one counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def flops_per_token(model: nn.Module, shape: Model, sequence_length: int) -> float:
-    """FLOPs that one token costs, forward and backward: 6 N + 6 L T D.
-
-    N: parameters without the input embedding, which is a look-up (a tied one stays: it is the output layer). Each costs a
-    multiply-add forward and two backward. 6 L T D: attention's scores and their use in L blocks for T tokens and hidden size D,
-    12 L T D (Chowdhery et al. 2022, PaLM, appendix B), halved, as a token sees only those before it. Recomputation is left out.
-    """
-    looked_up = 0 if shape.tie_embeddings else shape.vocabulary_size * shape.hidden_size
-    return 6.0 * (count_parameters(model) - looked_up) + 6.0 * shape.layers * sequence_length * shape.hidden_size

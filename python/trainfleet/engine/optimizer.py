@@ -1,33 +1,43 @@
-"""AdamW as language models use it, its learning rate as a function of the step, and clipping."""
+"""The optimizer that the config names, and clipping."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..config.types import Train
+from ..models.network import Network
+from .schedule import learning_rate
+from .updates import Lamb, Muon
+
+__all__ = ["build", "clip", "learning_rate", "set_learning_rate", "step"]
 
 
-def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
-    """AdamW that decays matrices and not norms: shrinking a norm's gain only changes the scale of what follows it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True)
+def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
+    """The optimizer of `train.optimizer`, which decays matrices and not vectors: a norm's gain only scales what follows it."""
+    settings: dict[str, Any] = {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    decayed = {"weight_decay": train.weight_decay}
+    vectors = {"params": [parameter for parameter in parameters.values() if parameter.ndim < 2], "weight_decay": 0.0}
+    matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
+    if train.optimizer == "adamw":
+        return torch.optim.AdamW([{"params": list(matrices.values()), **decayed}, vectors], fused=True, **settings)
+    if train.optimizer == "lamb":
+        return Lamb([{"params": list(matrices.values()), "matrix": True, **decayed}, vectors], **settings)
+    inside = f"{model.plan.blocks}." if isinstance(model, Network) else ""
+    straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
+    others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]
+    return Muon([{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors], **settings)
 
 
-def learning_rate(train: Train, step: int) -> float:
-    """The rate of step 1, 2, ...: linear warm-up to the peak, then a cosine to the floor, reached in the last step."""
-    if step <= train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
-    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-    return train.learning_rate * (train.learning_rate_floor + (1 - train.learning_rate_floor) * cosine)
+def step(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+    """One update, or none where `skip` is 1: the device decides, and the host does not wait to know."""
+    optimizer.found_inf = skip  # type: ignore[attr-defined]
+    optimizer.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

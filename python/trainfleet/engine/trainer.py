@@ -6,10 +6,10 @@ import gc
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .. import models
 from ..config import Config
+from ..config.families import FAMILIES
 from ..errors import RunError
 from . import batches, optimizer
 from .batches import Batch, Batches, Samples
@@ -31,7 +31,7 @@ class Trainer:
         self.precision = self.device.precision(self.train.precision)
         torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
         self.model = models.build(config.model)
-        self.model.initialize(torch.Generator().manual_seed(self.train.seed))
+        self.model.initialize(self.train.seed)
         self.model.to(self.device.torch_device)
         self.optimizer = optimizer.build(self.model, self.train)
         self.shared = world.share(self.model)
@@ -99,20 +99,22 @@ class Trainer:
         return total
 
     def loss(self, model: nn.Module, batch: Batch, reduction: str = "mean") -> Tensor:
-        """Cross-entropy in nats a token, of fp32 logits: a sum over the vocabulary needs them."""
+        """In nats a guessed token; what is guessed is the model's to say."""
         inputs, targets = batch
         with self.device.compute(self.precision):
-            logits = model(inputs)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
+            return model(inputs, targets=targets, reduction=reduction)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss over the validation sequences, the same for any number of ranks."""
         with self.watch.stage("validate"):
             total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
+            self.model.eval()
             for batch in batches.validation(self.samples, self.config, self.world.rank, self.world.size, self.device):
                 total += self.loss(self.model, batch, reduction="sum")
-            tokens = batches.validation_count(self.samples, self.config) * self.train.sequence_length
+            self.model.train()
+            guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)
+            tokens = batches.validation_count(self.samples, self.config) * guesses
             return float(self.world.sum(total) / tokens)
 
     def log(self, recorder: Recorder | None, loss: Tensor, norm: Tensor, valid_loss: float | None) -> None:

@@ -1,7 +1,6 @@
 """Llama as a plain module: RMSNorm, rotary positions, SwiGLU, grouped-query attention (Touvron et al. 2023, arXiv:2302.13971).
 
 Modules have the names, and rotary features the order, of the `transformers` library, so that an export only renames.
-They are registered in the order of use: gradients then become ready in the reverse of that order, as DDP assumes.
 
 Shapes: B sequences, T tokens, D hidden size, H heads, K key-value heads, E features of a head, V vocabulary.
 """
@@ -15,14 +14,35 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config.types import Model
+from .loss import next_token_loss
+from .network import Attend, Network
+from .plan import Plan
 
-INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initialize`
+INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initial`
+STRETCHED_FROM = 8192  # tokens: the context that Llama 3 was first trained with
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] each
 Cache = list[tuple[Tensor, Tensor]]  # keys and values of each block, [B, K, tokens so far, E]
 
 
-class Llama(nn.Module):
-    """tokens [B, T] -> logits [B, T, V]."""
+class Llama(Network):
+    """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
+
+    plan = Plan(
+        blocks="layers",
+        first=("embed_tokens",),
+        last=("norm", "lm_head"),
+        head="lm_head",
+        embeddings=("embed_tokens",),
+        divided="embed_tokens",
+        norms=("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"),
+        gathered=("layers.*.self_attn", "layers.*.mlp", "lm_head"),
+        column=(
+            *(f"layers.*.self_attn.{name}_proj" for name in "qkv"),
+            *(f"layers.*.mlp.{name}_proj" for name in ("gate", "up")),
+            "lm_head",
+        ),
+        row=("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj"),
+    )
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -34,28 +54,33 @@ class Llama(nn.Module):
         if shape.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, cache: Cache | None = None, targets: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place."""
+        x = self.features(tokens, cache)
+        return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
+
+    def features(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        rotation = rotary_table(self.shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
-        x = self.embed_tokens(tokens)
+        rotation = rotary_table(self.shape, self.places(tokens, start))
+        x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)  # a stage before this one may have done it
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index)
-        return self.lm_head(self.norm(x))  # type: ignore[no-any-return]
+        return self.norm(x)  # type: ignore[no-any-return]
 
-    @torch.no_grad()
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draws every weight anew: normal(0, 0.02), and 1/sqrt(2 L) of that where a block writes to the residual stream.
+    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return next_token_loss(x, self.lm_head, targets, reduction)
+
+    def initial(self, name: str) -> tuple[float, float]:
+        """Matrices have std 0.02, and 1/sqrt(2 L) of that where a block writes to the residual stream; norms are 1.
 
         The scaling keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2, section 2.3).
         """
-        residual = INITIAL_STD / math.sqrt(2 * self.shape.layers)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-            else:
-                std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else INITIAL_STD
-                parameter.normal_(0.0, std, generator=generator)
+        if name.endswith("norm.weight"):
+            return 1.0, 0.0
+        writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+        return 0.0, INITIAL_STD / math.sqrt(2 * self.shape.layers) if writes else INITIAL_STD
 
 
 class Block(nn.Module):
@@ -79,10 +104,10 @@ class Attention(nn.Module):
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.head_size = shape.hidden_size // shape.heads
-        self.shared = shape.kv_heads < shape.heads
         self.q_proj = nn.Linear(shape.hidden_size, shape.heads * self.head_size, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, shape.kv_heads * self.head_size, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, shape.kv_heads * self.head_size, bias=False)
+        self.attend = Attend(causal=True)
         self.o_proj = nn.Linear(shape.heads * self.head_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: Rotation, cache: Cache | None, index: int) -> Tensor:
@@ -90,9 +115,7 @@ class Attention(nn.Module):
         q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = extend(cache, index, k, v)
-        # One new token sees all that are cached. Several see themselves causally, which SDPA takes from the top left
-        # corner: right only while nothing is cached, which is how `generate` calls it.
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=self.shared)
+        out = self.attend(q, k, v)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
@@ -119,9 +142,20 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
     Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep equal.
     """
     size = shape.hidden_size // shape.heads
-    frequencies = shape.rope_theta ** (-torch.arange(0, size, 2, device=positions.device).float() / size)
+    frequencies = stretched(shape.rope_theta ** (-torch.arange(0, size, 2, device=positions.device).float() / size), shape)
     angles = torch.outer(positions.float(), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
+
+
+def stretched(frequencies: Tensor, shape: Model) -> Tensor:
+    """Llama 3.1's longer context: waves longer than the first training's context are slowed down by `rope_scaling`.
+
+    Those shorter than a quarter of it stay, and between the two lies a straight line (Grattafiori et al. 2024, arXiv:2407.21783,
+    section 3.4.2; the constants are those of the published config.json).
+    """
+    turns = frequencies * (STRETCHED_FROM / (2 * math.pi))  # of a wave within the first training's context
+    kept = ((turns - 1) / 3).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / shape.rope_scaling)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -38,6 +38,12 @@ class Network(nn.Module, ABC):
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of features."""
 
+    def places(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Where tokens [B, T], or a hidden state [B, T, D], stand in their sequence: [T]."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(start, start + tokens.shape[1], device=tokens.device)
+
     @abstractmethod
     def initial(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation of the normal distribution that a parameter's first values are drawn from."""

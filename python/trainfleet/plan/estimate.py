@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .. import hardware
 from ..config import Config
-from ..config.types import Model
+from ..config.sizes import count_parameters, flops_per_token
 
 ASSUMED_MFU = 0.4  # what a tidy engine reaches on these shapes (trainers compared in the README); a run prints its own
 
@@ -31,23 +31,6 @@ def estimate(config: Config) -> Estimate:
     price = hardware.usd_per_hour(config.fleet.instance_type, config.fleet.nodes)
     usd = 0.0 if price == 0 else price * seconds / 3600 if price is not None and seconds is not None else None
     return Estimate(parameters, memory_per_rank(config, parameters), flops, seconds, usd)
-
-
-def count_parameters(model: Model) -> int:
-    """Trained numbers in a Llama: embedding, blocks (attention, SwiGLU, two norms), last norm, output layer unless tied."""
-    head = model.hidden_size // model.heads
-    attention = model.hidden_size * head * (2 * model.heads + 2 * model.kv_heads)
-    block = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size
-    embeddings = model.vocabulary_size * model.hidden_size * (1 if model.tie_embeddings else 2)
-    return embeddings + model.layers * block + model.hidden_size
-
-
-def flops_per_token(model: Model, sequence_length: int) -> float:
-    """6 x matrix parameters (looking up an embedding is none) + causal attention: half of the 12 x layers x length x width
-    of PaLM's appendix B.
-    """
-    matrices = count_parameters(model) - (0 if model.tie_embeddings else model.vocabulary_size * model.hidden_size)
-    return 6.0 * matrices + 6.0 * model.layers * sequence_length * model.hidden_size
 
 
 def memory_per_rank(config: Config, parameters: int) -> int:

@@ -1,0 +1,121 @@
+"""BERT as a plain module: tokens hidden in the whole sequence are guessed, and whether B follows A (arXiv:1810.04805).
+
+Shapes: B sequences, T tokens, D hidden size, V vocabulary. What goes in is tokens [B, T], or tokens and segments [B, T, 2]. The
+first token's target says whether B follows A (0: it does), as that token is never hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config.families import FAMILIES
+from ..config.types import Model
+from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
+from .loss import IGNORED, hidden_token_loss
+from .network import Network
+from .plan import Plan
+
+
+class Encoder(Network):
+    """tokens -> logits [B, T, V], or with targets the loss. RoBERTa is this, and BERT this with a `Pooler`."""
+
+    plan = Plan(
+        blocks="layers",
+        first=("embed",),
+        last=("head",),
+        head="head.lm_head",
+        embeddings=("embed.tokens",),
+        divided="embed",
+        norms=("layers.*.attention_norm", "layers.*.mlp_norm"),
+        gathered=("layers.*.self_attn", "layers.*.mlp", "head"),
+        column=(*COLUMN, "head.lm_head"),
+        row=ROW,
+    )
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.shape, self.family = shape, FAMILIES[shape.family]
+        self.embed = Embeddings(shape, norm=True)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.head = Head(shape)
+        if shape.tie_embeddings:
+            self.head.lm_head.weight = self.embed.tokens.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
+        x = self.features(tokens)
+        return self.head(x) if targets is None else self.loss(x, targets, reduction)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        x = tokens if tokens.is_floating_point() else self.embed(tokens, self.places(tokens))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return hidden_token_loss(x, self.head, targets, self.family.guesses(targets.shape[1]), reduction)
+
+    def initial(self, name: str) -> tuple[float, float]:
+        return initial(name)
+
+
+class Bert(Encoder):
+    """An encoder that also says whether B follows A: its loss is the sum of both means."""
+
+    plan = replace(Encoder.plan, last=("head", "pooler"), gathered=(*Encoder.plan.gathered, "pooler"))
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__(shape)
+        self.pooler = Pooler(shape)
+
+    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """The loss of features. A sum counts every sequence as often as its guesses: over these, it is the mean."""
+        guesses = self.family.guesses(targets.shape[1])
+        words = torch.cat((torch.full_like(targets[:, :1], IGNORED), targets[:, 1:]), 1)
+        hidden = hidden_token_loss(x, self.head, words, guesses, reduction)
+        follows = F.cross_entropy(self.pooler(x).float(), targets[:, 0], reduction=reduction)
+        return hidden + follows * (guesses if reduction == "sum" else 1)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the residual stream and normed after."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.mlp = FeedForward(shape)
+        self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.self_attn(x)))
+        return self.mlp_norm(x + self.dropout(self.mlp(x)))  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """[..., D] -> logits [..., V]."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.dense = nn.Linear(shape.hidden_size, shape.hidden_size)
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lm_head(self.norm(F.gelu(self.dense(x))))  # type: ignore[no-any-return]
+
+
+class Pooler(nn.Module):
+    """x [B, T, D] -> scores [B, 2], from the first token: B follows A, or is from elsewhere."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.dense = nn.Linear(shape.hidden_size, shape.hidden_size)
+        self.follows = nn.Linear(shape.hidden_size, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.follows(torch.tanh(self.dense(x[:, 0])))  # type: ignore[no-any-return]

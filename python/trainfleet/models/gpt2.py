@@ -1,0 +1,84 @@
+"""GPT-2 as a plain module: learnt positions, LayerNorm before each part of a block, GELU (Radford et al. 2019).
+
+Shapes: B sequences, T tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..config.types import Model
+from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
+from .llama import Cache
+from .loss import next_token_loss
+from .network import Network
+from .plan import Plan
+
+
+class GPT2(Network):
+    """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
+
+    plan = Plan(
+        blocks="layers",
+        first=("embed",),
+        last=("norm", "lm_head"),
+        head="lm_head",
+        embeddings=("embed.tokens",),
+        divided="embed",
+        norms=("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"),
+        gathered=("layers.*.self_attn", "layers.*.mlp", "lm_head"),
+        column=(*COLUMN, "lm_head"),
+        row=ROW,
+    )
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = Embeddings(shape, norm=False)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
+        if shape.tie_embeddings:
+            self.lm_head.weight = self.embed.tokens.weight
+
+    def forward(
+        self, tokens: Tensor, cache: Cache | None = None, targets: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place."""
+        x = self.features(tokens, cache)
+        return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
+
+    def features(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        start = cache[0][0].shape[2] if cache else 0
+        x = tokens if tokens.is_floating_point() else self.embed(tokens, self.places(tokens, start))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, cache, index)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return next_token_loss(x, self.lm_head, targets, reduction)
+
+    def initial(self, name: str) -> tuple[float, float]:
+        """What writes to the residual stream gets 1/sqrt(2 L) of the others' std, so that depth does not make it grow."""
+        mean, std = initial(name)
+        writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+        return mean, std / math.sqrt(2 * self.shape.layers) if writes else std
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each normed before and added to the residual stream."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.mlp = FeedForward(shape)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cache, index))
+        return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))  # type: ignore[no-any-return]

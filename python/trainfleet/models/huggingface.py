@@ -1,0 +1,195 @@
+"""A model's weights as Hugging Face's safetensors, both ways: which of our parameters is which of theirs, and the files.
+
+Modules here are named alike in all families, so that one plan and one optimizer suit them; the names there are each family's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..config.types import Model
+from ..errors import RunError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
+_ENCODER = {
+    "embed.tokens": "embeddings.word_embeddings", "embed.positions": "embeddings.position_embeddings",
+    "embed.segments": "embeddings.token_type_embeddings", "embed.norm": "embeddings.LayerNorm", "layers.": "encoder.layer.",
+    "self_attn.q_proj": "attention.self.query", "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value", "self_attn.o_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "mlp.up_proj": "intermediate.dense", "mlp.down_proj": "output.dense",
+    "mlp_norm": "output.LayerNorm", "pooler.dense": "pooler.dense",
+}  # fmt: skip
+_GPT2 = {
+    "embed.tokens": "wte", "embed.positions": "wpe", "layers.": "h.", "input_layernorm": "ln_1", "norm.": "ln_f.",
+    "post_attention_layernorm": "ln_2", "self_attn.q_proj": "attn.c_attn", "self_attn.k_proj": "attn.c_attn",
+    "self_attn.v_proj": "attn.c_attn", "self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc",
+    "mlp.down_proj": "mlp.c_proj",
+}  # fmt: skip
+TRUNKS = {"llama": ("model", {}), "gpt2": ("transformer", _GPT2), "bert": ("bert", _ENCODER), "roberta": ("roberta", _ENCODER)}
+HEADS = {  # what stands beside the trunk
+    "llama": {"lm_head": "lm_head"},
+    "gpt2": {"lm_head": "lm_head"},
+    "bert": {
+        "head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm",
+        "head.lm_head.weight": "cls.predictions.decoder.weight", "head.lm_head.bias": "cls.predictions.bias",
+        "pooler.follows": "cls.seq_relationship",
+    },
+    "roberta": {
+        "head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm", "head.lm_head.weight": "lm_head.decoder.weight",
+        "head.lm_head.bias": "lm_head.bias",
+    },
+}  # fmt: skip
+# What folders may have beside the weights: buffers that older versions saved, tied copies, and a head that is not trained here.
+IGNORED = {
+    "llama": r"rotary_emb\.inv_freq$",
+    "gpt2": r"attn\.(masked_)?bias$",
+    "bert": r"position_ids$|^cls\.predictions\.decoder\.bias$",
+    "roberta": r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter of ours stands there: the name, whether turned, and which of three that lie side by side it is."""
+
+    name: str
+    turned: bool = False
+    third: int | None = None
+
+
+def place_of(family: str, ours: str) -> Place:
+    """GPT-2 has its matrices turned, and query, key and value side by side in one."""
+    for mine, theirs in HEADS[family].items():
+        if ours.startswith(mine):
+            return Place(ours.replace(mine, theirs, 1))
+    prefix, names = TRUNKS[family]
+    name = ours
+    for mine, theirs in names.items():
+        if f".{mine}" in f".{name}" and not (mine == "norm." and not name.startswith("norm.")):
+            name = name.replace(mine, theirs, 1)
+            if mine.startswith(("embed", "norm.")):
+                break
+    if family != "gpt2" or not ours.startswith("layers.") or "layernorm" in ours:
+        return Place(f"{prefix}.{name}")
+    third = next((index for index, letter in enumerate("qkv") if f"self_attn.{letter}_proj" in ours), None)
+    return Place(f"{prefix}.{name}", ours.endswith("weight"), third)
+
+
+def outgoing(model: nn.Module, family: str) -> dict[str, Tensor]:
+    """The weights under their names there, on the host; a tied one once."""
+    parts: dict[str, list[Tensor]] = {}
+    for ours, parameter in model.named_parameters():
+        place = place_of(family, ours)
+        value = parameter.detach().cpu()
+        parts.setdefault(place.name, []).append(value.T if place.turned else value)
+    return {
+        name: torch.cat(several, -1).contiguous() if len(several) > 1 else several[0].contiguous()
+        for name, several in parts.items()
+    }
+
+
+def save(model: nn.Module, family: str, folder: Path) -> list[str]:
+    """Writes the weights into a folder, over several files when they are large; the files' names. Same weights, same bytes."""
+    tensors = dict(sorted(outgoing(model, family).items()))
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(part.nbytes for part in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = tensor
+    if len(shards) == 1:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        return [WEIGHTS]
+    files = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+    for file, shard in zip(files, shards, strict=True):
+        save_file(shard, folder / file, metadata={"format": "pt"})
+    where = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return [*files, INDEX]
+
+
+def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """The weights of a folder under our names, for those in `sizes`: all of a model's, or a pipeline stage's.
+
+    Raises:
+        RunError: a file or a weight is missing, of another size, or left over; each by name.
+    """
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(open_file(folder / name)) for name in file_names(folder)}
+        found = {key: file for file in files.values() for key in file.keys()}  # noqa: SIM118 - it is no dict
+        names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
+        refuse_others(folder, shape, set(names))
+        return {ours: take(folder, names, place_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
+
+
+def file_names(folder: Path) -> list[str]:
+    """The files of a folder that hold weights."""
+    if (folder / WEIGHTS).exists():
+        return [WEIGHTS]
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        remedy = "save it with transformers' save_pretrained, which writes safetensors"
+        raise RunError(f"has neither {WEIGHTS} nor {INDEX}", where=str(folder), next=remedy) from error
+    return sorted(set(index["weight_map"].values()))
+
+
+def open_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        missing = "is missing" if not path.exists() else "can't be read as safetensors"
+        raise RunError(missing, where=str(path), why=str(error), next="download the folder again") from error
+
+
+def current(key: str, family: str, keys: Iterable[str]) -> str:
+    """A name as today's library writes it: older files say gamma and beta, and GPT-2's lack the trunk's name."""
+    prefix = f"{TRUNKS[family][0]}."
+    if not any(other.startswith(prefix) for other in keys) and not key.startswith("lm_head"):
+        key = prefix + key
+    return key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
+    """RunError when a folder's weights are not exactly those of a model of that shape."""
+    from . import build
+
+    with torch.device("meta"):
+        model = build(shape)
+    needed = {place_of(shape.family, name).name for name, _ in model.named_parameters()}
+    tied = {place_of(shape.family, name).name for name in model.state_dict()} - needed
+    missing, others = needed - present, present - needed - tied
+    extra = {name for name in others if not re.search(IGNORED[shape.family], name)}
+    for names, what in ((missing, "lacks weights"), (extra, "has weights that the model has no place for")):
+        if names:
+            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise RunError(what, where=str(folder), why=shown, next=f"model.preset: {folder} takes its shape")
+
+
+def take(folder: Path, names: dict[str, tuple[Any, str]], place: Place, ours: str, size: torch.Size) -> Tensor:
+    """One parameter, as it stands here."""
+    file, key = names[place.name]
+    value: Tensor = file.get_tensor(key)
+    if place.third is not None:
+        value = value.chunk(3, -1)[place.third]
+    value = value.T.contiguous() if place.turned else value
+    if value.shape != size:
+        why = f"{key} gives {ours} the size {tuple(value.shape)}, the model has {tuple(size)}"
+        raise RunError("has weights of another size", where=str(folder), why=why, next=f"model.preset: {folder} takes its shape")
+    return value
+
+
+def sizes_of(named: Iterable[tuple[str, Tensor]]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in named}

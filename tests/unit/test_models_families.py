@@ -1,0 +1,122 @@
+"""GPT-2, BERT and RoBERTa beside Llama: what each computes, how many numbers and FLOPs, and what its plan names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainfleet import models
+from trainfleet.config import sizes
+from trainfleet.config.families import FAMILIES
+from trainfleet.config.types import Model
+from trainfleet.engine import meter
+from trainfleet.models.llama import Cache
+from trainfleet.models.loss import IGNORED
+
+LENGTH = 40
+LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
+SHAPES = {name: replace(LLAMA, family=name, kv_heads=6, tie_embeddings=True) for name in FAMILIES} | {
+    "untied": replace(LLAMA, family="bert", kv_heads=6)
+}
+
+
+def make(shape: Model, seed: int = 0) -> models.Network:
+    model = models.build(shape)
+    model.initialize(seed)
+    return model
+
+
+def batch(family: str, count: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, 120, (count, LENGTH), generator=generator)
+    if FAMILIES[family].causal:
+        return tokens, tokens.roll(-1, 1)
+    targets = torch.full_like(tokens, IGNORED)
+    targets[:, 5 : 5 + FAMILIES[family].guesses(LENGTH)] = 7
+    if family == "bert":
+        targets[:, 0] = torch.arange(count) % 2
+    return tokens, targets
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_arithmetic_counts_what_the_module_has_and_does(shape: Model) -> None:
+    model, (tokens, targets) = make(shape), batch(shape.family)
+    assert meter.count_parameters(model) == sizes.count_parameters(shape)
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):  # counted as matrix products, the causal half too
+        model(tokens, targets=targets).backward()
+    unseen = 6.0 * shape.layers * LENGTH * shape.hidden_size if FAMILIES[shape.family].causal else 0.0
+    told = (sizes.flops_per_token(shape, LENGTH) + unseen) * tokens.numel()
+    assert counter.get_total_flops() == pytest.approx(told, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_only_hidden_tokens_count_and_all_of_them(family: str) -> None:
+    model, (tokens, targets) = make(SHAPES[family]), batch(family)
+    chosen = targets.clone()
+    if family == "bert":
+        chosen[:, 0] = IGNORED
+    plain = nn.functional.cross_entropy(model(tokens).flatten(0, 1), chosen.flatten())
+    if isinstance(model, models.Bert):
+        plain = plain + nn.functional.cross_entropy(model.pooler(model.features(tokens)), targets[:, 0])
+    torch.testing.assert_close(model(tokens, targets=targets), plain)
+    guesses = 2 * FAMILIES[family].guesses(LENGTH)
+    torch.testing.assert_close(model(tokens, targets=targets, reduction="sum") / guesses, plain)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_every_position_sees_the_whole_sequence(family: str) -> None:
+    model, (tokens, _) = make(SHAPES[family]), batch(family)
+    changed = tokens.clone()
+    changed[:, -1] += 1
+    assert not torch.equal(model(tokens)[:, 0], model(changed)[:, 0])
+
+
+def test_segments_are_seen() -> None:
+    model, (tokens, _) = make(SHAPES["bert"]), batch("bert")
+    plain = model(torch.stack((tokens, torch.zeros_like(tokens)), 2))
+    assert torch.equal(plain, model(tokens))
+    assert not torch.equal(plain, model(torch.stack((tokens, torch.ones_like(tokens)), 2)))
+
+
+def test_gpt2_sees_nothing_later_and_caches() -> None:
+    model, (tokens, _) = make(SHAPES["gpt2"]), batch("gpt2")
+    changed, cache = tokens.clone(), Cache()
+    changed[:, 12] += 1
+    assert torch.equal(model(tokens)[:, :12], model(changed)[:, :12])
+    parts = [model(tokens[:, :11], cache), *(model(tokens[:, i : i + 1], cache) for i in range(11, 20))]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens)[:, :20], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_plans_name_modules_and_leave_no_matrix_of_a_block_out(shape: Model) -> None:
+    model = make(shape)
+    names, plan = {name for name, _ in model.named_modules()}, model.plan
+    for name in (
+        *plan.first,
+        *plan.last,
+        plan.head,
+        *plan.embeddings,
+        plan.divided,
+        *plan.norms,
+        *plan.gathered,
+        *plan.column,
+        *plan.row,
+    ):
+        assert name.replace("*", "0") in names, name
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.startswith("layers.0.")}
+    assert linear == {name.replace("*", "0") for name in (*plan.column, *plan.row)} - {plan.head}
+
+
+def test_dropout_is_only_for_training() -> None:
+    model, (tokens, _) = make(replace(SHAPES["roberta"], dropout=0.5)), batch("roberta")
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
