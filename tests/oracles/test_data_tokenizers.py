@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from requirement import need
 from trainfleet.data import encoders
 from trainfleet.data.tokenizer import Tokenizer, load
 
@@ -25,7 +26,7 @@ HARD = [text for text in (*encoders.HARD_TEXTS, *MIXED) if "\0" not in text]
 
 
 def sentencepiece_model(folder: Path, **options: object) -> tuple[Path, object]:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece = need("sentencepiece")
     model, lines = io.BytesIO(), [line for text in [*TEXTS, *MIXED * 50] for line in text.splitlines() if line.strip()]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, vocab_size=1200, minloglevel=2, num_threads=2, **options
@@ -57,7 +58,7 @@ def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(tmp_path: Path, op
 
 
 def test_a_wordpiece_vocabulary_gives_the_ids_of_bert(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = need("transformers")
     words = sorted({word.lower() for text in TEXTS for word in text.split() if word.isalpha()})[:2000]
     letters = [chr(i) for i in range(33, 127) if not chr(i).isupper()]
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters), *words]

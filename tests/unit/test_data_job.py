@@ -283,3 +283,33 @@ def test_processes_give_the_same_bytes_and_stop_cleanly(data: Data, tmp_path: Pa
     assert not list((tmp_path / "three").rglob("*.partial"))
     assert subprocess.run(arguments, env=environment, capture_output=True, text=True).stdout.endswith("True\n")
     assert content(tmp_path / "three" / "set") == content(tmp_path / "one" / "set")
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from trainfleet.config.types import Data
+from trainfleet.data import sources
+from trainfleet.data.__main__ import *
+if __name__ == "__main__":
+    sources.GRID = 2**16
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
+    try:
+        tokenize(Data("set", (sys.argv[1],), "text", "bpe", 500, 0.1), Share(0, 1, 1), Path(sys.argv[2]))
+    except TrainfleetError as error:
+        sys.exit(str(error))
+"""
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_half_written(data: Data, tmp_path: Path) -> None:
+    """The kernel refuses to let a file grow, as it does on a full disk: in the middle of a shard."""
+    whole = tokenize(data, ALONE, tmp_path / "whole")
+    script = tmp_path / "full.py"
+    script.write_text(FULL)
+    environment = os.environ | {"PYTHONPATH": str(Path(manifest.__file__).parents[2])}
+    arguments = [sys.executable, str(script), data.sources[0], str(tmp_path / "full"), "40000"]
+    failed = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert failed.returncode == 1 and "can't write" in failed.stderr and "Traceback" not in failed.stderr, failed.stderr
+    assert not list((tmp_path / "full").rglob("*.partial")) and find(data, tmp_path / "full") is None
+    again = tokenize(data, ALONE, tmp_path / "full")
+    assert whole and again and again.identity == whole.identity

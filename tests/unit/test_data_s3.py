@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from requirement import need
 from trainfleet.config.types import Data
 from trainfleet.data import manifest, objects, sources
 from trainfleet.data.dataset import Dataset, find
@@ -21,8 +22,8 @@ from trainfleet.data.progress import read_progress
 from trainfleet.data.sources import plan_units
 from trainfleet.errors import DataError
 
-pytest.importorskip("boto3")
-pytest.importorskip("moto.server")
+need("boto3")
+need("moto.server", "pip install moto[server,s3]")
 ALONE = Share(0, 1, 1)
 
 

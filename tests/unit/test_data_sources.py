@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import formats, sources
 from trainfleet.data.documents import read_piece, read_unit
@@ -175,7 +176,7 @@ def test_listing_and_finding_load_neither_torch_nor_numpy() -> None:
 
 
 def test_zstd_in_several_frames_is_read_whole_and_a_cut_one_refused(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = need("zstandard")
     texts = some_texts(3000)
     plain = write_lines(tmp_path / "a.jsonl", texts).read_bytes()
     half = plain.index(b"\n", len(plain) // 2) - 5  # frames need not end with lines
