@@ -2,11 +2,16 @@
 
 It keeps everything that the command prints in LOG, each line with its time and rank; passes SIGTERM on; and when it ends, however
 it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds anywhere.
+
+As `python -m trainfleet.supervisor --detach FILE < ORDER` it returns at once and goes on alone, in a session of its own, so that
+nothing that happens to who started it changes anything: ORDER is {argv, environment, log} as JSON (by stdin: a process list shows
+no value of it), FILE then says `pid start boot` (when that pid started, the kernel's boot id) and FILE.exit its exit code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -16,7 +21,9 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from .kernel import Kernel
 from .processes import die_with_parent, signal_group
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
@@ -25,7 +32,14 @@ _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[0] == "--detach":
+        return detach(Path(arguments[1]), json.load(sys.stdin))
     die_with_parent()
+    return supervise(arguments)
+
+
+def supervise(arguments: list[str]) -> int:
+    """Runs `LOG -- COMMAND...` to its end; its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
     scratch = Path(log).with_suffix(".parts")  # torchrun's own copies of the logs; ours is the one that stays
@@ -36,9 +50,47 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def detach(file: Path, order: dict[str, Any]) -> int:
+    """Carries `order` out in a process of its own; 0 as soon as `file` says which."""
+    exit_file = file.with_name(f"{file.name}.exit")
+    exit_file.unlink(missing_ok=True)
+    ready, started = os.pipe()
+    if os.fork():
+        os.close(started)
+        return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.environ |= order["environment"]
+    write(file, identity(os.getpid()))
+    os.write(started, b".")
+    os.close(started)
+    code = 1
+    try:
+        code = supervise([order["log"], "--", *order["argv"]])
+    finally:
+        write(exit_file, str(code))
+    return code
+
+
+def identity(pid: int) -> str:
+    """What tells this process from any other that will ever have its number: `pid start boot`."""
+    start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]  # field 22, in ticks since boot
+    return f"{pid} {start} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file of one line whole."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(f"{text}\n")
+    temporary.replace(path)
+
+
 def run(log: Path, command: list[str]) -> int:
     """The command's exit code (128 + n for signal n), once nothing of it is left."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    kernel = Kernel()
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
@@ -49,7 +101,17 @@ def run(log: Path, command: list[str]) -> int:
             file.write(stamp(line))
     code = child.wait()
     signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
+    if code < 0:
+        note(log, "node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left")
+    for words in kernel.words() if code else ():
+        note(log, "kernel", words)
     return code if code >= 0 else 128 - code
+
+
+def note(log: Path, who: str, text: str) -> None:
+    """A line in the log that the command did not write."""
+    with open(log, "ab", buffering=0) as file:
+        file.write(stamp(f"{text}\n".encode()).replace(b"agent  ", who.ljust(7).encode(), 1))
 
 
 def pass_on(child: subprocess.Popen[bytes]) -> None:

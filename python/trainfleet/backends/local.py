@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from .. import hardware, runs
+from ..config import Config
 from ..errors import BackendError
 from ..plan.job import Job
 from ..plan.request import Command, Request
@@ -37,6 +38,9 @@ class Local:
     name = "local"
     shares_disk = True
 
+    def __init__(self, config: Config | None = None) -> None:
+        """Needs nothing of the config: this machine is what it is."""
+
     def plan(self, job: Job) -> Request:
         """One command a node.
 
@@ -50,7 +54,7 @@ class Local:
         cores = max(1, hardware.local_cores() // job.nodes)
         if job.torchrun:
             environment = {"OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)), "GLOO_SOCKET_IFNAME": _loopback()}
-            program = torchrun(job, node, ADDRESS, port)
+            program = torchrun(job, node, ADDRESS, port, ADDRESS, sys.executable)
         else:
             environment = {"NODE_RANK": str(node), "NODES": str(job.nodes), "WORKERS": str(cores)}
             program = (sys.executable, "-m", job.module)
@@ -96,12 +100,12 @@ class Local:
             process.wait(KILL_GRACE)
 
 
-def torchrun(job: Job, node: int, address: str, port: int) -> tuple[str, ...]:
+def torchrun(job: Job, node: int, master: str, port: int, address: str, python: str) -> tuple[str, ...]:
     """torchrun's words for one node. Static rendezvous: node ranks are ours to number, and no host name is looked up."""
     return (
-        sys.executable, "-m", "torch.distributed.run",
+        python, "-m", "torch.distributed.run",
         f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}", f"--node-rank={node}",
-        f"--master-addr={address}", f"--master-port={port}", f"--local-addr={address}",
+        f"--master-addr={master}", f"--master-port={port}", f"--local-addr={address}",
         "--max-restarts=0", "--monitor-interval=0.5", "--tee=3", "--log-dir={scratch}",
         "-m", job.module,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ VERBS = {
 
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
-    started = time.time()
+    started = float(os.environ.get("TRAINFLEET_STARTED") or time.time())  # given where a fleet's head acts for a command
     try:
         verb = _verb(arguments)
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main

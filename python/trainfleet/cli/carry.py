@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from .. import runs
 from ..backends import backend_of
@@ -18,7 +18,9 @@ from ..report.live import Live, TokenizeLive
 from ..watch.attempts import persevere
 from ..watch.follow import Follower
 from ..watch.interrupts import Interrupts
+from ..watch.lease import Office
 
+TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be gone
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
 
@@ -27,13 +29,53 @@ class JobFailed(BackendError):
 
 
 @contextmanager
-def held(folder: Path, what: str) -> Iterator[None]:
-    """Holds the folder's lock, or refuses because another command is at work in it."""
-    lock = runs.take_lock(folder)
+def in_charge(config: Config, run: runs.Run) -> Iterator[Office]:
+    """Holds the run's lock, or refuses because another command is at work in it; on a fleet, holds the launcher's office too."""
+    office = Office(run.folder)
+    if not config.fleet.reached_by_ssh:
+        with held(run):
+            yield office
+        return
+    with office, held(run, patience=TAKEOVER):  # the office first: it makes a launcher leave that was wrongly taken for dead
+        yield office
+
+
+@contextmanager
+def held(run: runs.Run, patience: float = 0.0) -> Iterator[None]:
+    """Holds the lock of the run's folder, for which it waits so many seconds.
+
+    Raises:
+        BackendError: another command is at work in it.
+    """
+    deadline = time.monotonic() + patience
+    while (lock := runs.take_lock(run.folder)) is None and time.monotonic() < deadline:
+        time.sleep(0.5)
     if lock is None:
-        raise BackendError(f"{what} is running already", where=str(folder), next="make logs FOLLOW=1 shows it, make stop ends it")
+        what, next = f"the run {run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
+        raise BackendError(what, where=str(run.folder), next=next)
     with lock:
         yield
+
+
+def is_finished(plan: Plan, run: runs.Run) -> bool:
+    """Whether the run has done all the steps that the config asks for."""
+    results = run.read_results()
+    return results.get("status") == "finished" and int(results.get("steps", 0)) >= plan.config.train.steps
+
+
+def say_finished(plan: Plan, run: runs.Run) -> int:
+    """Says that nothing is left to do, and how to go on; the exit code."""
+    steps = plan.config.train.steps
+    print(f"{run.name} is finished: all {steps:,} steps are done")
+    print(f"next: make sample, or train on: make train SET='train.steps={2 * steps}'")
+    return 0
+
+
+def hand_over(verb: str, plan: Plan, started: float) -> int:
+    """Gives a verb to the head of the fleet; its exit code there."""
+    from .away import carry_away  # loads SSH
+
+    return carry_away(verb, plan, started)
 
 
 def carry(plan: Plan, request: Request, interrupts: Interrupts, live: Live | TokenizeLive) -> bool:
@@ -44,7 +86,7 @@ def carry(plan: Plan, request: Request, interrupts: Interrupts, live: Live | Tok
     """
     run = runs.run_of(plan.config.name)
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
-    follower = Follower(backend_of(plan.config.fleet.backend), run, interrupts, live.update, live.line.say)
+    follower = Follower(backend_of(plan.config), run, interrupts, live.update, live.line.say)
     with live:
         verdict = persevere(
             follower, request, [_job(request, config) for config in choices.values()], lambda job: refit(run, choices[job.nodes])

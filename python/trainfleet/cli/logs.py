@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from ..errors import RunError
-from ..runs import is_locked
+from ..runs import Run
+from .place import Place, place_of
 from .settings import run_named
 from .variables import Variables, flag
 
@@ -15,28 +16,36 @@ LINES = 20
 
 def main(variables: Variables, started: float) -> int:
     run, follow = run_named(variables), flag(variables, "FOLLOW")
-    if follow and not run.logs.is_dir():
-        _await(run.folder, run.logs)
-    logs = sorted(run.logs.glob("node-*.log"), key=lambda path: int(path.stem.split("-")[1]))
-    if not logs:
-        raise RunError("no logs yet", where=str(run.logs), why="no node of this run has started", next="make train")
-    ends = {log: log.stat().st_size for log in logs}
-    for log in logs:
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]:
-            print(f"{log.stem}  {line}")
-    while follow:
-        alive = is_locked(run.folder)  # before the look at the logs, so that the last words are not missed
-        ends = {log: _print_new(log, end) for log, end in ends.items()}
-        if not alive:
-            break
-        time.sleep(0.3)
+    with place_of(variables) as place:
+        place.refresh()
+        if follow and not run.logs.is_dir():
+            _await(place, run.logs)
+        ends = {log: log.stat().st_size for log in _logs(run)}
+        if not ends:
+            raise RunError("no logs yet", where=str(run.logs), why="no node of this run has started", next="make train")
+        for log in ends:
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]:
+                print(f"{log.stem}  {line}")
+        while follow:
+            alive = place.is_running()  # before the look at the logs, so that the last words are not missed
+            ends = {log: _print_new(log, ends.get(log, 0)) for log in _logs(run)}
+            if not alive:
+                break
+            time.sleep(place.look_every)
+            place.refresh()
     return 0
 
 
-def _await(folder: Path, logs: Path) -> None:
+def _logs(run: Run) -> list[Path]:
+    """The nodes' logs in the order of the nodes."""
+    return sorted(run.logs.glob("node-*.log"), key=lambda path: int(path.stem.split("-")[1]))
+
+
+def _await(place: Place, logs: Path) -> None:
     """Waits for the first log of a run that is about to start its ranks."""
-    while is_locked(folder) and not logs.is_dir():
-        time.sleep(0.3)
+    while place.is_running() and not logs.is_dir():
+        time.sleep(place.look_every)
+        place.refresh()
 
 
 def _print_new(log: Path, end: int) -> int:

@@ -29,7 +29,7 @@ def run_named(variables: Variables) -> Run:
 def plan_for(variables: Variables, kinds: tuple[str, ...] = ("tokenize", "train")) -> Plan:
     """The plan of a command: what is done already (a finished dataset) is left out, and said."""
     config, derived = load(settings_of(variables))
-    backend = backend_of(config.fleet.backend)
+    backend = backend_of(config)
     notes, jobs = _data(config, backend)
     jobs += [train_job(config)] if "train" in kinds else []
     return make_plan(config, derived, [backend.plan(job) for job in jobs], notes)
@@ -38,7 +38,7 @@ def plan_for(variables: Variables, kinds: tuple[str, ...] = ("tokenize", "train"
 def _data(config: Config, backend: Backend) -> tuple[list[str], list[Job]]:
     """What is to be said of the dataset, and the job that makes it, if it is not there yet."""
     folder = DATA / config.data.name
-    dataset = find(config.data)
+    dataset = find(config.data) if backend.shares_disk else None
     if dataset is not None:
         return [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents"], []
     job = tokenize_job(config)

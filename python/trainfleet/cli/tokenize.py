@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .. import runs
+from ..backends import backend_of
 from ..config import dump_resolved
-from ..data.dataset import find
 from ..data import summary
+from ..data.dataset import find
 from ..watch.interrupts import Interrupts
 from . import carry
 from .settings import plan_for
@@ -15,12 +16,16 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     plan = plan_for(variables, ("tokenize",))
     run = runs.run_of(plan.config.name)
-    with Interrupts() as interrupts:
+    if not backend_of(plan.config).shares_disk:
+        return carry.hand_over("tokenize", plan, started)
+    with carry.in_charge(plan.config, run) as office, Interrupts() as interrupts:
         for request in plan.requests:
             runs.write_atomic(run.config, dump_resolved(plan.config))
             if not carry.tokenize(plan, request, interrupts):
                 print("stopped; the units that were done stay: make tokenize goes on from there")
-                return carry.STOPPED
+                office.code = carry.STOPPED
+                return office.code
+        office.code = 0
     dataset = find(plan.config.data)
     assert dataset is not None
     folder = runs.DATA / plan.config.data.name

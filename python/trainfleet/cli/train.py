@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from .. import runs
+from ..backends import backend_of
 from ..config import dump_resolved
 from ..errors import TrainfleetError
 from ..plan.plan import Plan
@@ -13,6 +14,7 @@ from ..report.live import Live
 from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.interrupts import Interrupts
+from ..watch.lease import Office, Tenure
 from . import carry
 from .settings import plan_for
 from .variables import Variables
@@ -21,30 +23,27 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     plan = plan_for(variables)
     run = runs.run_of(plan.config.name)
-    if finished(plan, run):
-        steps = plan.config.train.steps
-        print(f"{run.name} is finished: all {steps:,} steps are done")
-        print(f"next: make sample, or train on: make train SET='train.steps={2 * steps}'")
-        return 0
-    with carry.held(run.folder, f"the run {run.name}"), Interrupts() as interrupts:
+    if not backend_of(plan.config).shares_disk:
+        return carry.hand_over("train", plan, started)
+    if carry.is_finished(plan, run):
+        return carry.say_finished(plan, run)
+    with carry.in_charge(plan.config, run) as office, Interrupts() as interrupts:
         try:
-            return launch(plan, run, interrupts, started)
+            office.code = launch(plan, run, interrupts, started, office)
         except TrainfleetError:
             report(run, "failed")
             raise
         finally:
             run.stop.unlink(missing_ok=True)
+    if not plan.config.fleet.reached_by_ssh:  # there it is printed where the command was typed
+        print_summary(run)
+    return office.code
 
 
-def finished(plan: Plan, run: Run) -> bool:
-    """Whether the run has done all the steps that the config asks for."""
-    results = run.read_results()
-    return results.get("status") == "finished" and int(results.get("steps", 0)) >= plan.config.train.steps
-
-
-def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
+def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office: Office) -> int:
     """The command's exit code, once nothing of the run is running any more."""
     config = plan.config
+    restarts = take_over(run, office.predecessor) if office.predecessor else 0
     run.stop.unlink(missing_ok=True)
     runs.write_atomic(run.config, dump_resolved(config))
     run.update_results(
@@ -54,7 +53,7 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
         backend=config.fleet.backend,
         nodes=config.fleet.nodes,
         world_size=config.world_size,
-        restarts=0,
+        restarts=restarts,
     )
     seconds = {}
     for request in plan.requests:
@@ -70,11 +69,17 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float) -> int:
     return conclude(run, str(run.read_results()["status"]), seconds)
 
 
+def take_over(run: Run, predecessor: Tenure) -> int:
+    """How often the run has been restarted, now that the launcher before this one died at its work."""
+    restarts = int(run.read_results().get("restarts", 0)) + 1
+    run.record("restarted", attempt=restarts, cause="lost-node", who=f"the launcher on {predecessor.host}")
+    return restarts
+
+
 def conclude(run: Run, status: str, seconds: dict[str, float]) -> int:
-    """Writes the last word to results.json, draws the report and prints the summary."""
+    """Writes the last word to results.json and draws the report; the exit code."""
     run.update_results(seconds=run.read_results().get("seconds", {}) | seconds)
     report(run, status)
-    print_summary(run)
     return 0 if status == "finished" else carry.STOPPED
 
 

@@ -10,7 +10,7 @@ from .hosts import parse_hosts
 from .schema import suggest
 from .types import Config
 
-BUILT = ("local",)  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
+BUILT = ("local", "ssh")  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
 PREPARED = () if "ssh" in BUILT else ("ssh",)  # whose machines can be set up and examined, though no job is launched on them yet
 SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)

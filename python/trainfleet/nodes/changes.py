@@ -1,7 +1,7 @@
-"""What has changed in a folder: `python -m trainfleet.nodes.changes FOLDER < KNOWN` prints, as JSON, what another machine lacks of it.
+"""What has changed in a folder: `python -m trainfleet.nodes.changes FOLDER < KNOWN` prints as JSON what another machine lacks.
 
-KNOWN is {path: [size, time]} of what that machine has. A file that only grew is sent from where it stopped. Checkpoints stay where
-they are. Standard library only: it is started once a second.
+KNOWN is {path: [size, time, inode]} of what that machine has. A file that only grew is sent from where it stopped; one that was
+replaced is sent whole. Checkpoints stay where they are. Standard library only: it is started once a second.
 """
 
 from __future__ import annotations
@@ -15,28 +15,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LEFT_OUT = {"checkpoints", "heartbeats", "config.yaml", "launch.yaml", "lock"}  # of the run folder; config.yaml is each side's own
+LEFT_OUT = {
+    "checkpoints",
+    "heartbeats",
+    "config.yaml",
+    "launch.yaml",
+    "lock",
+}  # of the run folder; config.yaml is each side's own
 GROWING = (".log", ".jsonl")
 MOST = 8 << 20  # bytes in one answer; the rest comes with the next
-Known = dict[str, tuple[int, float]]
+Known = dict[str, tuple[int, float, int]]
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
-    """{files: {path: [offset, size, time, data]}, paths: all of them, whole: whether nothing is left, now: this clock}."""
+    """{files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether nothing is left, now: this clock}."""
     files, paths, room = {}, [], MOST
     for path in _files(folder):
         name, stat = str(path.relative_to(folder)), path.stat()
         paths.append(name)
-        size, stamp = known.get(name, (0, 0.0))
-        if (stat.st_size, stat.st_mtime) == (size, stamp) or room <= 0:
+        size, stamp, inode = known.get(name, (0, 0.0, 0))
+        if (stat.st_size, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        offset = size if name.endswith(GROWING) and stat.st_size >= size else 0
+        offset = size if name.endswith(GROWING) and stat.st_size >= size and stat.st_ino == inode else 0
         with open(path, "rb") as file:
             file.seek(offset)
             data = file.read(room)
         room -= len(data)
         ended = offset + len(data)
-        files[name] = [offset, ended, stat.st_mtime if ended >= stat.st_size else 0.0, base64.b85encode(zlib.compress(data)).decode()]
+        whole = stat.st_mtime if ended >= stat.st_size else 0.0
+        files[name] = [offset, ended, whole, stat.st_ino, base64.b85encode(zlib.compress(data)).decode()]
     return {"files": files, "paths": paths, "whole": room > 0, "now": time.time()}
 
 
@@ -47,4 +54,4 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(changes(Path(sys.argv[1]), {name: (size, stamp) for name, (size, stamp) in json.load(sys.stdin).items()})))
+    print(json.dumps(changes(Path(sys.argv[1]), {name: tuple(known) for name, known in json.load(sys.stdin).items()})))

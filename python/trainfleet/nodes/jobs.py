@@ -65,4 +65,4 @@ def marks() -> str:
 
 
 def _file(name: str) -> str:
-    return f'f={JOBS}/$(uname -n)/{shlex.quote(name)}'
+    return f"f={JOBS}/$(uname -n)/{shlex.quote(name)}"

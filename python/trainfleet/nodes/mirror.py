@@ -26,28 +26,26 @@ class Mirror:
     code: str
     python: str
     here: Path
-    known: Known = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for path in self.here.rglob("*") if self.here.is_dir() else ():
-            if path.is_file():
-                self.known[str(path.relative_to(self.here))] = (path.stat().st_size, path.stat().st_mtime)
+    known: Known = field(default_factory=dict)  # what this mirror has brought
 
     def refresh(self, host: Host) -> float | Failure:
-        """Brings what is new, asking `host`; the clock there. Files that are gone there go here too, but for `stop`'s like."""
+        """Brings what is new, asking `host`; the clock there. What it brought and is gone there goes here too."""
         while True:
-            words = shlex.join(["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.changes", str(self.here)])
+            words = shlex.join(
+                ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.changes", str(self.here)]
+            )
             command = f"cd {shlex.quote(self.shared)} && {words}"
             answer = self.transport.run(command, stdin=json.dumps(self.known), timeout=TIMEOUT, hosts=[host])[host]
             if failure := reason(host, answer):
                 return failure
             assert isinstance(answer, Result)
             record = json.loads(answer.stdout)
-            for name, (offset, size, stamp, data) in record["files"].items():
+            for name, (offset, size, stamp, inode, data) in record["files"].items():
                 self._write(name, offset, zlib.decompress(base64.b85decode(data)), stamp)
-                self.known[name] = (size, stamp)
+                self.known[name] = (size, stamp, inode)
             for name in set(self.known) - set(record["paths"]):
-                self._remove(name)
+                (self.here / name).unlink(missing_ok=True)
+                self.known.pop(name)
             if record["whole"]:
                 return float(record["now"])
 
@@ -67,10 +65,3 @@ class Mirror:
             temporary.write_bytes(data)
             temporary.replace(path)
         os.utime(path, (stamp, stamp))
-
-    def _remove(self, name: str) -> None:
-        from .changes import LEFT_OUT
-
-        if name.partition("/")[0] not in LEFT_OUT and not Path(name).name.startswith("."):
-            (self.here / name).unlink(missing_ok=True)
-            self.known.pop(name)

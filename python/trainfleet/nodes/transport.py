@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.types import Ssh
@@ -28,6 +29,7 @@ from .tar import pack
 
 if TYPE_CHECKING:
     from fabric import Connection
+    from paramiko import PKey
 
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
@@ -120,6 +122,11 @@ class Transport:
         """Whether a live connection to this host is kept."""
         return host in self._kept and bool(self._kept[host].is_connected)
 
+    def server_key(self, host: Host) -> PKey:
+        """The host key that a connected host has shown, and that was found right."""
+        key: PKey = self._connection(host).transport.get_remote_server_key()
+        return key
+
     def drop(self, host: Host) -> None:
         """Forgets the connection to a host, as before it reboots."""
         if connection := self._kept.pop(host, None):
@@ -165,7 +172,7 @@ class Transport:
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
         from paramiko.config import SSHConfig
 
-        config = Config(ssh_config=SSHConfig.from_path(self.ssh.config) if self.ssh.config else SSHConfig(), lazy=True)
+        config = Config(ssh_config=SSHConfig.from_path(str(Path(self.ssh.config).expanduser())) if self.ssh.config else SSHConfig(), lazy=True)
         connection = Connection(
             host.address, user=host.user or self.ssh.user, port=host.port, config=config, gateway=gateway,
             connect_timeout=CONNECT_TIMEOUT, connect_kwargs=self._login(),
@@ -181,7 +188,7 @@ class Transport:
         login = {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT, "channel_timeout": CONNECT_TIMEOUT}
         if self.ssh.key is None:
             return login
-        return login | {"key_filename": self.ssh.key, "allow_agent": False, "look_for_keys": False}
+        return login | {"key_filename": str(Path(self.ssh.key).expanduser()), "allow_agent": False, "look_for_keys": False}
 
 
 def parse_jump(text: str) -> Host:

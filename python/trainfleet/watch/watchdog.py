@@ -18,7 +18,8 @@ from ..heartbeat import EVERY, Beat, ask_for_stacks, read_beats, read_stacks
 
 STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
-SLOW_LOOKS = 10  # steps in a row
+SLOW_SHARE = 0.2  # if that costs at least this part of a step
+SLOW_LOOKS = 30  # beats in a row
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ class Watchdog:
 
     def _is_slow(self, beat: Beat) -> bool:
         others = [seen.beat.busy_seconds for rank, seen in self.seen.items() if rank != beat.rank]
-        return bool(others) and beat.phase == "step" and beat.busy_seconds > SLOWER * median(others) > 0
+        if not others or beat.phase != "step":
+            return False
+        usual = median(others)
+        return beat.busy_seconds > SLOWER * usual > 0 and beat.busy_seconds - usual > SLOW_SHARE * beat.step_seconds
 
     def _missing(self, now: float) -> Alarm | None:
         missing = sorted(set(range(self.ranks)) - set(self.seen))

@@ -1,0 +1,62 @@
+"""Where a run is at work, for the verbs that look at it: on this machine, or on a fleet that has its folder."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+from ..config import Config, load, load_resolved
+from ..errors import ConfigError
+from ..runs import Run, is_locked
+from .settings import run_named, settings_of
+from .variables import Variables
+
+if TYPE_CHECKING:
+    from .away import Away
+
+
+class Place(Protocol):
+    """A run's whereabouts; `refresh` brings its files up to date here before they are read."""
+
+    words: str
+    look_every: float  # seconds
+
+    def refresh(self) -> None: ...
+    def is_running(self) -> bool: ...
+    def ask_to_stop(self) -> None: ...
+
+
+class Here:
+    """A run of this machine: its folder is the truth."""
+
+    words, look_every = " on this machine", 0.3
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def refresh(self) -> None: ...
+
+    def is_running(self) -> bool:
+        return is_locked(self.run.folder)
+
+    def ask_to_stop(self) -> None:
+        self.run.stop.touch()
+
+
+def place_of(variables: Variables) -> AbstractContextManager[Here | Away]:
+    """The place of the run that the config names; a context, which closes what it opened."""
+    run = run_named(variables)
+    config = _config(run, variables)
+    if config is None or not config.fleet.reached_by_ssh:
+        return nullcontext(Here(run))
+    from .away import Away  # loads SSH
+
+    return Away(config, run)
+
+
+def _config(run: Run, variables: Variables) -> Config | None:
+    """The run's own config, or before its first launch the file's; None when neither can be read: a look needs none."""
+    try:
+        return load_resolved(run.config) if run.config.exists() else load(settings_of(variables))[0]
+    except ConfigError:
+        return None

@@ -1,0 +1,97 @@
+"""The head of a fleet, from the machine where commands are typed: it is given the run, and can then be left alone.
+
+The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be closed. A second host stands
+by (watch/standby.py). Commands typed here only look at the run folder there, or leave a word in it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ..config import Config, dump_resolved
+from ..config.types import Ssh
+from ..errors import BackendError
+from . import jobs
+from .answers import Failure, Host, Result, reason
+from .facts import Facts
+from .gate import send_code
+from .transport import Transport
+
+HEADS = 2  # hosts that can be the head: the first, and one that stands by
+TIMEOUT = 60.0
+KEY = "~/.ssh/id_trainfleet"  # scripts/head_key.sh makes it too
+ADMIT = """umask 077
+f=~/.ssh/authorized_keys
+mkdir -p ~/.ssh && touch "$f"
+while read -r key; do grep -qxF -- "$key" "$f" || echo "$key" >> "$f"; done"""
+
+
+class Head:
+    """The fleet's head as seen from here."""
+
+    def __init__(self, transport: Transport, config: Config, python: str, code: str) -> None:
+        self.transport, self.config, self.python, self.code = transport, config, python, code
+        self.folder = config.fleet.shared_folder or ""
+        self.name = f"{config.name}-launcher"
+
+    def prepare(self, facts: Mapping[Host, Facts]) -> None:
+        """Code, config, host keys and a way in: all that the launcher needs there. `facts` are of the hosts to use, in order."""
+        hosts = list(facts)
+        send_code(self.transport, self.folder, hosts)
+        self.open_doors(hosts[:HEADS], hosts)
+        keys = "".join(self.host_key(host, facts[host]) for host in hosts)
+        config = dump_resolved(self.config_there(facts))
+        files = {".fleet/known_hosts": keys, f"runs/{self.config.name}/launch.yaml": config}
+        answers = self.transport.put({name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1])
+        _require(answers, f"can't write in {self.folder}")
+
+    def config_there(self, facts: Mapping[Host, Facts]) -> Config:
+        """The config as the head needs it: the hosts by the addresses that they have among themselves, and its own key."""
+        hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
+        user = next(iter(facts.values())).user
+        ssh = Ssh(user=user, key=KEY, jump=None, known_hosts=None, fingerprints=(), config=None)
+        return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
+
+    def host_key(self, host: Host, facts: Facts) -> str:
+        """The key that this host has shown us, as known_hosts has it, under its address among the nodes."""
+        key, address = self.transport.server_key(host), facts.address(host)
+        name = address if host.port == 22 else f"[{address}]:{host.port}"
+        return f"{name} {key.get_name()} {key.get_base64()}\n"
+
+    def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> None:
+        """Each head has a key of its own, made there, and every host lets it in; other keys are left as they are."""
+        make = f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname -n)\" -f {KEY}; cat {KEY}.pub"
+        made = self.transport.run(f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads)
+        _require(made, "the head could not make its key")
+        public = "".join(answer.stdout for answer in made.ok.values())
+        _require(self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=tuple(hosts)), "the head's key can't be let in")
+
+    def start(self, heads: Sequence[Host], verb: str, started: float) -> None:
+        """Starts the launcher on the first of `heads` and lets the others stand by."""
+        launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG=runs/{self.config.name}/launch.yaml")
+        standby = (self.python, "-m", "trainfleet.watch.standby", f"runs/{self.config.name}", *launcher)
+        environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), "PYTHONPATH": f"{self.code}/python",
+                       "NO_COLOR": "1"}  # fmt: skip
+        for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
+            text = jobs.order(argv, environment, f"runs/{self.config.name}/logs/{log}.log")
+            command = jobs.start(f"{self.config.name}-{log}", "", self.python, self.code, self.folder)
+            _require(self.transport.run(command, stdin=text, timeout=TIMEOUT, hosts=[host]), "the launcher could not be started")
+
+    def has_ended(self, host: Host) -> bool:
+        """Whether the launcher that was started on this host runs no more."""
+        answer = self.transport.run(jobs.look(self.name), timeout=TIMEOUT, hosts=[host])[host]
+        return isinstance(answer, Result) and not answer.stdout.startswith("running")
+
+    def ask_to_stop(self, host: Host) -> None:
+        """Leaves the word that ranks look for at every step."""
+        command = f"touch {shlex.quote(f'{self.folder}/runs/{self.config.name}/stop')}"
+        _require(self.transport.run(command, timeout=TIMEOUT, hosts=[host]), "can't ask the run to stop")
+
+
+def _require(answers: Mapping[Host, Result | Failure], what: str) -> None:
+    failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
+    if failed:
+        rows = "\n".join(f"  {host.name}: {why}" for host, why in failed.items())
+        raise BackendError(f"{what}\n{rows}", next="make doctor")

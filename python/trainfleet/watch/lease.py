@@ -1,0 +1,86 @@
+"""The office of a run's launcher, held by a file in the run folder: who is at work on it, seen from any machine.
+
+head.json says host, process, term and time, and is renewed each second. A launcher that does not renew it for PATIENCE seconds
+has lost it: whoever takes over writes a higher term, and the one before, should it still be there, sees that and leaves at once.
+What it had started is fenced by its successor (backends) and fences itself (heartbeat.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ..runs import read_json
+
+FILE = "head.json"
+EVERY = 1.0  # seconds
+PATIENCE = 15.0  # seconds without a renewal until the office is vacant
+LEFT = 76  # the exit code of a launcher whose office another one has
+
+
+@dataclass(frozen=True)
+class Tenure:
+    """What the file says. `code`: the exit code once the work has ended, None while it lasts."""
+
+    host: str
+    pid: int
+    term: int
+    time: float
+    code: int | None = None
+
+
+def read_tenure(folder: Path) -> Tenure | None:
+    """The newest tenure of a run; None when it has never had a launcher that keeps one."""
+    record = read_json(folder / FILE)
+    return Tenure(**record) if record else None
+
+
+def is_held(tenure: Tenure | None, now: float) -> bool:
+    """Whether a launcher is at work: `now` is a clock of the fleet's, whose clocks agree to a second (make doctor)."""
+    return tenure is not None and tenure.code is None and now - tenure.time < PATIENCE
+
+
+class Office:
+    """Held from `with` to its end, by a thread that renews it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ended = threading.Event()
+        self.code = 1
+        self.predecessor: Tenure | None = None  # a launcher that died at its work
+
+    def __enter__(self) -> Office:
+        before = read_tenure(self.folder)
+        self.predecessor = before if before and before.code is None else None
+        self.term = before.term + 1 if before else 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._write(None)
+        self.thread = threading.Thread(target=self._renew, name="office", daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.ended.set()
+        self.thread.join()
+        self._write(self.code if kind is None else 1)
+
+    def _renew(self) -> None:
+        while not self.ended.wait(EVERY):
+            newest = read_tenure(self.folder)
+            if newest and newest.term > self.term:
+                print(f"{newest.host} has taken over; this launcher leaves", file=sys.stderr, flush=True)
+                os._exit(LEFT)
+            self._write(None)
+
+    def _write(self, code: int | None) -> None:
+        tenure = Tenure(platform.node(), os.getpid(), self.term, time.time(), code)
+        temporary = self.folder / f".{FILE}.{os.getpid()}"
+        temporary.write_text(json.dumps(asdict(tenure)), encoding="utf-8")
+        temporary.replace(self.folder / FILE)

@@ -1,0 +1,43 @@
+"""A second head: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` waits, and takes the launcher's place if it dies.
+
+The launcher is only a command that resumes (`make train`), so taking over is typing it again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from ..processes import die_with_parent
+from .lease import PATIENCE, read_tenure
+
+LOOK_EVERY = 1.0
+
+
+def main(arguments: list[str]) -> int:
+    die_with_parent()
+    folder, *command = arguments
+    if not vacant(Path(folder)):
+        return 0
+    print(f"the launcher has not been heard of for {PATIENCE:.0f} s; this host takes over", flush=True)
+    os.execv(command[0], command)
+
+
+def vacant(folder: Path) -> bool:
+    """True when the launcher falls silent in the middle of its work, False when it has ended that. Clocks are not compared."""
+    heard, last = time.monotonic(), read_tenure(folder)
+    while True:
+        time.sleep(LOOK_EVERY)
+        newest = read_tenure(folder)
+        if newest and newest.code is not None and last is not None and newest.time != last.time:
+            return False
+        if newest != last:
+            heard, last = time.monotonic(), newest
+        if time.monotonic() - heard > PATIENCE:
+            return newest is not None and newest.code is None  # one that never took office has failed, and would again
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
