@@ -8,7 +8,6 @@ from pathlib import Path
 from fleet.conftest import Run, lines
 from fleet.lab import Lab, address_of, lab
 from fleet.test_transport import transport
-from trainfleet.config.hosts import Host
 from trainfleet.nodes import facts as reading
 from trainfleet.nodes.facts import Facts
 from trainfleet.nodes.setup import boot
@@ -84,15 +83,3 @@ def replace_fleet():  # type: ignore[no-untyped-def]
 
     config = load(Settings(Path(__file__).parents[2] / "config.yaml"))[0]
     return replace(config, fleet=replace(config.fleet, shared_folder="/fsx/trainfleet"))
-
-
-def test_a_range_of_hosts_is_as_many_hosts() -> None:
-    from trainfleet.config.hosts import parse_hosts
-
-    assert [host.name for host in parse_hosts(["gpu-[08-10].x", "spare=u@10.0.0.9:2222"])] == [
-        "gpu-08.x",
-        "gpu-09.x",
-        "gpu-10.x",
-        "spare",
-    ]
-    assert parse_hosts(["spare=u@10.0.0.9:2222"])[0] == Host("spare", "10.0.0.9", 2222, "u")

@@ -103,6 +103,7 @@ def test_the_environment_follows_from_the_instance_type_with_a_reason_each() -> 
     assert {"NCCL_TREE_THRESHOLD", "FI_OFI_RXR_RX_COPY_UNEXP"} <= left_out
     assert all(setting.why for setting in fabric_settings("p5.48xlarge", "ens5"))
     assert "FI_PROVIDER" not in fabric_environment("c7i.8xlarge", "ens5")
+    assert "FI_PROVIDER" not in fabric_environment("trn1.2xlarge", "ens5")  # Trainium without EFA
 
 
 GOOD = """n0:6310:6318 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)

@@ -1,0 +1,77 @@
+"""fleet.hosts and its rules, and the recipes: every one is a config that loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainfleet.cli import config as config_verb
+from trainfleet.config import Settings, load
+from trainfleet.config.hosts import Host, parse_hosts
+from trainfleet.errors import ConfigError, TrainfleetError
+from trainfleet.recipes import all_recipes, recipe_named
+
+FLEET = {"backend": "ssh", "nodes": 2, "hosts": ["gpu-[1-2]"], "shared_folder": "/fsx/x"}
+
+
+def problems(tmp_path: Path, **fleet: object) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "a", "fleet": FLEET | fleet}))
+    with pytest.raises(ConfigError) as caught:
+        load(Settings(path))
+    return str(caught.value)
+
+
+def test_hosts_are_written_as_people_write_them() -> None:
+    written = ["gpu-[08-10].x", "spare=ubuntu@10.0.0.9:2222", "10.0.0.7"]
+    assert [host.name for host in parse_hosts(written)] == ["gpu-08.x", "gpu-09.x", "gpu-10.x", "spare", "10.0.0.7"]
+    assert parse_hosts(written)[3] == Host("spare", "10.0.0.9", 2222, "ubuntu")
+    with pytest.raises(ValueError, match="is not a host"):
+        parse_hosts(["gpu 1"])
+
+
+@pytest.mark.parametrize(
+    ("fleet", "message"),
+    [
+        ({"hosts": []}, "needs the machines that you have"),
+        ({"hosts": ["a", "a"]}, "two hosts have the name a"),
+        ({"hosts": ["a=10.0.0.1", "b=10.0.0.1"]}, "two hosts have the address 10.0.0.1:22"),
+        ({"hosts": ["a b"]}, "'a b' is not a host"),
+        ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); NODES=2 works"),
+        ({"nodes_min": 3}, "3 is more than fleet.nodes 2"),
+        ({"shared_folder": None}, "needs a folder that every node sees"),
+        ({"fsx": {"dns_name": "fs-1"}}, "dns_name and mount_name go together"),
+        ({"fsx": {"dns_name": "fs-1", "mount_name": "a", "folder": "/data"}}, "/fsx/x is not in fleet.fsx.folder /data"),
+        ({"ssh": {"fingerprints": ["MD5:aa"]}}, "fleet.ssh.fingerprints"),
+    ],
+)
+def test_a_fleet_that_can_not_be_is_refused(tmp_path: Path, fleet: dict[str, object], message: str) -> None:
+    assert message in problems(tmp_path, **fleet)
+
+
+@pytest.mark.parametrize("recipe", all_recipes(), ids=lambda recipe: recipe.name)
+def test_every_recipe_is_a_config_with_a_line_and_a_next_step(recipe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "config.yaml"
+    path.write_text(recipe.text)
+    config, _ = load(Settings(path))
+    assert config.name == recipe.name and len(recipe.line) < 120 and "make" in recipe.next
+
+
+def test_a_recipe_never_writes_over_what_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+
+    def write(**words: str) -> int:
+        return config_verb.main({"CONFIG": str(path)} | words, 0.0)
+
+    assert write(RECIPE="first-run") == 0 and write(RECIPE="ssh-4-nodes") == 0  # one recipe over another as it came
+    path.write_text(path.read_text() + "# mine\n")
+    with pytest.raises(TrainfleetError, match="has changes that would be lost"):
+        write(RECIPE="first-run")
+    assert path.read_text().endswith("# mine\n")
+    assert write(RECIPE="first-run", YES="1") == 0 and path.read_text() == recipe_named("first-run").text
+    with pytest.raises(ConfigError, match="did you mean ssh-4-nodes"):
+        write(RECIPE="ssh-4-node")
+    with pytest.raises(ConfigError, match="say which recipe"):
+        write()
