@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from .. import runs
 from ..backends import backend_of
 from ..config import dump_resolved
-from ..errors import TrainfleetError
+from ..errors import RunError, TrainfleetError
 from ..plan.plan import Plan
 from ..report import html, plots
 from ..report.live import Live
@@ -84,8 +85,14 @@ def conclude(run: Run, status: str, seconds: dict[str, float]) -> int:
 
 
 def report(run: Run, status: str) -> None:
-    """Leaves the status in results.json, and the plots and report.html of what has been logged, also of a run that failed."""
-    run.update_results(status=status)
-    if run.metrics.exists():
-        plots.draw(run)
-        html.write(run)
+    """Leaves the status in results.json, and the plots and report.html of what has been logged, also of a run that failed.
+
+    A disk that is full fails none of it: the run is what matters, and `make report` draws again.
+    """
+    try:
+        run.update_results(status=status)
+        if run.metrics.exists():
+            plots.draw(run)
+            html.write(run)
+    except (OSError, RunError) as error:
+        print(f"warning: the report is not whole: {error}\n  next: df -h {run.folder}, then make report", file=sys.stderr)
