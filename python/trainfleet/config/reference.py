@@ -10,7 +10,7 @@ from .schema import Schema, dotted, load_schema, walk
 
 HEAD = """# Keys of config.yaml
 
-Made from [config.schema.json](config.schema.json) by `python -m trainfleet.config.reference > schema/README.md`; don't edit it here.
+Made from [config.schema.json](config.schema.json) by `python -m trainfleet.config.reference > schema/README.md`: edit that.
 A key that is left out has its default. `null` means: derived from the rest, and `make plan` shows what it came to and why.
 Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
 """

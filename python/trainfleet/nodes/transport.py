@@ -172,7 +172,9 @@ class Transport:
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
         from paramiko.config import SSHConfig
 
-        config = Config(ssh_config=SSHConfig.from_path(str(Path(self.ssh.config).expanduser())) if self.ssh.config else SSHConfig(), lazy=True)
+        config = Config(
+            ssh_config=SSHConfig.from_path(str(Path(self.ssh.config).expanduser())) if self.ssh.config else SSHConfig(), lazy=True
+        )
         connection = Connection(
             host.address, user=host.user or self.ssh.user, port=host.port, config=config, gateway=gateway,
             connect_timeout=CONNECT_TIMEOUT, connect_kwargs=self._login(),
