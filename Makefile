@@ -5,7 +5,7 @@
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor recipes config plan tokenize train sample status logs stop checkpoints verify report clean test drills check
+.PHONY: help setup doctor recipes config plan tokenize train inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:
 	@echo "trainfleet: one config.yaml, from bare nodes to a trained model. First: make train"
@@ -52,6 +52,12 @@ checkpoints: .venv/.stamp ## every checkpoint: step, size, loss, layout, good or
 
 verify: .venv/.stamp ## read one checkpoint through, every byte and number [STEP=200 CONFIG SET]
 	@.venv/bin/python -m trainfleet verify
+
+eval: .venv/.stamp ## loss, perplexity and accuracy on the validation split [CONFIG SET]
+	@.venv/bin/python -m trainfleet eval
+
+export: .venv/.stamp ## the model as a Hugging Face folder [OUT=folder CONFIG SET]
+	@.venv/bin/python -m trainfleet export
 
 report: .venv/.stamp ## draw the plots and report.html again [CONFIG SET]
 	@.venv/bin/python -m trainfleet report

@@ -1,48 +1,169 @@
-"""Our Llama beside that of `transformers`: the same weights must give the same logits, so that an export is only a renaming."""
+"""Our models beside those of `transformers`: folders go out and in, and the same weights give the same logits and gradients."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from requirement import need
 from trainfleet import models
+from trainfleet.config import huggingface as shapes
 from trainfleet.config.types import Model
+from trainfleet.errors import RunError
+from trainfleet.models import huggingface
 
-SHAPE = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
-SHAPES = [SHAPE, replace(SHAPE, tie_embeddings=True), replace(SHAPE, kv_heads=6, rope_theta=500_000.0, norm_epsilon=1e-6)]
+LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
+PLAIN = replace(LLAMA, kv_heads=6, tie_embeddings=True, dropout=0.1)
+SHAPES = {
+    "llama": LLAMA,
+    "llama-tied": replace(LLAMA, tie_embeddings=True),
+    "llama-3.2": replace(LLAMA, kv_heads=6, rope_theta=500_000.0, norm_epsilon=1e-6, rope_scaling=32.0, max_sequence_length=9000),
+    "gpt2": replace(PLAIN, family="gpt2"),
+    "bert": replace(PLAIN, family="bert", norm_epsilon=1e-12),
+    "roberta": replace(PLAIN, family="roberta"),
+}
+EVERY = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_gradients_equal_llama_for_causal_lm(shape: Model) -> None:
+def make(shape: Model) -> models.Network:
+    """A model far from its first weights: no bias is 0, no gain is 1."""
+    model, generator = models.build(shape), torch.Generator().manual_seed(0)
+    model.initialize(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    return model.eval()
+
+
+def export(model: models.Network, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shapes.write(model.shape), sort_keys=True))
+    huggingface.save(model, model.shape.family, folder)
+    return folder
+
+
+def load(folder: Path, shape: Model) -> models.Network:
+    model = models.build(shape)
+    tensors = huggingface.load(folder, shape, huggingface.sizes_of(model.named_parameters()))
+    model.load_state_dict(tensors, strict=False)
+    return model.eval()
+
+
+def theirs_of(folder: Path, shape: Model) -> Any:
     transformers = need("transformers")
-    ours = models.build(shape)
-    ours.initialize(0)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=shape.vocabulary_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=shape.max_sequence_length,
-            rms_norm_eps=shape.norm_epsilon,
-            rope_theta=shape.rope_theta,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            tie_word_embeddings=shape.tie_embeddings,
-        )
-    )
-    renamed = {name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in ours.state_dict().items()}
-    assert theirs.load_state_dict(renamed, strict=True)
-    tokens = torch.randint(0, shape.vocabulary_size, (2, 40), generator=torch.Generator().manual_seed(1))
-    mine, other = ours(tokens), theirs(tokens).logits
-    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    kind = getattr(transformers, shapes.FORMATS[shape.family].architecture)
+    model, told = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(told.values()), told
+    return model.eval()
+
+
+def tokens_of(shape: Model) -> Tensor:
+    return torch.randint(3, shape.vocabulary_size, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+@EVERY
+def test_an_exported_folder_gives_the_same_logits_and_gradients(shape: Model, tmp_path: Path) -> None:
+    ours, tokens = make(shape), tokens_of(shape)
+    theirs = theirs_of(export(ours, tmp_path / "out"), shape)
+    if isinstance(ours, models.Bert):
+        segments = (torch.arange(40) > 20).long().expand(2, 40)
+        told = theirs(tokens, token_type_ids=segments)
+        mine, other = ours(torch.stack((tokens, segments), 2)), told.prediction_logits
+        follows = ours.pooler(ours.features(torch.stack((tokens, segments), 2)))
+        torch.testing.assert_close(follows, told.seq_relationship_logits, rtol=1e-5, atol=1e-6)
+    else:
+        mine, other = ours(tokens), theirs(tokens).logits
+    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
     mine.square().sum().backward()
     other.square().sum().backward()
-    gradients = dict(theirs.named_parameters())
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
-        other_name = name if name.startswith("lm_head") else f"model.{name}"
-        torch.testing.assert_close(parameter.grad, gradients[other_name].grad, rtol=1e-4, atol=1e-6)
+        place = huggingface.place_of(shape.family, name)
+        if place.third is None and parameter.grad is not None:
+            gradient = parameter.grad.T if place.turned else parameter.grad
+            torch.testing.assert_close(gradient, gradients[place.name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@EVERY
+def test_out_in_and_out_again_are_the_same_bytes(shape: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for case, limit in (("one", 10**9), ("several", 20_000)):
+        monkeypatch.setattr(huggingface, "SHARD_BYTES", limit)
+        first = export(make(shape), tmp_path / f"{case}-first")
+        found = shapes.read(first)
+        assert all(getattr(found, key) in (None, getattr(shape, key)) for key in vars(found)), found
+        second = export(load(first, shape), tmp_path / f"{case}-second")
+        names = sorted(path.name for path in first.iterdir())
+        assert names == sorted(path.name for path in second.iterdir()) and (len(names) > 4) == (case == "several")
+        assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+
+
+@EVERY
+def test_what_transformers_saves_comes_in(shape: Model, tmp_path: Path) -> None:
+    ours = make(shape)
+    theirs_of(export(ours, tmp_path / "out"), shape).save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    found, back = shapes.read(tmp_path / "saved"), load(tmp_path / "saved", shape)
+    assert found.layers == shape.layers and found.rope_scaling == shape.rope_scaling
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True))
+
+
+def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> None:
+    shape = SHAPES["gpt2"]
+    folder = export(make(shape), tmp_path / "good")
+    tensors = load_file(folder / "model.safetensors")
+
+    def refusal(changed: dict[str, Tensor] | None, other: Model = shape) -> str:
+        shutil.rmtree(broken := tmp_path / "broken", ignore_errors=True)
+        shutil.copytree(folder, broken)
+        (broken / "model.safetensors").unlink()
+        if changed is not None:
+            save_file(changed, broken / "model.safetensors")
+        with pytest.raises(RunError) as caught:
+            load(broken, other)
+        return str(caught.value)
+
+    lacking = {name: tensor for name, tensor in tensors.items() if name != "transformer.h.1.mlp.c_fc.bias"}
+    assert "lacks weights" in (told := refusal(lacking)) and "transformer.h.1.mlp.c_fc.bias" in told
+    assert "no place for" in (told := refusal(tensors | {"score.weight": torch.zeros(2)})) and "score.weight" in told
+    assert "neither model.safetensors" in refusal(None)
+    assert "another size" in (told := refusal(tensors, replace(shape, vocabulary_size=128))) and "(128, 48)" in told
+    (folder / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(RunError, match="safetensors"):
+        load(folder, shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mamba"}, "'mamba' is not built; built: llama, gpt2, bert, roberta"),
+        ({"attention_bias": True}, "attention_bias True is not built for llama"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "is not built: Llama 3's is"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+    ],
+)
+def test_a_shape_that_is_not_built_is_refused_by_key(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shapes.write(LLAMA) | change))
+    with pytest.raises(ValueError, match=".*") as caught:
+        shapes.read(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_older_files_come_in_under_their_old_names(tmp_path: Path) -> None:
+    """The first GPT-2 files lack `transformer.` and carry the mask; the first BERT files say gamma and beta."""
+    for family, old in (("gpt2", lambda name: name.removeprefix("transformer.")), ("bert", old_bert)):
+        folder = export(ours := make(SHAPES[family]), tmp_path / family)
+        tensors = {old(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+        save_file(tensors | ({"h.0.attn.bias": torch.ones(2)} if family == "gpt2" else {}), folder / "model.safetensors")
+        back = load(folder, SHAPES[family])
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True))
+
+
+def old_bert(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")

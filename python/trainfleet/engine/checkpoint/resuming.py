@@ -19,6 +19,7 @@ from ...config import Config
 from ...devices import Device
 from ...errors import RunError
 from ...runs import Run
+from .. import initial
 from . import state as states
 from .files import Reader
 from .peers import Peers
@@ -104,6 +105,9 @@ def load(peers: Peers, store: Store, found: Commit, model: nn.Module, optimizer:
 
 def load_weights(peers: Peers, address: str, model: nn.Module, config: Config) -> str:
     """Fills the model's weights from a checkpoint of another run (train.init_from); which one it was."""
+    if initial.is_folder(address):
+        peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, model))
+        return address
     store, step = peers.one("can't find train.init_from", lambda: locate(address))
     commit = examine(peers, store, step)
     fits(commit, config, store.address(step))

@@ -1,0 +1,93 @@
+"""How well a run's model does on all of the validation split: `python -m trainfleet.engine.evaluate RUN_FOLDER`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import devices
+from ..config import load_resolved
+from ..errors import TrainfleetError
+from ..models import Bert, Network
+from ..models.loss import IGNORED
+from ..runs import Run
+from .batches import split
+from .generate import load
+from .views import samples_for
+
+SEQUENCES = 512  # at most
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest token."""
+
+    sequences: int
+    loss: float
+    perplexity: float
+    accuracy: float
+    baseline: float
+    pair_accuracy: float | None = None  # of saying whether B follows A
+
+
+def main(arguments: list[str]) -> int:
+    run = Run(Path(arguments[0]))
+    try:
+        scores = evaluate(run)
+    except TrainfleetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    run.update_results(evaluation=asdict(scores))
+    for name, value in asdict(scores).items():
+        if value is not None:
+            print(f"{name.replace('_', ' '):14} {value:,.4f}" if isinstance(value, float) else f"{name:14} {value:,}")
+    print(f"kept in {run.results}\nnext: make export OUT=folder")
+    return 0
+
+
+@torch.inference_mode()
+def evaluate(run: Run) -> Scores:
+    """The scores of the newest checkpoint. RunError when there is none."""
+    model, dataset = load(run)
+    config, device = load_resolved(run.config), devices.current()
+    train, samples = config.train, samples_for(config, dataset)
+    count = min(SEQUENCES, samples.samples("validation", train.sequence_length))
+    totals, targets = torch.zeros(4, dtype=torch.float64), []
+    for first in range(0, count, train.micro_batch):
+        size = min(train.micro_batch, count - first)
+        inputs, wanted = split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)))
+        totals += score(model, inputs, wanted)
+        targets.append(wanted[mask(model, wanted)].cpu())
+    loss, right, pairs, guesses = totals.tolist()
+    commonest = torch.cat(targets).bincount().max().item()
+    of_pairs = pairs / count if isinstance(model, Bert) else None
+    return Scores(count, loss / guesses, math.exp(loss / guesses), right / guesses, commonest / guesses, of_pairs)
+
+
+def score(model: Network, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Of one batch: the sum of the losses, how many guesses and how many pairs were right, and how many guesses there were."""
+    x = model.features(inputs)
+    head = model.get_submodule(model.plan.head.split(".")[0])
+    chosen = mask(model, targets)
+    logits, wanted = head(x[chosen]).float(), targets[chosen]
+    loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
+    pairs = (model.pooler(x).argmax(-1) == targets[:, 0]).sum() if isinstance(model, Bert) else torch.zeros(())
+    right = (logits.argmax(-1) == wanted).sum()
+    return torch.stack([loss.double().cpu(), right.double().cpu(), pairs.double().cpu(), chosen.sum().double().cpu()])
+
+
+def mask(model: Network, targets: Tensor) -> Tensor:
+    """Which targets are tokens to guess; a pair's first one is its label."""
+    chosen = targets != IGNORED
+    if isinstance(model, Bert):
+        chosen[:, 0] = False
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

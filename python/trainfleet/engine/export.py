@@ -1,0 +1,118 @@
+"""A run's model as a Hugging Face folder: `python -m trainfleet.engine.export RUN_FOLDER OUT`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, huggingface, load_resolved
+from ..config.families import FAMILIES
+from ..data.dataset import Dataset
+from ..data.tokenizer import FILE, SPECIALS, Tokenizer
+from ..data.tokenizer import load as load_tokenizer
+from ..errors import RunError, TrainfleetError
+from ..models import Network
+from ..models import huggingface as weights
+from ..runs import Run, unwritable
+from .generate import load
+
+Json = dict[str, Any]
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        files = export(Run(Path(arguments[0])), out := Path(arguments[1]))
+        print(f"{out}: {', '.join(files)}\nnext: transformers' from_pretrained({str(out)!r}) loads it")
+        return 0
+    except TrainfleetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def export(run: Run, out: Path) -> list[str]:
+    """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at all; its files.
+
+    Raises:
+        RunError: `out` is there already, or the run has no checkpoint.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
+    model, dataset = load(run)
+    config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        files = write(model, load_tokenizer(dataset.folder), dataset, partial)
+        (partial / "README.md").write_text(card(config, run.read_results()), encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    except OSError as error:
+        raise unwritable(out, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return [*files, "README.md"]
+
+
+def write(model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path) -> list[str]:
+    """The model's shape, its weights and its tokenizer, in the forms that `transformers` reads; the files' names."""
+    named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
+    ids = {f"{role}_id": tokenizer.vocabulary[token] for role, token in named.items() if role in ("eos_token", "pad_token")}
+    shape = huggingface.write(model.shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | ids
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.shape.max_sequence_length, **named}
+    for name, content in ((huggingface.CONFIG, shape), ("tokenizer_config.json", settings)):
+        (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / FILE).write_text(definition(tokenizer, model.shape.family, named), encoding="utf-8")
+    return [huggingface.CONFIG, *weights.save(model, model.shape.family, folder), FILE, "tokenizer_config.json"]
+
+
+def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:
+    """What each special token is called, by the library's name for its role."""
+    names = {id: token for token, id in tokenizer.vocabulary.items()}
+    if FAMILIES[family].causal:
+        return {"eos_token": names[end]}
+    roles = {"cls_token": "start", "sep_token": "separator", "mask_token": "mask", "pad_token": "padding"}
+    return {theirs: next(name for name in SPECIALS[ours] if name in tokenizer.vocabulary) for theirs, ours in roles.items()}
+
+
+def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
+    """tokenizer.json; for a masked model it also sets the first and last token of an input, as training did."""
+    content = json.loads(tokenizer.definition)
+    if FAMILIES[family].causal or content.get("post_processor"):
+        return tokenizer.definition
+    start, separator = named["cls_token"], named["sep_token"]
+
+    def special(token: str, segment: int) -> Json:
+        return {"SpecialToken": {"id": token, "type_id": segment}}
+
+    single = [special(start, 0), {"Sequence": {"id": "A", "type_id": 0}}, special(separator, 0)]
+    known = {token: {"id": token, "ids": [tokenizer.vocabulary[token]], "tokens": [token]} for token in (start, separator)}
+    second = [{"Sequence": {"id": "B", "type_id": 1}}, special(separator, 1)]
+    template = {"type": "TemplateProcessing", "single": single, "pair": [*single, *second], "special_tokens": known}
+    return json.dumps(content | {"post_processor": template}, ensure_ascii=False, indent=2)
+
+
+def card(config: Config, results: Json) -> str:
+    """The model card: what it is, what it was trained on and how well it does."""
+    model, train = config.model, config.train
+    task = "text-generation" if FAMILIES[model.family].causal else "fill-mask"
+    sources = ", ".join(f"`{source.path}`" for source in config.data.mixture)
+    rows = {
+        "architecture": huggingface.FORMATS[model.family].architecture,
+        "parameters": f"{results.get('model', {}).get('parameters', 0):,}",
+        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of {train.sequence_length:,} tokens",
+        "tokens": f"{results.get('tokens', 0):,}",
+        "training loss": results.get("final_loss"),
+        "validation loss": results.get("valid_loss"),
+        "optimizer": f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.schedule} schedule, seed {train.seed}",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    head = f"---\nlibrary_name: transformers\npipeline_tag: {task}\n---\n\n# {config.name}\n"
+    return f"{head}\nTrained from scratch with trainfleet on {sources}.\n\n| | |\n|---|---|\n{table}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
