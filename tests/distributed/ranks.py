@@ -1,6 +1,7 @@
 """Ranks without torchrun: this program imports the engine once and forks N ranks from it, so that a test of them takes seconds.
 
-As a program: `python ranks.py N PORT RUN_FOLDER` runs the training job of a run folder with N ranks, one "node" each.
+As a program: `python ranks.py N PORT RUN_FOLDER ...` runs the training job of a run folder with N ranks, one "node" each, and
+then those of any more such triples.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,21 @@ class Bench:
         return run.folder
 
     def start(self, run: Path, ranks: int) -> subprocess.Popen[str]:
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             [sys.executable, __file__, str(ranks), str(port), str(run)], cwd=self.folder, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+
+    def train_all(self, runs: Sequence[tuple[Path, int]]) -> str:
+        """Trains prepared runs one after another, each with so many ranks, in one program; its output."""
+        words = [word for run, ranks in runs for word in (str(ranks), str(free_port()), str(run))]
+        program = [sys.executable, __file__, *words]
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(program, cwd=self.folder, env=environment, text=True, capture_output=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def train(self, name: str, ranks: int, code: int = 0, **values: object) -> Path:
         """The run folder after training to the end; `values` are config keys with `__` for the dot."""
@@ -75,6 +83,12 @@ class Bench:
         assert process.returncode == code, output
         self.output = output
         return run
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -136,7 +150,9 @@ def fork(rank: int, ranks: int, port: str, run: str) -> int:
 if __name__ == "__main__":
     import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
 
-    count, port, run = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    children = [fork(rank, count, port, run) for rank in range(count)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.exit(max(codes, key=abs))
+    for first in range(1, len(sys.argv), 3):
+        count, port, run = int(sys.argv[first]), *sys.argv[first + 1 : first + 3]
+        children = [fork(rank, count, port, run) for rank in range(count)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if any(codes):
+            sys.exit(max(codes, key=abs))

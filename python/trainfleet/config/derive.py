@@ -59,7 +59,8 @@ def derive(values: Values, tokens: int) -> list[Derived]:
         ways = max(1, world // (layout["tensor"] * layout["pipeline"] * layout["context"]))
         part = max(1, train["global_batch"] // ways)
         fits = max(1, MICRO_BATCH_TOKENS // train["sequence_length"])
-        size = max(divisor for divisor in range(1, part + 1) if part % divisor == 0 and divisor <= fits)
+        even = [size for size in range(1, part + 1) if part % size == 0 and part // size % layout["pipeline"] == 0]
+        size = max((size for size in even if size <= fits), default=1)
         why = (
             f"largest that divides {part} (train.global_batch over {ways} data-parallel ranks) within {MICRO_BATCH_TOKENS} tokens"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from .. import hardware
@@ -98,14 +99,76 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
         parts = f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} = {together}"
         yield (
             "train.layout",
-            f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x {config.fleet.ranks_per_node} ranks)",
+            f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x {config.fleet.ranks_per_node} ranks);"
+            f" products that do: {_listed(_divisors(world))}",
         )
     elif config.data_parallel % layout.shard:
-        yield "train.layout.shard", f"{layout.shard} does not divide the {config.data_parallel} data-parallel ranks"
+        ways = config.data_parallel
+        yield (
+            "train.layout.shard",
+            f"{layout.shard} does not divide the {ways} data-parallel ranks; what does: {_listed(_divisors(ways))}",
+        )
+
+
+def _tensor(config: Config) -> Iterator[tuple[str, str]]:
+    model, train, tensor = config.model, config.train, config.train.layout.tensor
+    heads = math.gcd(model.heads, model.kv_heads)
+    if heads % tensor:
+        told = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
+        yield "train.layout.tensor", f"{tensor} does not divide {told}; what does: {_listed(_divisors(heads))}"
+    elif train.sequence_length % (tensor * train.layout.context):
+        yield (
+            "train.layout.tensor",
+            f"{tensor} x context {train.layout.context} does not divide train.sequence_length {train.sequence_length},"
+            " as each rank has a part of the sequence",
+        )
+
+
+def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
+    model, train, layout = config.model, config.train, config.train.layout
+    stages = layout.pipeline * layout.interleave
+    if layout.pipeline == 1:
+        if layout.interleave > 1:
+            yield "train.layout.interleave", f"{layout.interleave} needs train.layout.pipeline of 2 or more; 1 works"
+        return
+    if stages > model.layers:
+        interleave = "" if layout.interleave == 1 else f" x interleave {layout.interleave}"
+        key = "train.layout.pipeline" if layout.pipeline > model.layers else "train.layout.interleave"
+        yield key, f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} layers; at most {model.layers} work"
+    part = train.global_batch // max(1, config.data_parallel)
+    passes = part // train.micro_batch
+    if not part % train.micro_batch and passes % layout.pipeline:
+        fit = [size for size in _divisors(part) if part // size % layout.pipeline == 0]
+        whole = config.data_parallel * layout.pipeline
+        yield (
+            "train.micro_batch",
+            f"{train.micro_batch} makes {passes} micro-batches a step, which train.layout.pipeline {layout.pipeline} must divide;"
+            + (f" sizes that do: {_listed(fit)}" if fit else f" a train.global_batch that {whole} divides does"),
+        )
+
+
+def _divided(config: Config) -> Iterator[tuple[str, str]]:
+    """What has been proven equal to one process (tests/distributed/test_layouts.py) is allowed, and nothing else."""
+    layout, family, optimizer = config.train.layout, config.model.family, config.train.optimizer
+    for name in ("tensor", "pipeline", "context"):
+        if (degree := getattr(layout, name)) > 1 and family != "llama":
+            yield f"train.layout.{name}", f"{degree}: {family} models are divided by train.layout.shard alone, so 1 is what works"
+    if optimizer != "adamw" and layout.shard * layout.tensor * layout.context > 1:
+        yield "train.optimizer", f"{optimizer} needs whole matrices, which this train.layout divides; adamw works"
+
+
+def _context(config: Config) -> Iterator[tuple[str, str]]:
+    length, context = config.train.sequence_length, config.train.layout.context
+    if context > 1 and length % (2 * context):
+        fit = [degree for degree in range(1, min(length, 64) + 1) if length % (2 * degree) == 0]
+        yield (
+            "train.layout.context",
+            f"2 x {context} pieces do not divide train.sequence_length {length}; degrees that do: {_listed(fit)}",
+        )
 
 
 def _heads(config: Config) -> Iterator[tuple[str, str]]:
-    model, tensor = config.model, config.train.layout.tensor
+    model = config.model
     if model.hidden_size % model.heads:
         yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
     elif FAMILIES[model.family].rotary and (model.hidden_size // model.heads) % 2:
@@ -115,10 +178,6 @@ def _heads(config: Config) -> Iterator[tuple[str, str]]:
         )
     if model.heads % model.kv_heads:
         yield "model.kv_heads", f"{model.kv_heads} does not divide model.heads {model.heads}"
-    if model.heads % tensor or model.kv_heads % tensor:
-        yield "train.layout.tensor", f"{tensor} does not divide model.heads {model.heads} and model.kv_heads {model.kv_heads}"
-    if model.layers < config.train.layout.pipeline:
-        yield "train.layout.pipeline", f"{config.train.layout.pipeline} stages for {model.layers} layers"
 
 
 def _family(config: Config) -> Iterator[tuple[str, str]]:
@@ -155,14 +214,12 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _sequence(config: Config) -> Iterator[tuple[str, str]]:
-    length, model, context = config.train.sequence_length, config.model, config.train.layout.context
+    length, model = config.train.sequence_length, config.model
     if length > model.max_sequence_length:
         yield (
             "train.sequence_length",
             f"{length} is more than the model takes (model.max_sequence_length {model.max_sequence_length})",
         )
-    if length % context:
-        yield "train.layout.context", f"{context} does not divide train.sequence_length {length}"
 
 
 def _schedule(config: Config) -> Iterator[tuple[str, str]]:
@@ -176,12 +233,21 @@ def _schedule(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.decay_steps", f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} are left"
 
 
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _listed(sizes: list[int]) -> str:
+    """`1, 2, 4`; of many the smallest."""
+    return ", ".join(map(str, sizes[:8])) + (" ..." if len(sizes) > 8 else "")
+
+
 def _nearest(batch: int, ways: int) -> str:
     below = batch // ways * ways
     return ", ".join(str(size) for size in (below, below + ways) if size)
 
 
 RULES: tuple[Rule, ...] = (
-    _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _family, _global_batch, _micro_batch,
-    _sequence, _schedule,
+    _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _tensor, _pipeline, _context, _divided, _family,
+    _global_batch, _micro_batch, _sequence, _schedule,
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 __main__       one rank of the job, from its environment to its exit code
 trainer        the loop
-world          the ranks: how they meet, share gradients and agree
+world          the ranks: how they meet and agree
+parallel/      every layout: what each rank has of the model, and how a step goes through the parts
 optimizer      AdamW, its learning rate at each step, clipping
 batches        a rank's part of each global batch, fetched ahead
 stopping       how what one rank wishes (to stop, to save) becomes what all ranks do

@@ -15,20 +15,20 @@ from pathlib import Path
 from .. import devices, runs
 from ..config import Config, load_resolved
 from ..config.families import FAMILIES
-from ..config.sizes import flops_per_token
+from ..config.sizes import count_parameters, flops_per_token
 from ..data.dataset import Dataset
-from ..data.masking import Masked
 from ..errors import TrainfleetError
 from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
-from . import generate, meter
-from .batches import Samples
+from . import generate
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
+from .parallel import Division
 from .record import Recorder
 from .stopping import Vote
 from .trainer import Trainer
+from .views import samples_for
 from .world import World, first_to_say, join
 
 TRACEBACK_LINES = 12
@@ -69,12 +69,6 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
         conclude(run, trainer, recorder, dataset, status)
 
 
-def samples_for(config: Config, dataset: Dataset) -> Samples:
-    """The dataset as the model's family is trained on it: as it is, or with tokens hidden."""
-    family = FAMILIES[config.model.family]
-    return dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
-
-
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     """The recorder, with all that is known before the first step in results.json."""
     world, train, layout = trainer.world, config.train, config.train.layout
@@ -97,7 +91,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
             "pp": layout.pipeline,
             "cp": layout.context,
         },
-        model={"family": config.model.family, "parameters": meter.count_parameters(trainer.model)},
+        model={"family": config.model.family, "parameters": count_parameters(config.model)},
         global_batch_sequences=train.global_batch,
         sequence_length=train.sequence_length,
         restarts=run.read_results().get("restarts", 0),
@@ -117,11 +111,21 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     """Writes the end of the run: the status, what the model writes now, and that a stop has been obeyed."""
     step = trainer.progress.step
     writes = status == "finished" and FAMILIES[trainer.config.model.family].causal
-    sample = {"sample": generate.write_sample(trainer.model.eval(), dataset, trainer.train.seed)} if writes else {}
+    sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.update(status=status, **sample)
     recorder.close()
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
+
+
+def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
+    """What the trained model writes; None when it was divided among ranks and one has no room for all of it."""
+    model = trainer.model
+    if isinstance(trainer.parts, Division):
+        if trainer.parts.parameters * 4 > trainer.device.memory_bytes() / 4:
+            return None
+        model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
+    return generate.write_sample(model.eval(), dataset, trainer.train.seed)
 
 
 def record_fault(run: Run, error: Exception) -> None:

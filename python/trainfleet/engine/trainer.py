@@ -5,19 +5,19 @@ from __future__ import annotations
 import gc
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import models
 from ..config import Config
 from ..config.families import FAMILIES
 from ..errors import RunError
 from . import batches, optimizer
-from .batches import Batch, Batches, Samples
+from .batches import Batches, Samples
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
+from .parallel import arrange
 from .record import Recorder
 from .stopping import Vote
-from .world import World, accumulating
+from .world import World
 
 COLLECT_EVERY = 100  # steps between garbage collections, at the same step on all ranks
 
@@ -30,14 +30,11 @@ class Trainer:
         self.world, self.checkpoints, self.watch, self.device = world, checkpoints, watch, world.device
         self.precision = self.device.precision(self.train.precision)
         torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
-        self.model = models.build(config.model)
-        self.model.initialize(self.train.seed)
-        self.model.to(self.device.torch_device)
+        self.parts = arrange(config, world)
+        self.model = self.parts.model
         self.optimizer = optimizer.build(self.model, self.train)
-        self.shared = world.share(self.model)
-        self.settle_buckets()
         self.progress = checkpoints.resume(self.model, self.optimizer)  # last: it also takes up the random numbers
-        self.batches = Batches(samples, config, world.rank, world.size, self.device)
+        self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.bad_step = torch.zeros((), dtype=torch.int64, device=self.device.torch_device)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
@@ -66,67 +63,40 @@ class Trainer:
                 collect_garbage()
         return "finished"
 
-    def settle_buckets(self) -> None:
-        """Has DDP lay out its buckets for good, with a backward pass of two tokens that nothing remains of.
-
-        It lays them out anew after the first pass, and gloo adds up ranks in an order that depends on a gradient's place: a
-        resumed run's first step, with the first layout, would differ from an unbroken run's in its last bits (4 ranks, seen).
-        """
-        tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)
-        self.loss(self.shared, (tokens, tokens)).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.zero_grad(set_to_none=True)
-
     def advance(self, step: int) -> tuple[Tensor, Tensor]:
         """One step of the optimizer; this rank's mean loss and the gradients' global norm, both left on the device."""
         optimizer.set_learning_rate(self.optimizer, optimizer.learning_rate(self.train, step))
-        loss = self.accumulate(step)
-        norm = optimizer.clip(self.model.parameters(), self.train.gradient_clip)
+        loss = self.parts.train(self.batches.of(step), self.watch)
+        norm = self.parts.clip(self.train.gradient_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.bad_step = torch.where((self.bad_step == 0) & ~norm.isfinite(), step, self.bad_step)
         self.progress.advance(self.train)
         return loss, norm
 
-    def accumulate(self, step: int) -> Tensor:
-        """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
-        total = torch.zeros((), device=self.device.torch_device)
-        for left, batch in self.batches.of(step):
-            with accumulating(self.shared, more=left > 0):
-                with self.watch.own_work():
-                    loss = self.loss(self.shared, batch) / self.batches.per_step
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
-
-    def loss(self, model: nn.Module, batch: Batch, reduction: str = "mean") -> Tensor:
-        """In nats a guessed token; what is guessed is the model's to say."""
-        inputs, targets = batch
-        with self.device.compute(self.precision):
-            return model(inputs, targets=targets, reduction=reduction)  # type: ignore[no-any-return]
-
-    @torch.no_grad()
     def validate(self) -> float:
         """Mean loss over the validation sequences, the same for any number of ranks."""
         with self.watch.stage("validate"):
-            total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
-            self.model.eval()
-            for batch in batches.validation(self.samples, self.config, self.world.rank, self.world.size, self.device):
-                total += self.loss(self.model, batch, reduction="sum")
-            self.model.train()
+            rank, ranks, count = self.parts.data, self.parts.ways, batches.validation_count(self.samples, self.config)
+            found = batches.validation(self.samples, self.config, rank, ranks, self.device)
+            total = self.parts.evaluate(found, most=-(-count // ranks))
             guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)
-            tokens = batches.validation_count(self.samples, self.config) * guesses
-            return float(self.world.sum(total) / tokens)
+            return float(self.world.sum(total) / (self.parts.copies * count * guesses))
+
+    def mean(self, loss: Tensor) -> float:
+        """The global batch's mean loss, from each rank's part of it; the host waits for the device."""
+        return float(self.world.mean(loss) * self.parts.stages)
 
     def log(self, recorder: Recorder | None, loss: Tensor, norm: Tensor, valid_loss: float | None) -> None:
         """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the device."""
-        mean = self.world.mean(loss).item()
+        mean = self.mean(loss)
         if recorder:
             recorder.step(mean, norm.item(), valid_loss, self.device.memory_used())
         self.require_finite()
 
     def save(self, loss: Tensor, last: bool) -> None:
         """Begins a checkpoint of this step, or after the last step makes one."""
-        mean = self.world.mean(loss).item()
+        mean = self.mean(loss)
         self.require_finite()
         self.progress.seconds_trained = self.watch.trained
         with self.watch.stage("checkpoint"):

@@ -1,16 +1,15 @@
-"""The ranks of a job: how they meet, share gradients and agree. The one place that will know meshes and layouts."""
+"""The ranks of a job: how they meet and agree. What each has of the model is for parallel/ to say."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
-from torch.nn.parallel import DistributedDataParallel
 
 from ..devices import Device
 
@@ -30,7 +29,7 @@ class World:
         return self.rank == 0
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of a device tensor over the data-parallel ranks."""
+        """The mean of a device tensor over all ranks."""
         return self.sum(value) / self.size
 
     def sum(self, value: Tensor) -> Tensor:
@@ -41,17 +40,6 @@ class World:
     def wait(self) -> None:
         """Returns when every rank has come here."""
         dist.barrier()
-
-    def share(self, module: nn.Module) -> nn.Module:
-        """The module with gradients that are means over the ranks, reduced in buckets while backward still runs."""
-        if self.size == 1:
-            return module
-        return DistributedDataParallel(module, gradient_as_bucket_view=True)
-
-
-def accumulating(module: nn.Module, more: bool) -> AbstractContextManager[None]:
-    """Within it, gradients stay on the rank when there are `more` micro-batches to come."""
-    return module.no_sync() if more and isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 @contextmanager

@@ -25,20 +25,13 @@ def make_plan(config: Config, derived: list[Derived], requests: list[Request], n
     """The plan of these requests.
 
     Raises:
-        ConfigError: the engine has no such layout yet, or the estimate is over budget.max_usd.
+        ConfigError: the estimate is over budget.max_usd.
     """
     needs = estimate(config)
-    problems = [*_unbuilt(config), *_over_budget(config, needs)]
+    problems = _over_budget(config, needs)
     if problems:
         raise ConfigError(problems, next="make plan")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
-
-
-def _unbuilt(config: Config) -> list[Problem]:
-    layout = config.train.layout
-    degrees = {"shard": layout.shard, "tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
-    message = "is not built yet: the engine runs data parallelism only, so 1 is what works"
-    return [Problem(0, "", f"train.layout.{name}", f"{size} {message}") for name, size in degrees.items() if size > 1]
 
 
 def _over_budget(config: Config, needs: Estimate) -> list[Problem]:

@@ -1,0 +1,31 @@
+"""How a model is divided among ranks, and how a step goes through the parts.
+
+mesh        the ranks as a grid        replicas    every rank has the whole model (DDP)
+division    every other layout, in one short function: slices → stages → weights → recomputation → compilation → shards
+tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts for attention too
+pipeline    stages and their schedule  blocks      what is done to each block
+weights     a rank's first values      gradients   their norm and clipping, right in every layout
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...config import Config
+from ..world import World
+from .division import Division, divide
+from .replicas import Replicas
+
+__all__ = ["Division", "Replicas", "arrange"]
+
+
+def arrange(config: Config, world: World) -> Replicas | Division:
+    """The model as this rank has it; all ranks call it together.
+
+    Where each rank can have a whole model and computes in fp32, DDP is the fastest, by far on CPUs (tests/bench/LOG.md).
+    """
+    layout = config.train.layout
+    divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
+    if divided or world.device.precision(config.train.precision) != torch.float32:
+        return divide(config, world.device)
+    return Replicas(config, world)

@@ -1,0 +1,175 @@
+"""A model divided among the ranks as the layout says: this rank's part of it, and how batches go through all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import loss_parallel
+
+from ... import models
+from ...config import Config
+from ...devices import Device
+from ...models.loss import IGNORED
+from ...models.network import Network
+from ..batches import Batch
+from ..meter import Stopwatch
+from . import blocks, context, gradients, pipeline, tensor, weights
+from .mesh import Mesh
+from .pipeline import Pipeline, Stage, Tie, whole
+
+
+def divide(config: Config, device: Device) -> Division:
+    """Makes this rank's part; all ranks call it together.
+
+    The order is fixed by what each step must find: matrices are sliced before anything wraps a block, recomputation must be
+    inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
+    """
+    train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
+    precision = device.precision(train.precision)
+    with torch.device("meta"):
+        model = models.build(config.model)
+    parameters, tied = sum(parameter.numel() for parameter in model.parameters()), tied_names(model)
+    if layout.tensor > 1:
+        tensor.split(model, mesh.grid["tensor"])
+    stages: list[Any] = [model]
+    if layout.pipeline > 1:
+        stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
+    weights.draw(model, train.seed, device.torch_device)
+    for part in (model, *(stage.part for stage in stages if isinstance(stage, Stage))):
+        part.positions = torch.arange(train.sequence_length, device=device.torch_device)
+        if mesh.context_group:
+            context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
+    blocks.recompute(blocks_of(model), train.recompute)
+    if train.compile:
+        blocks.compile(blocks_of(model))
+    if mesh.sharing().size() > 1 or precision != torch.float32:
+        for stage in stages:
+            blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision)
+    return Division(config, device, mesh, model, stages, parameters, tied)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The blocks that are here, in order."""
+    part = module.part if isinstance(module, Stage) else module
+    assert isinstance(part, Network)
+    return [block for block in part.get_submodule(part.plan.blocks).children() if not isinstance(block, pipeline.Absent)]
+
+
+def tied_names(model: nn.Module) -> list[str]:
+    """The parameters that have two names: the first of each."""
+    shared = {id(owner._parameters[name]) for owner, name in tensor.find_tied(model).values()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in shared]
+
+
+class Division:
+    """What the training loop calls in place of a whole model. `model` has the names of the whole model's parameters."""
+
+    def __init__(
+        self, config: Config, device: Device, mesh: Mesh, model: Network, stages: list[Any], parameters: int, tied: list[str]
+    ) -> None:
+        """`parameters` of the whole model, of which `tied` are also the head's."""
+        self.parameters = parameters
+        self.mesh, self.device, self.model, self.root = mesh, device, model, stages[0]
+        self.stages_here = stages
+        self.zero, self.size, self.length = config.train.layout.zero, config.train.micro_batch, config.train.sequence_length
+        self.data, self.ways = mesh.data, mesh.ways
+        self.stages, self.copies = mesh.layout.pipeline, mesh.layout.tensor  # ranks that compute the same loss: `copies`
+        self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
+        self.tail: tuple[int, ...] = ()  # what an input's token consists of: of one number, or of that and a segment's
+        self.tie: Tie | None = None
+        self.pipeline: Pipeline | None = None
+        if mesh.layout.pipeline > 1:
+            self.pipeline = Pipeline(stages, mesh, self.micro_batches, device.torch_device)
+            self.tie = Tie(model, tied, mesh) if tied else None
+
+    def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
+        """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
+        with self._sliced():
+            if self.pipeline:
+                loss = self.pipeline.train(*join([self.part(batch) for _, batch in batches]))
+            else:
+                loss = torch.zeros((), device=self.device.torch_device)
+                for left, batch in batches:
+                    loss += self._pass(batch, left, watch)
+        if self.tie:
+            self.tie.settle()
+        return loss
+
+    def _pass(self, batch: Batch, left: int, watch: Stopwatch) -> Tensor:
+        if isinstance(self.root, FSDPModule) and self.zero == 1:
+            self.root.set_requires_gradient_sync(left == 0)
+            self.root.set_reshard_after_backward(left == 0)
+        inputs, targets = self.part(batch)
+        with watch.own_work():
+            loss = whole(self.root(inputs, targets=targets)) / self.micro_batches
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch], most: int) -> Tensor:
+        """The summed loss of this rank's batches at the last stage, 0 at the others.
+
+        `most` is how many sequences any rank has. All go through the model equally often, as their parts need one another: a
+        rank with fewer sequences makes up for it with some that don't count.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
+        self.model.eval()
+        filled = [self.part(batch) for batch in self._fill(batches, most)]
+        with self._sliced():
+            if self.pipeline:
+                for start in range(0, len(filled), self.micro_batches):
+                    total += self.pipeline.evaluate(*join(filled[start : start + self.micro_batches]))
+            else:
+                for inputs, targets in filled:
+                    total += whole(self.root(inputs, targets=targets, reduction="sum"))
+        self._reshard()
+        self.model.train()
+        return total
+
+    def _reshard(self) -> None:
+        """Lets go of weights that were gathered for a forward pass without a backward pass, which would have done it."""
+        for stage in self.stages_here:
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _fill(self, batches: Iterable[Batch], most: int) -> Iterator[Batch]:
+        """The batches, each filled up to the micro-batch's size, and then such as have nothing that counts."""
+        size, length = self.size, self.length
+        passes = -(-most // size)
+        passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
+        found = iter(batches)
+        tokens = torch.zeros((size, length, *self.tail), dtype=torch.int64, device=self.device.torch_device)
+        nothing = tokens, torch.full((size, length), IGNORED, device=self.device.torch_device)
+        for _ in range(passes):
+            given = next(found, None)
+            if given is None:
+                yield nothing
+            else:
+                yield tuple(torch.cat((part, rest[: size - len(part)])) for part, rest in zip(given, nothing, strict=True))  # type: ignore[misc]
+
+    def clip(self, limit: float) -> Tensor:
+        """The gradients' global norm, left on the device; they are scaled down to `limit` when over it (0: never)."""
+        return gradients.clip(self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset())
+
+    def part(self, batch: Batch) -> Batch:
+        """The positions of a batch that are this rank's."""
+        positions, self.tail = self.model.positions, tuple(batch[0].shape[2:])
+        if self.mesh.context_group is None or positions is None:
+            return batch
+        inputs, targets = (tokens.index_select(1, positions) for tokens in batch)
+        return inputs, targets
+
+    def _sliced(self) -> AbstractContextManager[None]:
+        """Within it, losses are computed of logits that are in slices, forward and backward."""
+        return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()
+
+
+def join(batches: list[Batch]) -> Batch:
+    inputs, targets = zip(*batches, strict=True)
+    return torch.cat(inputs), torch.cat(targets)

@@ -1,0 +1,65 @@
+"""Gradients whose parts lie on several ranks: their global norm, and clipping by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .mesh import Mesh
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()) -> Tensor:
+    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it (0: never).
+
+    Every number counts once, wherever it lies: parts are summed over the ranks that they are parts of, and `copies` (ids),
+    which count on another rank, are left out. No rank waits for its device.
+    """
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    total = norm(parameters, mesh, copies)
+    if limit:
+        scale = (limit / (total + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(parameter) for parameter in parameters], scale)
+    return total
+
+
+def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor:
+    """The root of the sum of all squares."""
+    parts: dict[tuple[str, ...], list[Tensor]] = {}
+    for parameter in parameters:
+        if id(parameter) not in copies:
+            parts.setdefault(divided(parameter), []).append(local(parameter))
+    device = local(parameters[0]).device
+    total = torch.zeros((), device=device)
+    for dimensions, gradients in sorted(parts.items()):
+        square = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        for dimension in dimensions:
+            dist.all_reduce(square, group=mesh.group(dimension))
+        total += square
+    if mesh.layout.pipeline > 1:
+        dist.all_reduce(total, group=mesh.group("pipeline"))
+    return total.sqrt()
+
+
+def divided(parameter: Tensor) -> tuple[str, ...]:
+    """The dimensions of the mesh along which a parameter is in parts."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return tuple(name for name, placement in zip(names, parameter.placements, strict=True) if not placement.is_replicate())
+
+
+def local(parameter: Tensor) -> Tensor:
+    """This rank's part of a parameter's gradient, as a tensor that shares its memory."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if not isinstance(gradient, DTensor):
+        return gradient
+    assert isinstance(parameter, DTensor)
+    if gradient.placements != parameter.placements:  # a norm's, of the rank's part of the sequence: a sum that is still due
+        parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
+    return gradient.to_local()

@@ -1,0 +1,48 @@
+"""Where a rank stands in the layout, and with whom it shares what: the one device mesh."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ...config import Config
+from ...devices import Device
+
+# From the slowest links to the fastest: neighbours in `tensor` are neighbours on a node, stages of a pipeline on other nodes.
+DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+
+
+class Mesh:
+    """The ranks as a grid, pipeline x replicate x shard x tensor, and this one's place in it. All ranks make it together.
+
+    Context ranks are neighbours within `shard`: they have the same weights and different tokens, so what data-parallel ranks
+    share, they share too.
+    """
+
+    def __init__(self, config: Config, device: Device) -> None:
+        layout = config.train.layout
+        self.layout, self.ways = layout, config.data_parallel
+        together = layout.shard * layout.context
+        replicas = config.data_parallel // layout.shard
+        self.grid = init_device_mesh(device.kind, (layout.pipeline, replicas, together, layout.tensor), mesh_dim_names=DIMENSIONS)
+        self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
+        self.context = shared % layout.context
+        self.data = replica * layout.shard + shared // layout.context  # which of the `ways` parts of a batch
+        self.context_group = self._context_group()
+
+    def group(self, dimension: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one in that dimension alone."""
+        return self.grid.get_group(dimension)
+
+    def sharing(self) -> DeviceMesh:
+        """The ranks that have the same part of the model: 1 dimension, or replicas of those that shard it."""
+        if self.grid["replicate"].size() == 1:
+            return self.grid["shard"]
+        return self.grid["replicate", "shard"]
+
+    def _context_group(self) -> dist.ProcessGroup | None:
+        if self.layout.context == 1:
+            return None
+        ranks = self.grid.mesh.movedim(2, -1).reshape(-1, self.layout.context)
+        made: tuple[dist.ProcessGroup, object] = dist.new_subgroups_by_enumeration(ranks.tolist())  # type: ignore[no-untyped-call]
+        return made[0]

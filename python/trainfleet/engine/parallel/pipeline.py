@@ -1,0 +1,143 @@
+"""Pipeline parallelism: the blocks cut into stages, and the schedule in which micro-batches go through them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from ...models.network import Network
+from .gradients import local
+from .mesh import Mesh
+from .tensor import find_tied
+
+
+class Absent(nn.Module):
+    """In the place of a module that another stage has: passes on what it is given first."""
+
+    def forward(self, x: Tensor, *others: object) -> Tensor:
+        return x
+
+
+class Stage(nn.Module):
+    """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or for the last stage features."""
+
+    def __init__(self, part: Network) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.features(x)
+
+
+def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
+    """Takes all blocks out of the model but those of the stages in `kept`; each of these comes back as a module of its own.
+
+    The model itself keeps the names of what is left, so a checkpoint does not tell how the run was cut.
+    """
+    last, owners = stages - 1, {owner for owner, _ in find_tied(model).values()}
+    spare = tuple(name for name in model.plan.first if model.get_submodule(name) not in owners)
+    views = []
+    for stage in kept:
+        view = copy.copy(model)
+        view._modules = dict(model._modules)
+        _keep_blocks(view, set(range(*_bounds(model, stage, stages))))
+        if stage > 0:  # where weights are tied, the last stage's head has the embedding's
+            _remove(view, spare if stage == last else model.plan.first)
+        if stage < last:
+            _remove(view, model.plan.last)
+        views.append(Stage(view))
+    _keep_blocks(model, {block for stage in kept for block in range(*_bounds(model, stage, stages))})
+    if 0 not in kept:
+        _remove(model, spare if last in kept else model.plan.first)
+    if last not in kept:
+        _remove(model, model.plan.last)
+    return views
+
+
+def _bounds(model: Network, stage: int, stages: int) -> tuple[int, int]:
+    """The first block of a stage and the first after it; stages differ by one block at most."""
+    count = len(model.get_submodule(model.plan.blocks))  # type: ignore[arg-type]
+    return count * stage // stages, count * (stage + 1) // stages
+
+
+def _keep_blocks(model: Network, kept: set[int]) -> None:
+    blocks = model.get_submodule(model.plan.blocks)
+    assert isinstance(blocks, nn.ModuleList)
+    setattr(model, model.plan.blocks, nn.ModuleList(b if i in kept else Absent() for i, b in enumerate(blocks)))
+
+
+def _remove(model: Network, names: tuple[str, ...]) -> None:
+    for name in names:
+        setattr(model, name, Absent())
+
+
+class Pipeline:
+    """The stages of this rank, and the passes of a whole step through all of them."""
+
+    def __init__(self, stages: list[Stage], mesh: Mesh, micro_batches: int, device: torch.device) -> None:
+        layout = mesh.layout
+        count = layout.pipeline * layout.interleave
+        numbers = numbers_of(mesh)
+        group = mesh.group("pipeline")
+        made = [PipelineStage(stage, number, count, device, group=group) for stage, number in zip(stages, numbers, strict=True)]
+        self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
+        self.head = stages[-1].part
+        self.reduction = "mean"
+        self.schedule: Schedule1F1B | ScheduleInterleaved1F1B
+        if layout.interleave == 1:
+            self.schedule = Schedule1F1B(made[0], micro_batches, loss_fn=self._loss, scale_grads=False)
+        else:
+            self.schedule = ScheduleInterleaved1F1B([*made], micro_batches, loss_fn=self._loss, scale_grads=False)
+
+    def train(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Leaves gradients; the mean loss comes back at the last stage, 0 at the others."""
+        self.reduction, losses = "mean", list[Tensor]()
+        self.schedule.step(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses,
+                           return_outputs=False)  # fmt: skip
+        return self._sum(losses, inputs)
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The summed loss at the last stage, 0 at the others."""
+        self.reduction, losses = "sum", list[Tensor]()
+        self.schedule.eval(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses)
+        return self._sum(losses, inputs)
+
+    def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        loss = whole(self.head.loss(x, targets, self.reduction))
+        return loss / self.count if self.reduction == "mean" else loss
+
+    def _sum(self, losses: list[Tensor], like: Tensor) -> Tensor:
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=like.device)
+
+
+def numbers_of(mesh: Mesh) -> list[int]:
+    """The stages that a rank has: with interleaving several, each a round of the pipeline apart (Narayanan et al. 2021)."""
+    return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.interleave)]
+
+
+def whole(loss: Tensor) -> Tensor:
+    """A loss of slices of the vocabulary as a plain tensor."""
+    return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+
+class Tie:
+    """Weights that the first and the last stage both hold: each gets the sum of both gradients."""
+
+    def __init__(self, model: Network, names: list[str], mesh: Mesh) -> None:
+        """All ranks make it together."""
+        for line in mesh.grid.mesh.flatten(1).T.tolist():
+            group = dist.new_group([line[0], line[-1]])
+            if dist.get_rank() in (line[0], line[-1]):
+                self.group = group
+        held = dict(model.named_parameters())
+        self.shared = [held[name] for name in names if name in held]
+        # Of the two, the first stage's counts when the norm is taken.
+        self.copies = frozenset(id(parameter) for parameter in self.shared if mesh.stage > 0)
+
+    def settle(self) -> None:
+        for parameter in self.shared:
+            dist.all_reduce(local(parameter), group=self.group)

@@ -1,0 +1,71 @@
+"""Tensor and sequence parallelism: a model's plan, carried out with DTensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from ...models.network import Network
+from ...models.plan import Plan
+
+PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
+
+
+def split(model: Network, mesh: DeviceMesh) -> None:
+    """Gives this rank its slice of every matrix. Between modules a hidden state is the rank's part of the sequence."""
+    tied = find_tied(model)
+    parallelize_module(model, mesh, styles(model.plan))
+    for module, (owner, name) in tied.items():  # each was given a slice of its own
+        module._parameters[name] = owner._parameters[name]
+
+
+def styles(plan: Plan) -> dict[str, ParallelStyle]:
+    """What is done to which module. Only the logits stay a DTensor: the loss is computed of slices of the vocabulary."""
+    found: dict[str, ParallelStyle] = {}
+    for name in plan.embeddings:
+        found[name] = RowwiseParallel(input_layouts=WHOLE, output_layouts=PART if name == plan.divided else WHOLE)
+    if plan.divided not in plan.embeddings:
+        found[plan.divided] = PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=PART)
+    found |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}
+    found |= {name: Gather() for name in plan.gathered if name not in plan.column}
+    found |= {name: ColwiseParallel() for name in plan.column}
+    found |= {name: RowwiseParallel(output_layouts=PART) for name in plan.row}
+    gathered = plan.head in plan.gathered
+    found[plan.head] = ColwiseParallel(input_layouts=PART if gathered else WHOLE, use_local_output=False)
+    return found
+
+
+class Gather(ParallelStyle):
+    """Has a module's first input, a part of the sequence, gathered; its gradient is summed over the ranks and scattered."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            part: Tensor = inputs[0]
+            whole = DTensor.from_local(part, device_mesh, (PART,), run_check=False).redistribute(placements=(WHOLE,))
+            return whole, *inputs[1:]
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
+def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
+    """Each module that has a parameter of another: that other, and the parameter's name."""
+    owners: dict[int, nn.Module] = {}
+    found = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            owner = owners.setdefault(id(parameter), module) if parameter is not None else module
+            if owner is not module:
+                found[module] = (owner, name)
+    return found

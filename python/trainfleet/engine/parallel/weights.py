@@ -1,0 +1,36 @@
+"""From a model without memory to a rank's own weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ...models.network import Network
+
+
+@torch.no_grad()
+def draw(model: Network, seed: int, device: torch.device) -> None:
+    """Gives every parameter that the model has left memory on the device and its first values.
+
+    They are those that one process would draw: of a matrix of which a rank has a slice, all is drawn and the slice is kept. So
+    no rank ever holds more than its own part and one whole matrix.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device)
+                made[id(parameter)] = nn.Parameter(slice_of(values, parameter))
+            module._parameters[name] = made[id(parameter)]
+
+
+def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
+    """What of a whole tensor is this rank's, laid out as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return values
+    mesh, placements = parameter.device_mesh, parameter.placements
+    part = distribute_tensor(values, mesh, placements, src_data_rank=None).to_local().clone()
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
