@@ -1,0 +1,124 @@
+"""A desk beside a lab of hosts: a config, the commands typed there, and a clock for what happens to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.lab import Lab
+from trainfleet.heartbeat import Beat, current_attempt, read_beats
+from trainfleet.runs import Run, read_lines
+
+ROOT = Path(__file__).parents[2]
+NODES = 3  # of four hosts: one is spare
+STEPS = 300
+SHARED = "/fsx/trainfleet"
+
+
+def pin(nodes: Lab, *which: int) -> None:
+    """Gives each of the lab's nodes one core, so that its ranks run one thread: they share this machine's few."""
+    cores = sorted(os.sched_getaffinity(0))
+    for node in which or range(nodes.count):
+        for pid in nodes.pids(node):
+            os.sched_setaffinity(pid, {cores[node % len(cores)]})
+
+
+class Cockpit:
+    """The commands of a user whose fleet is the lab."""
+
+    def __init__(self, nodes: Lab, folder: Path, name: str, **changes: Any) -> None:
+        self.nodes, self.folder, self.name = nodes, folder, name
+        self.run = Run(nodes.shared / "trainfleet" / "runs" / name)  # as the nodes see it; this machine has a mirror of it
+        folder.mkdir(parents=True, exist_ok=True)
+        fleet = {"backend": "ssh", "nodes": NODES, "hosts": nodes.hosts(), "ssh": nodes.ssh(), "shared_folder": SHARED,
+                 "python": sys.executable}  # fmt: skip
+        config = {
+            "name": name,
+            "fleet": fleet | changes,
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+            "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
+            "train": {"steps": STEPS, "global_batch": 12, "sequence_length": 32, "log_every": 5, "validate_every": 0,
+                      "validation_sequences": 6},
+            "checkpoint": {"every": 20},
+        }  # fmt: skip
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    @staticmethod
+    def write_text(nodes: Lab) -> None:
+        """The training text, where all nodes see it."""
+        (nodes.shared / "text").mkdir()
+        for number in range(40):
+            words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
+            (nodes.shared / "text" / f"{number}.txt").write_text(f"Document {number}. {words}\n")
+
+    def start(self, verb: str, *words: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}
+        return subprocess.Popen([sys.executable, "-m", "trainfleet", verb, *words], cwd=self.folder, env=environment, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+
+    def type(self, verb: str, *words: str, code: int = 0, timeout: float = 240) -> str:
+        process = self.start(verb, *words)
+        output = process.communicate(timeout=timeout)[0]
+        assert process.returncode == code, output + self.words()
+        return output
+
+    def losses(self) -> dict[int, float]:
+        return {line["step"]: line["loss"] for line in read_lines(self.run.metrics)}
+
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.folder / "runs" / self.name / "results.json").read_text())  # type: ignore[no-any-return]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_lines(self.run.events) if event["event"] == kind]
+
+    def beats(self) -> dict[int, Beat]:
+        return read_beats(self.run.folder, current_attempt(self.run.folder))
+
+    def step(self) -> int:
+        """The step that rank 0 is in."""
+        beat = self.beats().get(0)
+        return beat.step if beat and beat.phase == "step" else 0
+
+    def words(self) -> str:
+        """What the launchers and nodes have written, for a failed assertion."""
+        return "".join(f"\n== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.run.logs.glob("*.log")))
+
+    def until(self, what: str, holds: Callable[[], object], seconds: float = 90) -> float:
+        """The moment (unix time) at which something holds."""
+        deadline = time.time() + seconds
+        while time.time() < deadline:
+            if holds():
+                return time.time()
+            time.sleep(0.1)
+        raise AssertionError(f"{what}: not within {seconds:.0f} s{self.words()}")
+
+    def signal_rank(self, rank: int, number: signal.Signals) -> None:
+        """A signal to a rank's process, from its node."""
+        beat = self.beats()[rank]
+        host = beat.node
+        self.nodes.run(host, "kill", f"-{number.value}", str(beat.pid))
+
+    def leftovers(self) -> list[str]:
+        """Processes of ours on any node: by host, with their command lines."""
+        return [f"node{node}: {command}" for node in range(self.nodes.count) for command in self._commands(node)]
+
+    def _commands(self, node: int) -> list[str]:
+        found = []
+        for pid in self.nodes.pids(node):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if "trainfleet" in command and state != "Z":
+                found.append(f"{pid} {command}")
+        return found

@@ -1,0 +1,179 @@
+"""What can happen to a run on hosts, done to a real one: sshd nodes, torchrun, gloo; only the model is small.
+
+For each: who is named, how soon it is noticed, how soon the ranks train again, how many steps that cost, and that the losses are
+those of a run to which nothing happened, with no process left anywhere. A table of all is printed at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cockpit import STEPS, Cockpit, pin
+
+from fleet.lab import Lab, lab
+
+NOTICED, AGAIN = 15.0, 60.0  # seconds
+FAULT_AT = 100  # the step
+TABLE: list[str] = []
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that happens: what is done, and what the verdict must say (cause, node, rank; None: it is not about a rank)."""
+
+    name: str
+    strike: Callable[[Cockpit], object]
+    cause: str
+    node: int | None
+    rank: int | None
+    mend: Callable[[Cockpit], object] = lambda cockpit: None
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Lab]:
+    with lab(4) as up:
+        Cockpit.write_text(up)
+        pin(up)
+        yield up
+        print("\n" + "\n".join(["fault                     noticed  training again  steps lost  verdict", *TABLE]))
+
+
+@pytest.fixture(scope="module")
+def whole(nodes: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of a run to which nothing happens; setting up and tokenizing are done with it."""
+    cockpit = Cockpit(nodes, tmp_path_factory.mktemp("whole"), "whole")
+    cockpit.type("setup")
+    output = cockpit.type("train")
+    assert cockpit.results()["restarts"] == 0 and cockpit.results()["world_size"] == 3, output
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 25)
+    return cockpit.losses()
+
+
+def reboot(cockpit: Cockpit) -> None:
+    """Power off, and two seconds later on again."""
+    cockpit.nodes.destroy(1)
+    threading.Timer(2.0, back, (cockpit, 1)).start()
+
+
+def back(cockpit: Cockpit, node: int) -> None:
+    cockpit.nodes.recreate(node)
+    pin(cockpit.nodes, node)
+
+
+FAULTS = [
+    Fault("worker killed", lambda cockpit: cockpit.signal_rank(1, signal.SIGKILL), "killed", 1, 1),
+    Fault("agent killed", lambda cockpit: [os.kill(pid, 9) for pid in cockpit.nodes.processes(1, "torch.distributed.run")
+                                           if "supervisor" not in Path(f"/proc/{pid}/cmdline").read_text()], "killed", 1, None),
+    Fault("rank stopped (SIGSTOP)", lambda cockpit: cockpit.signal_rank(2, signal.SIGSTOP), "hang", 2, 2),
+    Fault("link cut", lambda cockpit: cockpit.nodes.cut(2), "lost-node", 2, None, lambda cockpit: cockpit.nodes.join(2)),
+    Fault("node rebooted", reboot, "lost-node", 1, None),
+]  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_run_goes_on(nodes: Lab, whole: dict[int, float], tmp_path: Path, fault: Fault) -> None:
+    cockpit = Cockpit(nodes, tmp_path, fault.name.split(" (")[0].replace(" ", "-"))
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    step, struck = cockpit.step(), time.time()
+    fault.strike(cockpit)
+    cockpit.until("the verdict", lambda: cockpit.events("verdict"), 60)
+    cockpit.until("the restart", lambda: cockpit.events("restarted"), 90)
+    again = cockpit.until("training again", lambda: cockpit.step() > 0, 90)
+    fault.mend(cockpit)
+    output = looker.communicate(timeout=200)[0]
+    assert looker.returncode == 0, output + cockpit.words()
+    finish(cockpit, whole, fault, step, struck, again)
+
+
+def finish(cockpit: Cockpit, whole: dict[int, float], fault: Fault, step: int, struck: float, again: float) -> None:
+    """What must hold at the end of every drill, and its line in the table."""
+    verdict, resumed = cockpit.events("verdict")[0], cockpit.events("resumed")[0]
+    lost = step - resumed["step"]
+    noticed = verdict["time"] - struck
+    TABLE.append(f"{fault.name:24} {noticed:6.1f} s {again - struck:12.1f} s {lost:11}  {verdict['who']}: {verdict['cause']}")
+    assert (verdict["cause"], verdict["node"]) == (fault.cause, fault.node), verdict
+    assert fault.rank is None or verdict["rank"] == fault.rank, verdict
+    assert noticed <= NOTICED and again - struck <= AGAIN, TABLE[-1]
+    assert 0 <= lost <= 40
+    results = cockpit.results()
+    assert (results["status"], results["steps"], results["restarts"]) == ("finished", STEPS, 1)
+    assert cockpit.losses() == whole
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+
+
+@pytest.mark.timeout(300)
+def test_the_head_loses_its_power(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    """The rendezvous host and the launcher are gone at once; the host that stands by types the same command."""
+    cockpit = Cockpit(nodes, tmp_path, "head-lost")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    step, struck = cockpit.step(), time.time()
+    nodes.destroy(0)
+    restarted = cockpit.until("the takeover", lambda: cockpit.events("restarted"), 60)
+    again = cockpit.until("training again", lambda: cockpit.step() > 0, 90)
+    output = looker.communicate(timeout=200)[0]
+    back(cockpit, 0)
+    assert looker.returncode == 0, output + cockpit.words()
+    lost = step - cockpit.events("resumed")[0]["step"]
+    TABLE.append(f"{'head lost its power':24} {restarted - struck:6.1f} s {again - struck:12.1f} s {lost:11}  node1 took over")
+    assert cockpit.losses() == whole and cockpit.results()["restarts"] == 1
+    assert "node0" in cockpit.events("restarted")[0]["who"]
+    assert restarted - struck <= 25 and again - struck <= AGAIN, TABLE[-1]
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+
+
+@pytest.mark.timeout(300)
+def test_a_closed_laptop_changes_nothing(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "laptop")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= 40)
+    looker.kill()
+    looker.communicate()
+    step = cockpit.step()
+    cockpit.until("it goes on", lambda: cockpit.step() > step + 10)
+    assert "running" in cockpit.type("status")
+    assert "rank 0" in cockpit.type("logs")
+    output = cockpit.type("train")
+    assert "is at work on node0" in output and cockpit.results()["status"] == "finished", output
+    assert cockpit.losses() == whole and not cockpit.events("restarted")
+    TABLE.append(f"{'laptop closed':24} {'-':>8} {0.0:12.1f} s {0:11}  nobody noticed")
+
+
+@pytest.mark.timeout(300)
+def test_stop_from_another_terminal_saves_and_nothing_is_left(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "stop")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= 30)
+    assert "stopped" in cockpit.type("stop")
+    assert looker.wait(60) == 130
+    results = cockpit.results()
+    assert results["status"] == "stopped" and 30 <= results["steps"] < STEPS
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    assert "not running" in cockpit.type("stop")
+
+
+@pytest.mark.timeout(300)
+def test_a_spare_less_fleet_goes_on_with_fewer_nodes(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "elastic", hosts=nodes.hosts()[:3], nodes_min=2)
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    struck = time.time()
+    nodes.destroy(2)
+    again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0)
+    output = looker.communicate(timeout=200)[0]
+    back(cockpit, 2)
+    assert looker.returncode == 0, output + cockpit.words()
+    assert cockpit.results()["world_size"] == 2 and cockpit.results()["status"] == "finished"
+    assert cockpit.losses() == pytest.approx(whole, rel=1e-4)
+    TABLE.append(
+        f"{'no spare: 3 to 2 nodes':24} {'':8} {again - struck:12.1f} s {'':11}  {cockpit.events('verdict')[0]['cause']}"
+    )
