@@ -203,7 +203,7 @@ def test_a_config_of_another_backend_is_refused_by_name(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.layout.tensor=2", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"]
+    "setting", ["train.layout.tensor=3", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"]
 )
 def test_a_refused_config_leaves_nothing_behind(desk: Desk, setting: str) -> None:
     output = desk.type("train", f"SET={setting}", code=2)

@@ -1,0 +1,53 @@
+"""A layout that can't be is refused before any process starts: by key and value, with values that would work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainfleet.config import Settings, load
+from trainfleet.errors import ConfigError
+
+CONFIG = """
+name: base
+data: {name: text, sources: [stdlib], vocabulary_size: 384}
+model: {layers: 4, hidden_size: 48, heads: 4, kv_heads: 2, intermediate_size: 96}
+fleet: {nodes: 4}
+train: {steps: 20, global_batch: 8, sequence_length: 64}
+"""
+
+
+def refusal(folder: Path, settings: str) -> str:
+    (folder / "config.yaml").write_text(CONFIG)
+    with pytest.raises(ConfigError) as error:
+        load(Settings(folder / "config.yaml", settings))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("train.layout.tensor=2 train.layout.pipeline=4", "does not divide the world size 4"),
+        ("train.layout.shard=3", "train.layout.shard: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4"),
+        ("train.layout.tensor=4", "train.layout.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2"),
+        ("model.layers=2 train.layout.pipeline=4", "train.layout.pipeline: 4 makes 4 stages of 2 layers; at most 2 work"),
+        (
+            "train.layout.pipeline=2 train.layout.interleave=4",
+            "train.layout.interleave: 2 x interleave 4 makes 8 stages of 4 layers",
+        ),
+        ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
+        ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
+        ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches a step"),
+        ("train.optimizer=muon train.layout.shard=2", "train.optimizer: muon needs whole matrices"),
+    ],
+)
+def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, told: str) -> None:
+    assert told in refusal(tmp_path, settings)
+
+
+@pytest.mark.parametrize("settings", ["tensor=2", "pipeline=2", "context=4", "shard=4", "pipeline=4"])
+def test_what_can_be_divided_so_is_taken(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    config, _ = load(Settings(tmp_path / "config.yaml", f"train.layout.{settings}"))
+    assert config.train.global_batch % (config.train.micro_batch * config.data_parallel) == 0
