@@ -313,3 +313,13 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(data: Data, tmp_pa
     assert not list((tmp_path / "full").rglob("*.partial")) and find(data, tmp_path / "full") is None
     again = tokenize(data, ALONE, tmp_path / "full")
     assert whole and again and again.identity == whole.identity
+
+
+def test_a_very_long_document_stays_one_document(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tokenize(data, ALONE, tmp_path / "whole")
+    monkeypatch.setattr("trainfleet.data.units.LONG", 500)
+    monkeypatch.setattr("trainfleet.data.cutting.PART", 100)
+    monkeypatch.setattr("trainfleet.data.documents.BATCH_BYTES", 1)
+    monkeypatch.setattr("trainfleet.data.documents.in_batches.__defaults__", (1,))
+    cut = tokenize(data, ALONE, tmp_path / "cut")
+    assert whole and cut and cut.identity == whole.identity

@@ -60,7 +60,7 @@ def test_ranges_of_a_jsonl_file_hold_each_line_once(tmp_path: Path, ending: str)
     path = write_lines(tmp_path / "a.jsonl", texts)
     path.write_text(path.read_text().rstrip("\n") + ending)
     size = path.stat().st_size
-    for step in (1, 7, 64, 1000, size):
+    for step in (1, 2, 7, 64, 1000, size):
         pieces = [Piece(stat(str(path)), start, min(start + step, size)) for start in range(0, size, step)]
         found = [document for piece in pieces for document in read_piece(piece, "text")]
         assert [document.text for document in found] == texts

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trainfleet.config.types import Data
-from trainfleet.data import bpe, encoders
+from trainfleet.data import bpe, cutting, encoders
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load, vocabulary_size_of
 from trainfleet.errors import DataError
@@ -97,3 +97,26 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Tokenizer) -> No
     content = json.loads(tokenizer.definition.replace("<|endoftext|>", "<|strange|>"))
     with pytest.raises(DataError, match="no end-of-document"):
         Tokenizer(json.dumps(content), "strange").end_of_document  # noqa: B018
+
+
+def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "PART", 2000)
+    text = (
+        "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))) + "日本語の文章。" * 900 + " the end"
+    )
+    found = list(cutting.parts(text, tokenizer.encoder))
+    assert "".join(found) == text and 5 < len(found) < len(text) // 2000
+    ids, _ = tokenizer.encode(found)
+    assert np.array_equal(ids, tokenizer.encode([text])[0])
+
+
+def test_a_tokenizer_that_can_not_be_cut_gets_the_text_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Prefixed(encoders.HuggingFace):
+        """As SentencePiece does it: every text begins with a space."""
+
+        def encode(self, texts: list[str]) -> tuple[encoders.Ids, encoders.Offsets]:
+            return super().encode([f" {text}" for text in texts])
+
+    monkeypatch.setattr(cutting, "PART", 2000)
+    text = Path(__file__).read_text() * 3
+    assert list(cutting.parts(text, Prefixed(tokenizer.definition))) == [text]

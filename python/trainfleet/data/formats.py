@@ -56,7 +56,7 @@ def read_long_text(piece: Piece) -> Iterator[Document]:
 
 
 def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
-    """`text_field` of each line whose first byte is in the piece; blank lines are left out."""
+    """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line is parsed in memory."""
     lines = _lines(piece) if piece.path.endswith(sources.LINES) else _packed_lines(piece)
     for number, (line, consumed) in enumerate(lines, 1):
         if line.isspace():
@@ -140,7 +140,9 @@ def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
     """The lines whose first byte is in the piece, each with its length."""
     with open_file(piece.file, max(piece.start - 1, 0)) as stream:
         if piece.start:
-            stream.readline()  # its first byte is in the piece before
+            rest = stream.readline(piece.end - piece.start)  # of a line whose first byte is in a piece before
+            if not rest.endswith(b"\n"):
+                return  # a long line goes on beyond the piece
         at = stream.tell()
         for line in stream:
             if at >= piece.end:

@@ -24,6 +24,7 @@ from .store import Store
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+LONGEST = 2**31 - 1
 TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
 
 
@@ -34,6 +35,7 @@ class ShardWriter:
         self.store, self.path, self.dtype, self.end = store, path, np.dtype(dtype).newbyteorder("<"), end_of_document
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"  # of this process alone, should two jobs meet
         self.lengths: list[npt.NDArray[np.int32]] = []
+        self.begun = 0  # tokens of a document that is not at its end
         self.min_id, self.max_id = end_of_document, end_of_document
         self.sha256, self.blocks, self.crc, self.filled = hashlib.sha256(), list[int](), 0, 0
 
@@ -45,6 +47,13 @@ class ShardWriter:
             raise unwritable(self.partial, error) from error
         return self
 
+    def begin(self, ids: npt.NDArray[np.uint32]) -> int:
+        """Appends a part of a document that goes on with what is added next; returns the tokens written."""
+        self._see(ids)
+        self.begun += len(ids)
+        self._write(ids.astype(self.dtype).data.cast("B"))
+        return len(ids)
+
     def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
         """Appends documents (flat ids and their bounds), each with an end-of-document id; returns the tokens written."""
         lengths = np.diff(offsets) + 1
@@ -53,8 +62,11 @@ class ShardWriter:
         inside[np.cumsum(lengths) - 1] = False
         tokens[inside] = ids
         tokens[~inside] = self.end
-        if len(ids):
-            self.min_id, self.max_id = min(self.min_id, int(ids.min())), max(self.max_id, int(ids.max()))
+        self._see(ids)
+        lengths[0], self.begun = lengths[0] + self.begun, 0
+        if (longest := int(lengths.max())) > LONGEST:
+            what = f"a document of {longest:,} tokens is too long for the format, which counts them in 31 bits"
+            raise DataError(what, where=self.path, next="cut it into several documents")
         self.lengths.append(lengths.astype(np.int32))
         self._write(tokens.data.cast("B"))
         return len(tokens)
@@ -92,6 +104,10 @@ class ShardWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.file.close()
         self.partial.unlink(missing_ok=True)
+
+    def _see(self, ids: npt.NDArray[np.uint32]) -> None:
+        if len(ids):
+            self.min_id, self.max_id = min(self.min_id, int(ids.min())), max(self.max_id, int(ids.max()))
 
     def _write(self, content: memoryview) -> None:
         self.sha256.update(content)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..config.types import Data
 from . import manifest
+from .cutting import LONG, parts
 from .documents import in_batches, read_unit
 from .encoders import Encoder, Ids, Offsets
 from .formats import Document
@@ -83,9 +84,12 @@ class UnitWork:
             for number, batch in enumerate(in_batches(read_unit(unit, text_field))):
                 tokens = 0
                 for split, texts in divide(batch, self.data.validation_fraction).items():
-                    ids, offsets = encoder.encode(texts)
-                    checked += self._check(texts, ids, offsets, encoder, unit.index + number)
-                    tokens += writers[split].add(ids, offsets)
+                    long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
+                    if texts:
+                        ids, offsets = encoder.encode(texts)
+                        checked += self._check(texts, ids, offsets, encoder, unit.index + number)
+                        tokens += writers[split].add(ids, offsets)
+                    tokens += _add_long(long, encoder, writers[split]) if long else 0
                 text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + len(batch)
                 consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
                 done += consumed
@@ -127,6 +131,16 @@ class UnitWork:
         if not np.array_equal(found, expected):
             raise Mismatch(repr(text[:40]))
         return 1
+
+
+def _add_long(text: str, encoder: Encoder, writer: ShardWriter) -> int:
+    """Appends one document part by part; returns the tokens written."""
+    tokens, waiting = 0, None
+    for part in parts(text, encoder):
+        if waiting is not None:
+            tokens += writer.begin(encoder.encode([waiting])[0])
+        waiting = part
+    return tokens + writer.add(*encoder.encode([waiting or ""]))
 
 
 def divide(batch: list[Document], validation_fraction: float) -> dict[str, list[str]]:
