@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.supervisor import stamp
+from trainfleet import kernel
+from trainfleet.supervisor import run, stamp
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "python")}
@@ -75,3 +77,49 @@ def test_it_dies_with_its_launcher(tmp_path: Path) -> None:
     launcher.kill()
     launcher.wait(5)
     await_gone(pid)
+
+
+def detach(folder: Path, *command: str, **environment: str) -> Path:
+    """Starts a command the detached way; its file, once it runs."""
+    file = folder / "job"
+    order = json.dumps({"argv": command, "environment": environment, "log": str(folder / "node-0.log")})
+    subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(file)], input=order, text=True, env=ENVIRONMENT,
+                   check=True, timeout=10)  # fmt: skip
+    return file
+
+
+def test_detached_it_outlives_who_started_it_and_leaves_its_exit_code(tmp_path: Path) -> None:
+    file = detach(tmp_path, "sh", "-c", 'echo "$WORDS"; sleep 0.5; exit 5', WORDS="from stdin")
+    pid, start, boot = file.read_text().split()
+    assert (
+        os.getsid(int(pid)) == int(pid)
+        and boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        and start.isdigit()
+    )
+    assert "from stdin" not in Path(f"/proc/{pid}/cmdline").read_text()
+    assert await_text(tmp_path / "job.exit", "5").strip() == "5"
+    assert "from stdin" in (tmp_path / "node-0.log").read_text()
+    await_gone(int(pid))
+
+
+def test_detached_it_passes_sigterm_on(tmp_path: Path) -> None:
+    file = detach(tmp_path, "sh", "-c", 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.1; done')
+    await_text(tmp_path / "node-0.log", "ready")
+    os.kill(int(file.read_text().split()[0]), signal.SIGTERM)
+    assert await_text(tmp_path / "job.exit", "0").strip() == "0"
+    assert "bye" in (tmp_path / "node-0.log").read_text()
+
+
+def test_what_the_kernel_says_is_kept_when_the_command_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = ["6,1,1000,-;an old line about NVRM: Xid", "6,2,{now},-;NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus.",
+               "6,3,{now},-;eth0: link up"]  # fmt: skip
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6) + 5_000_000
+    monkeypatch.setattr(
+        kernel, "_messages", lambda: [(int(r.split(",")[2].replace("{now}", str(now))) / 1e6, r.split(";")[1]) for r in records]
+    )
+    log = tmp_path / "node-0.log"
+    assert run(log, ["false"]) == 1
+    assert [line.partition(" | ")[2] for line in log.read_text().splitlines()] == [
+        "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus."
+    ]
+    assert log.read_text().startswith("kernel ")
