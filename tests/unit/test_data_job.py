@@ -251,6 +251,11 @@ def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) ->
     assert 2 < sum("Something else" in text for text in texts) < 25
     one_by_one = [dataset.batch("train", g, 1, 64, seed=1) for g in range(40)]
     assert np.array_equal(np.concatenate(one_by_one), dataset.batch("train", 0, 40, 64, seed=1))
+    others = [mixed, dataclasses.replace(mixed, shuffle_window=64), dataclasses.replace(mixed, sources=data.sources)]
+    assert len({Dataset.open(tmp_path / "set", other).identity for other in others}) == 3, (
+        "a run is not to go on in another order"
+    )
+    assert Dataset.open(tmp_path / "set").identity == found.identity
     with pytest.raises(DataError, match="some have none"):
         sources.plan_units(dataclasses.replace(mixed, sources=(Source(f"{folder}/a.jsonl", 3.0), f"{folder}/c.txt")))
 

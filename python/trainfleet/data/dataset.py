@@ -6,6 +6,7 @@ targets come from one row and neighbours share one token. Which sample is the g-
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,13 @@ class Dataset:
         if window is None and isinstance(store, Bucket):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
+
+    @property
+    def identity(self) -> str:
+        """A hash of all that decides which tokens a sample is, given its number, length and seed: what a run may not change."""
+        if self.weights is None and self.window is None:
+            return self.manifest.identity
+        return hashlib.sha256(f"{self.manifest.identity} {self.weights} {self.window}".encode()).hexdigest()
 
     @property
     def folder(self) -> Path:

@@ -59,7 +59,7 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     watch = Stopwatch(run.read_results().get("started", time.time()), heart)
     vote = Vote(run.stop if world.first else None)
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
-    checkpoints = Checkpoints(run, config, dataset.manifest.identity, world)
+    checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
     print(greeting(trainer), flush=True)
