@@ -89,7 +89,7 @@ def read(folder: Path) -> Preset:
             raise ValueError(f"{folder / CONFIG}: {key} {content[key]!r} is not built for {family}: {value!r} is")
     if missing := sorted(theirs for theirs in form.keys.values() if values.get(theirs) is None):
         raise ValueError(f"{folder / CONFIG}: lacks {', '.join(missing)}")
-    dropouts = {content[key] for key in OTHER_DROPOUTS.get(family, ()) if key in content} | {values.get("dropout")} - {None}
+    dropouts = {content[key] for key in OTHER_DROPOUTS.get(family, ()) if key in content}
     shape = {ours: values[theirs] for ours, theirs in form.keys.items()}
     if dropouts - {shape.get("dropout")}:
         raise ValueError(f"{folder / CONFIG}: has several dropouts ({', '.join(map(str, sorted(dropouts)))}); one is built")
@@ -107,7 +107,7 @@ def _load(path: Path) -> Json:
 
 def _defaults(content: Json, family: str) -> Json:
     """The file with what `transformers` takes where older files leave a key out."""
-    values = {"tie_word_embeddings": family != "llama"} | content
+    values: Json = {"tie_word_embeddings": family != "llama"} | content
     if family == "llama":
         values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
         values.setdefault("rms_norm_eps", 1e-6)
@@ -120,13 +120,13 @@ def _rotary(folder: Path, content: Json, family: str) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
     if not FAMILIES[family].rotary:
         return {}
-    scaling = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    scaling: Json = content.get("rope_parameters") or content.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    stretched = {key: scaling.get(key) for key in STRETCHED if key != "rope_type"} if kind == "llama3" else {}
+    stretched: Json = {key: scaling.get(key) for key in STRETCHED if key != "rope_type"} if kind == "llama3" else {}
     if kind not in ("default", "llama3") or any(STRETCHED[key] != value for key, value in stretched.items()):
         raise ValueError(f"{folder / CONFIG}: rope scaling {scaling} is not built: Llama 3's is")
     head = content.get("head_dim") or content["hidden_size"] // content["num_attention_heads"]
     if head * content["num_attention_heads"] != content["hidden_size"]:
         raise ValueError(f"{folder / CONFIG}: head_dim {head} is not built: hidden_size / num_attention_heads is")
-    theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
+    theta: Any = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
     return {"rope_theta": float(theta), "rope_scaling": float(scaling["factor"]) if kind == "llama3" else 1.0}

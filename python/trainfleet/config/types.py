@@ -129,7 +129,6 @@ class Train:
     beta1: float
     beta2: float
     epsilon: float
-    skip_spikes: float
     gradient_clip: float
     precision: str
     seed: int

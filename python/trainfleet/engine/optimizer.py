@@ -14,7 +14,7 @@ from ..models.network import Network
 from .schedule import learning_rate
 from .updates import Lamb, Muon
 
-__all__ = ["build", "clip", "learning_rate", "set_learning_rate", "step"]
+__all__ = ["build", "clip", "learning_rate", "set_learning_rate"]
 
 
 def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
@@ -32,12 +32,6 @@ def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
     straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
     others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]
     return Muon([{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors], **settings)
-
-
-def step(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
-    """One update, or none where `skip` is 1: the device decides, and the host does not wait to know."""
-    optimizer.found_inf = skip  # type: ignore[attr-defined]
-    optimizer.step()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

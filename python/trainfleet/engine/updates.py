@@ -60,7 +60,8 @@ class Update(torch.optim.Optimizer):
         state["exp_avg_sq"].add_((gradient.square() - state["exp_avg_sq"]) * ((1 - beta2) * keep))
         steps = state["step"].clamp(min=1)
         root = (state["exp_avg_sq"] / (1 - beta2**steps)).sqrt() + group["eps"]
-        return state["exp_avg"] / (1 - beta1**steps) / root
+        change: Tensor = state["exp_avg"] / (1 - beta1**steps) / root
+        return change
 
 
 class Lamb(Update):
@@ -75,7 +76,8 @@ class Lamb(Update):
         change = change + group["weight_decay"] * parameter
         size, length = whole(parameter.norm()), whole(change.norm())
         ratio = torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
-        return change * ratio
+        scaled: Tensor = change * ratio
+        return scaled
 
 
 class Muon(Update):
@@ -107,9 +109,11 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    straight: Tensor = x.T if matrix.shape[0] > matrix.shape[1] else x
+    return straight
 
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of several ranks, gathered."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full
