@@ -59,7 +59,7 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
             f"can't go on with another {' and another '.join(refused)}",
             where=where,
             why="; ".join(told),
-            next="put it back in the config; or make train SET='name=again' begins another run, and train.init_from takes the weights",
+            next="put it back in the config, or train under another name, and train.init_from takes the weights along",
         )
     return {key: values for key, values in differences.items() if not key.startswith(SILENT)}
 

@@ -1,0 +1,96 @@
+"""Checkpoints in S3: a real server of its protocol; what is large, cut off, failed, set aside or refused."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainfleet.checkpoints.s3 import PART, Bucket
+
+pytest.importorskip("boto3")
+moto = pytest.importorskip("moto")
+
+
+class Server:
+    """S3's part of moto."""
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self.application = DomainDispatcherApplication(create_backend_app)
+        self.serving = make_server("127.0.0.1", 0, self.application, threaded=True)
+        threading.Thread(target=self.serving.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    server = Server()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.serving.port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    Bucket("s3://bucket").client.create_bucket(Bucket="bucket")
+    yield server
+    server.serving.shutdown()
+    moto.backends.get_backend("s3")["123456789012"]["aws"].reset()  # it outlives its server
+
+
+@pytest.fixture
+def bucket(server: Server) -> Bucket:
+    return Bucket("s3://bucket/some/run")
+
+
+def test_large_files_go_in_parts_and_come_back(bucket: Bucket) -> None:
+    content = random.Random(1).randbytes(2 * PART + 1000)
+    with bucket.create(4, "large") as stream:
+        for first in range(0, len(content), 5_000_000):
+            stream.write(content[first : first + 5_000_000])
+    assert bucket.steps() == [] and bucket.size(4, "large") == len(content)
+    bucket.commit(4, "marker")
+    with bucket.open(4, "large") as stream:
+        assert bucket.steps() == [4] and bucket.marker(4) == "marker" and stream.read() == content
+
+
+def test_a_save_that_was_cut_off_leaves_nothing_that_costs_money(bucket: Bucket) -> None:
+    save = bucket.create(8, "large")
+    save.__enter__().write(bytes(PART + 1))
+    assert bucket._pages("list_multipart_uploads", "Uploads", bucket.prefix)
+    bucket.sweep()
+    assert not bucket._pages("list_multipart_uploads", "Uploads", bucket.prefix) and not bucket._keys(bucket.prefix)
+
+
+def test_a_failed_upload_is_taken_back(bucket: Bucket) -> None:
+    with pytest.raises(ZeroDivisionError), bucket.create(8, "large") as stream:
+        stream.write(bytes(PART + 1))
+        raise ZeroDivisionError
+    assert not bucket._pages("list_multipart_uploads", "Uploads", bucket.prefix) and bucket.size(8, "large") is None
+
+
+def test_what_is_set_aside_is_kept_until_it_is_removed(bucket: Bucket) -> None:
+    for step in (4, 8):
+        with bucket.create(step, "part") as stream:
+            stream.write(b"x")
+        bucket.commit(step, "marker")
+    bucket.set_aside(8)
+    bucket.sweep()
+    assert (bucket.steps(), bucket.broken(), bucket.size(8, "part")) == ([4], [8], 1)
+    bucket.remove_broken(8)
+    bucket.remove(4)
+    assert not bucket._keys(bucket.prefix)
+
+
+def test_a_refusal_for_good_names_the_object(server: Server) -> None:
+    with (
+        pytest.raises(OSError, match=r"NoSuchBucket.*s3://elsewhere/run/") as caught,
+        Bucket("s3://elsewhere/run").create(4, "part"),
+    ):
+        pass
+    assert caught.value.errno == errno.EIO
