@@ -14,5 +14,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     report = yield
     if report.skipped and os.environ.get("REQUIRE_ALL") == "1" and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        report.longrepr = (
+            f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        )
     return report

@@ -150,7 +150,7 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
 )
 def test_a_shape_that_is_not_built_is_refused_by_key(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(shapes.write(LLAMA) | change))
-    with pytest.raises(ValueError, match=".*") as caught:
+    with pytest.raises(ValueError, match=r".") as caught:
         shapes.read(tmp_path)
     assert words in str(caught.value)
 

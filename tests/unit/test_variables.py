@@ -29,7 +29,18 @@ def through_make(tmp_path: Path, *words: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "value",
-    ["4", "4; touch evil", "$(shell touch evil)", "`touch evil`", "a  b\tc", "line\nline", "it's \"quoted\"", "back\\slash $HOME $$", "é ✓", "-- X=1"],
+    [
+        "4",
+        "4; touch evil",
+        "$(shell touch evil)",
+        "`touch evil`",
+        "a  b\tc",
+        "line\nline",
+        'it\'s "quoted"',
+        "back\\slash $HOME $$",
+        "é ✓",
+        "-- X=1",
+    ],
 )
 def test_a_value_comes_through_make_as_it_was_typed_and_nothing_runs(tmp_path: Path, value: str) -> None:
     assert through_make(tmp_path, f"PROMPT={value}", "NODES=2") == {"PROMPT": value, "NODES": "2"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 

@@ -95,7 +95,7 @@ class Muon(Update):
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
         looked_ahead = gradient.lerp(state["momentum"], beta)  # Nesterov's
         matrix = whole(looked_ahead)
-        straight = orthogonal(matrix) * (MATCH * max(matrix.shape) ** 0.5)
+        straight: Tensor = orthogonal(matrix) * (MATCH * max(matrix.shape) ** 0.5)
         if isinstance(parameter, DTensor):
             return distribute_tensor(straight, parameter.device_mesh, parameter.placements)
         return straight

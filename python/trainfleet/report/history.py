@@ -101,7 +101,9 @@ class History:
             return None
         who = verdict.get("who") or f"rank {fault.get('rank', '?')} on node {fault.get('node', '?')}"
         reasons = [f"{name}: {fault[name]}" for name in ("why", "next") if fault.get(name)]
-        return f"{who}: {verdict.get('words') or verdict.get('cause') or fault.get('message')}", "\n".join([*reasons, *(fault.get("traceback") or ())])
+        return f"{who}: {verdict.get('words') or verdict.get('cause') or fault.get('message')}", "\n".join(
+            [*reasons, *(fault.get("traceback") or ())]
+        )
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
