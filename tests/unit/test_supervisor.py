@@ -123,3 +123,10 @@ def test_what_the_kernel_says_is_kept_when_the_command_fails(tmp_path: Path, mon
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus."
     ]
     assert log.read_text().startswith("kernel ")
+
+
+def test_a_secret_does_not_reach_the_log(tmp_path: Path) -> None:
+    file = detach(tmp_path, "sh", "-c", 'echo "my key is $THE_KEY, really"', THE_KEY="canary-9f3a", TRAINFLEET_SECRETS="THE_KEY")
+    await_text(tmp_path / "job.exit", "0")
+    text = (tmp_path / "node-0.log").read_text()
+    assert "my key is ***, really" in text and "canary" not in text + file.read_text()

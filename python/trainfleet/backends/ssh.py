@@ -91,6 +91,18 @@ class Ssh:
         unsound = held | {host: str(answer) for host, answer in answers.items() if isinstance(answer, Failure)}
         return [host for host in hosts if host not in unsound], unsound
 
+    def secrets(self) -> dict[str, str]:
+        """The values of fleet.secrets, from this process's environment, and their names for the supervisor, which masks them.
+
+        Raises:
+            BackendError: one is not set.
+        """
+        missing = [name for name in self.fleet.secrets if name not in os.environ]
+        if missing:
+            raise BackendError(f"{', '.join(missing)} is not set", where="fleet.secrets", next=f"export {missing[0]}=...")
+        found = {name: os.environ[name] for name in self.fleet.secrets}
+        return found | ({"TRAINFLEET_SECRETS": ",".join(found)} if found else {})
+
     def _request(self, job: Job, hosts: Sequence[Host]) -> Request:
         return Request(job, tuple(self._command(job, node, hosts) for node in range(job.nodes)))
 
@@ -117,7 +129,7 @@ class Ssh:
 
         def begin(host: Host) -> Result | Failure:
             command = orders[host]
-            text = jobs.order(command.argv, command.environment, str(command.log))
+            text = jobs.order(command.argv, command.environment | self.secrets(), str(command.log))
             return self.transport.run(starting, stdin=text, timeout=START_TIMEOUT, hosts=[host])[host]
 
         answers = self.transport.each(begin, handle.hosts)

@@ -99,7 +99,7 @@ def launch(verb: str, plan: Plan, away: Away, started: float) -> None:
     Raises:
         BackendError: the gate is shut, another run is at work, or the launcher does not come up.
     """
-    backend, run = away.backend, away.run
+    backend, run, secrets = away.backend, away.run, away.backend.secrets()
     sound, unsound = backend.survey(away.transport.hosts)
     chosen, spare = sound[: plan.config.fleet.nodes], sound[plan.config.fleet.nodes :]
     for host, why in unsound.items():
@@ -109,7 +109,7 @@ def launch(verb: str, plan: Plan, away: Away, started: float) -> None:
     runs.write_atomic(run.config, dump_resolved(plan.config))
     away.head.prepare({host: backend.facts[host] for host in [*chosen, *spare]})
     before, said = read_tenure(run.folder), size(launcher_log(run))
-    away.head.start(sound[:HEADS], verb, started)
+    away.head.start(sound[:HEADS], verb, started, secrets)
     print(f"launched on {chosen[0].name}; it goes on there when this terminal closes", flush=True)
     await_office(away, chosen[0], before.term if before else 0, said)
 
@@ -174,6 +174,7 @@ def attend(away: Away, shown: int) -> int:
                 time.sleep(LOOK_EVERY)  # its last words follow
                 away.refresh()
                 show(launcher_log(away.run), shown)
+                learn(away)
                 if tenure.code != 1 and away.run.metrics.exists():
                     print_summary(away.run)
                 return tenure.code
@@ -186,6 +187,16 @@ def attend(away: Away, shown: int) -> int:
     finally:
         for number, handler in zip(DETACHED, before, strict=True):
             signal.signal(number, handler)
+
+
+def learn(away: Away) -> None:
+    """Keeps in this machine's quarantine list what the watchdog found against hosts."""
+    hosts = {host.name: host for host in away.transport.hosts}
+    events = list(runs.read_lines(away.run.events))
+    launch = max((place for place, event in enumerate(events) if event["event"] == "launched"), default=0)
+    for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
+        if event["event"] == "quarantined" and (host := hosts.get(event["host"])):
+            away.backend.quarantine.add(host, event["evidence"], "watchdog")
 
 
 def check_alive(away: Away) -> None:

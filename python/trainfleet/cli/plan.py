@@ -51,7 +51,10 @@ def describe(plan: Plan) -> str:
     lines += ["", "data", *(f"  {note}" for note in plan.notes)] if plan.notes else []
     for request in plan.requests:
         lines += ["", f"{request.job.kind} ({request.job.name})"]
-        lines += [f"  node {command.node}: {command.shell()}\n          > {command.log}" for command in request.commands]
+        lines += [
+            f"  node {command.node}{f' on {command.host}' if command.host else ''}: {command.shell()}\n          > {command.log}"
+            for command in request.commands
+        ]
     return "\n".join(lines)
 
 

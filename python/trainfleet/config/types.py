@@ -34,6 +34,7 @@ class Fleet:
     port: int | None
     hosts: tuple[str, ...]
     nodes_min: int | None
+    secrets: tuple[str, ...]
     shared_folder: str | None
     python: str | None
     stack: str

@@ -68,14 +68,14 @@ class Head:
         public = "".join(answer.stdout for answer in made.ok.values())
         _require(self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=tuple(hosts)), "the head's key can't be let in")
 
-    def start(self, heads: Sequence[Host], verb: str, started: float) -> None:
-        """Starts the launcher on the first of `heads` and lets the others stand by."""
+    def start(self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str]) -> None:
+        """Starts the launcher on the first of `heads` and lets the others stand by; all of them know the secrets."""
         launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG=runs/{self.config.name}/launch.yaml")
         standby = (self.python, "-m", "trainfleet.watch.standby", f"runs/{self.config.name}", *launcher)
         environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), "PYTHONPATH": f"{self.code}/python",
                        "NO_COLOR": "1"}  # fmt: skip
         for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
-            text = jobs.order(argv, environment, f"runs/{self.config.name}/logs/{log}.log")
+            text = jobs.order(argv, environment | dict(secrets), f"runs/{self.config.name}/logs/{log}.log")
             command = jobs.start(f"{self.config.name}-{log}", "", self.python, self.code, self.folder)
             _require(self.transport.run(command, stdin=text, timeout=TIMEOUT, hosts=[host]), "the launcher could not be started")
 

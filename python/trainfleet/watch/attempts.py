@@ -40,8 +40,9 @@ def persevere(follower: Follower, request: Request, jobs: Sequence[Job], refit: 
         fruitless = 1 if progress(run) > saved else fruitless + 1
         if not worth_it(verdict, outcome, fruitless, started=bool(heartbeat.read_beats(run.folder, attempt))) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")
-        if verdict.kind.elsewhere and verdict.host and verdict.cause != "lost-node":
+        if verdict.kind.elsewhere and verdict.host:
             broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
+            run.record("quarantined", host=verdict.host, evidence=broken[verdict.host])
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
         nodes, request, restarts = request.job.nodes, another(follower, jobs, broken), restarts + 1

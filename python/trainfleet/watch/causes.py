@@ -16,7 +16,7 @@ VICTIM, HINT, WORD, PROOF = range(4)  # what a line is worth: it lost a peer; it
 class Cause:
     """A class of failures: in words, what to type, and whether the same program may go on elsewhere or again.
 
-    `again`: a new attempt can succeed. `elsewhere`: only without the node that failed.
+    `again`: a new attempt can succeed. `elsewhere`: only without the node that failed, which goes into quarantine.
     """
 
     name: str
@@ -43,10 +43,8 @@ CAUSES = {
         Cause("code", "the program has a bug, or can't run with this config", "make logs shows all of it"),
         Cause("port", "another process has the rendezvous port", "make train takes a free one; fleet.port asks for this one",
               again=True),
-        Cause("lost-node", "the node can't be reached", "make doctor; make train goes on without it",
-              again=True, elsewhere=True),
-        Cause("preempted", "the machine was taken away", "make train goes on from the last checkpoint",
-              again=True, elsewhere=True),
+        Cause("lost-node", "the node can't be reached", "make doctor; make train goes on without it", again=True),
+        Cause("preempted", "the machine was taken away", "make train goes on from the last checkpoint", again=True),
         Cause("killed", "something killed it", "dmesg on the node; make train goes on from the last checkpoint", again=True),
         Cause("unknown", "it ended and left no word", "make logs", again=True),
     )

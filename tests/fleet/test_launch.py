@@ -1,0 +1,94 @@
+"""make setup, tokenize and train on real sshd nodes: the losses of this machine's backend, and a secret that is nowhere to be found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+CANARY = "canary-5d1f0c7e"
+
+
+def config(backend: dict[str, object], text: str) -> str:
+    return yaml.safe_dump({
+        "name": "launch",
+        "fleet": {"nodes": 2} | backend,
+        "data": {"name": "text", "sources": [text], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
+        "train": {"steps": 12, "global_batch": 8, "sequence_length": 32, "log_every": 1, "validation_sequences": 8},
+    })  # fmt: skip
+
+
+def start(folder: Path, verb: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1", "THE_KEY": CANARY}
+    return subprocess.Popen([sys.executable, "-m", "trainfleet", verb], cwd=folder, env=environment, text=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, output
+    return output
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {
+        line["step"]: line["loss"] for line in map(json.loads, (folder / "runs/launch/metrics.jsonl").read_text().splitlines())
+    }
+
+
+def seen_in_processes() -> list[str]:
+    """Command lines of this machine, and so of all nodes, that hold the secret."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if CANARY.encode() in command:
+            found.append(command.decode(errors="replace"))
+    return found
+
+
+def holds_canary(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+
+
+@pytest.mark.timeout(280)
+def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: Lab, tmp_path: Path) -> None:
+    text = pair.shared / "text"
+    text.mkdir()
+    for number in range(40):
+        words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
+        (text / f"{number}.txt").write_text(f"Document {number}. {words}\n")
+    there, here = tmp_path / "there", tmp_path / "here"
+    fleet = {"backend": "ssh", "hosts": pair.hosts(), "ssh": pair.ssh(), "shared_folder": "/fsx/trainfleet", "python": sys.executable,
+             "secrets": ["THE_KEY"]}  # fmt: skip
+    for folder, backend, source in ((there, fleet, "/fsx/text"), (here, {"backend": "local"}, str(text))):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(config(backend, source))
+
+    outputs = [finish(start(there, verb)) for verb in ("setup", "plan", "tokenize")]
+    process, seen = start(there, "train"), []
+    while process.poll() is None:
+        seen += seen_in_processes()
+        time.sleep(0.05)
+    outputs += [finish(process), finish(start(there, "status")), finish(start(there, "train"))]
+    assert "is finished" in outputs[-1]
+
+    finish(start(here, "train"))
+    assert losses(there) == pytest.approx(losses(here), rel=1e-4) and len(losses(there)) == 12
+
+    assert not seen and not any(CANARY in output for output in outputs)
+    assert not holds_canary(there) and not holds_canary(pair.shared)
+    for node in range(2):
+        assert not holds_canary(pair.root(node) / "root") and not holds_canary(pair.root(node) / "tmp" / "trainfleet")
