@@ -69,7 +69,7 @@ test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
 
 drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
-	@.venv/bin/python -m pytest -q tests/drills
+	@.venv/bin/python -m pytest -q tests/distributed tests/fleet tests/drills
 
 check: .venv/.stamp-test ## lint, types and shell scripts
 	@.venv/bin/python -m trainfleet check

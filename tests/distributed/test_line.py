@@ -66,6 +66,13 @@ class Desk:
             time.sleep(0.05)
         raise AssertionError(f"step {step} never came")
 
+    def await_checkpoint(self, step: int) -> None:
+        """A checkpoint is written beside training, so it comes some time after its step."""
+        until = time.monotonic() + 60
+        while not (self.run / "checkpoints" / f"step-{step:08d}").is_dir():
+            assert time.monotonic() < until, f"no checkpoint of step {step} came"
+            time.sleep(0.02)
+
     def processes(self) -> list[str]:
         """Every process that works in this folder, but for ourselves."""
         found = []
@@ -146,6 +153,7 @@ def test_after_kill_9_of_everything_it_goes_on_as_if_never_killed(desk: Desk) ->
     desk.type("train", "SET=name=whole train.steps=30")
     launcher = desk.start("train", "SET=train.steps=30", start_new_session=True)
     desk.await_step(6)
+    desk.await_checkpoint(4)
     for line in desk.processes():
         os.kill(int(line.split(":")[0]), signal.SIGKILL)
     launcher.communicate()
