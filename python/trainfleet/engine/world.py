@@ -63,4 +63,7 @@ def first_to_say(key: str) -> bool:
     if not dist.is_initialized():
         return os.environ.get("RANK", "0") == "0"
     store = dist.distributed_c10d._get_default_store()
-    return bool(store.add(f"said/{key}", 1) == 1)
+    try:
+        return bool(store.add(f"said/{key}", 1) == 1)
+    except dist.DistError:  # rank 0, which keeps the store, has said it and left
+        return False
