@@ -130,7 +130,7 @@ class Ssh:
         def begin(host: Host) -> Result | Failure:
             command = orders[host]
             text = jobs.order(command.argv, command.environment | self.secrets(), str(command.log))
-            return self.transport.run(starting, stdin=text, timeout=START_TIMEOUT, hosts=[host])[host]
+            return self.transport.ask(host, starting, stdin=text, timeout=START_TIMEOUT)
 
         answers = self.transport.each(begin, handle.hosts)
         failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
@@ -203,7 +203,7 @@ class Ssh:
         """Asks one host how its part is, until that has ended or nobody wants to know."""
         pause = max(LOOK_EVERY, len(handle.hosts) / 64)  # on a head of few cores an answer costs some milliseconds
         while not handle.closed.wait(pause):
-            answer = self.transport.run(jobs.look(handle.name), timeout=8, hosts=[host])[host]
+            answer = self.transport.ask(host, jobs.look(handle.name), timeout=8)
             if failure := reason(host, answer):
                 handle.trouble[host] = failure.message
                 continue

@@ -24,7 +24,8 @@ class Failure:
     """Why a host gave no good answer, and what to type.
 
     kind: name (does not resolve), down (nothing answers), host-key (another key than known), unknown-key (first contact), auth
-    (user or key refused), lost (the link died meanwhile), timeout (no end in time), exit (the command ended badly).
+    (user or key refused), lost (the link died meanwhile), timeout (no end in time), slow (left behind by the others), exit (the
+    command ended badly).
     """
 
     kind: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..config import Config
-from .answers import Answers, Failure, Host, Result
+from .answers import Failure, Host, Result, reason
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
@@ -100,17 +100,19 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
     words = shlex.join([fleet.shared_folder or "", fleet.python or "", *peers])
-    answers = transport.run("true", timeout=TIMEOUT, hosts=hosts)  # connect first: clocks are compared over a warm link
-    script = SCRIPT.read_text(encoding="utf-8")
-    answers |= transport.run(f"sh -s -- {words}", stdin=script, timeout=TIMEOUT, hosts=list(answers.ok))
-    return {host: _facts(host, answer, answers) for host, answer in answers.items()}
+    script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
+    def ask(host: Host) -> Facts | Failure:
+        answer = transport.ask(host, "true", timeout=TIMEOUT)  # connect first: clocks are compared over a warm link
+        if not (failure := reason(host, answer)):
+            answer = transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT)
+            failure = reason(host, answer)
+        if failure:
+            return failure
+        assert isinstance(answer, Result)
+        return parse(answer.stdout, answer.seconds)
 
-def _facts(host: Host, answer: Result | Failure, answers: Answers) -> Facts | Failure:
-    if failure := answers.failed.get(host):
-        return failure
-    assert isinstance(answer, Result)
-    return parse(answer.stdout, answer.seconds)
+    return transport.each(ask, hosts, leave_behind=True)
 
 
 def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:

@@ -81,7 +81,7 @@ class Head:
 
     def has_ended(self, host: Host) -> bool:
         """Whether the launcher that was started on this host runs no more."""
-        answer = self.transport.run(jobs.look(self.name), timeout=TIMEOUT, hosts=[host])[host]
+        answer = self.transport.ask(host, jobs.look(self.name), timeout=TIMEOUT)
         return isinstance(answer, Result) and not answer.stdout.startswith("running")
 
     def ask_to_stop(self, host: Host) -> None:

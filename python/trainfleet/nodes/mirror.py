@@ -35,7 +35,7 @@ class Mirror:
                 ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.changes", str(self.here)]
             )
             command = f"cd {shlex.quote(self.shared)} && {words}"
-            answer = self.transport.run(command, stdin=json.dumps(self.known), timeout=TIMEOUT, hosts=[host])[host]
+            answer = self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT)
             if failure := reason(host, answer):
                 return failure
             assert isinstance(answer, Result)

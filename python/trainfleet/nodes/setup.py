@@ -143,7 +143,7 @@ class Application:
         for step in [step for step in self.found.plan[host] if step.phase == phase]:
             self.board.show(host, "working", f"{step.name}: {step.why}")
             command = step.command(self.scripts, self.found.facts[host].user == "root")
-            answer = self.transport.run(command, timeout=STEP_TIMEOUT, hosts=[host])[host]
+            answer = self.transport.ask(host, command, timeout=STEP_TIMEOUT)
             if isinstance(answer, Result) and answer.exit_code == NEEDS_BOOT and "booted" not in said:
                 booting.append(host)
                 return

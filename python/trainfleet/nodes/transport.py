@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,9 @@ CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, the
 KEEPALIVE = 2  # seconds between two signs of life
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
 GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
+MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times as long in all, and at least SLOW_AFTER seconds
+SLOWER = 3
+SLOW_AFTER = 6.0
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
@@ -48,6 +51,7 @@ class Transport:
         self.ssh = ssh
         self.known = known or KnownHosts.of(ssh)
         self._kept: dict[Host, Connection] = {}
+        self._left_behind: dict[Host, str] = {}
         self._jump_lock = threading.Lock()
         self._jump: Connection | None = None
 
@@ -75,12 +79,24 @@ class Transport:
 
         def ask(host: Host) -> Result | Failure:
             words = command if isinstance(command, str) else command(host)
-            answer = self._ask(host, words, stdin, timeout)
+            answer = self.ask(host, words, stdin=stdin, timeout=timeout)
             if done:
                 done(host, answer)
             return answer
 
         return Answers(self.each(ask, hosts))
+
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | Failure:
+        """What `command` came to on one host; see `run`."""
+        began = time.monotonic()
+        try:
+            connection = self._connection(host)
+            began = time.monotonic()
+            return _converse(connection, bounded(command, timeout), stdin, timeout)
+        except Exception as error:
+            if why := self._left_behind.pop(host, None):
+                return Failure("slow", why, f"ping {host.address}", time.monotonic() - began)
+            return explain(host, self.ssh, error, time.monotonic() - began)
 
     def put(
         self, files: Mapping[str, bytes], folder: str, *, timeout: float = 60, hosts: Iterable[Host] | None = None
@@ -132,21 +148,37 @@ class Transport:
         if connection := self._kept.pop(host, None):
             connection.close()
 
-    def each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None) -> dict[Host, T]:
+    def each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False) -> dict[Host, T]:
+        """What `ask` returns for every host (or for `hosts`), many at once.
+
+        With `leave_behind`, hosts that are much slower than most are not waited for: what they were asked fails as `slow`.
+        """
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
             return {}
         with ThreadPoolExecutor(min(THREADS, len(chosen)), thread_name_prefix="ssh") as pool:
-            return dict(zip(chosen, pool.map(ask, chosen), strict=True))
+            answers = {host: pool.submit(ask, host) for host in chosen}
+            if leave_behind:
+                self._wait_for_most(answers)
+            found = {host: answer.result() for host, answer in answers.items()}
+        self._left_behind.clear()
+        return found
 
-    def _ask(self, host: Host, command: str, stdin: str | bytes | None, timeout: float) -> Result | Failure:
-        began = time.monotonic()
-        try:
-            connection = self._connection(host)
-            began = time.monotonic()
-            return _converse(connection, bounded(command, timeout), stdin, timeout)
-        except Exception as error:
-            return explain(host, self.ssh, error, time.monotonic() - began)
+    def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
+        """Ends the connections of the hosts that are still not done when the others have been for long."""
+        began, done = time.monotonic(), as_completed(answers.values())
+        most = round(MOST * len(answers))
+        for _ in range(most):
+            next(done)
+        usual = time.monotonic() - began
+        limit = max(SLOW_AFTER, SLOWER * usual)
+        wait(answers.values(), timeout=limit - usual)
+        for host, answer in answers.items():
+            if not answer.done() and (connection := self._kept.get(host)):
+                self._left_behind[host] = (
+                    f"too slow: not done in {limit:.0f} s, while {most} of {len(answers)} hosts were in {usual:.1f} s"
+                )
+                connection.client.close()
 
     def _connection(self, host: Host) -> Connection:
         """The kept connection, or a new one where there is none or it died."""
@@ -154,7 +186,8 @@ class Transport:
         if kept is not None and kept.is_connected:
             return kept
         gateway = self._gateway()
-        self._kept[host] = connection = self._open(host, gateway)
+        connection = self._kept[host] = self._made(host, gateway)
+        self._enter(connection, gateway)
         if gateway is not None:
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
@@ -165,10 +198,12 @@ class Transport:
             return None
         with self._jump_lock:
             if self._jump is None or not self._jump.is_connected:
-                self._jump = self._open(parse_jump(self.ssh.jump), None)
+                self._jump = self._made(parse_jump(self.ssh.jump), None)
+                self._enter(self._jump, None)
             return self._jump
 
-    def _open(self, host: Host, gateway: Connection | None) -> Connection:
+    def _made(self, host: Host, gateway: Connection | None) -> Connection:
+        """A connection that is not open yet."""
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
         from paramiko.config import SSHConfig
 
@@ -180,11 +215,13 @@ class Transport:
             connect_timeout=CONNECT_TIMEOUT, connect_kwargs=self._login(),
         )  # fmt: skip
         self.known.guard(connection.client)
+        return connection
+
+    def _enter(self, connection: Connection, gateway: Connection | None) -> None:
         connection.open()
         connection.transport.set_keepalive(KEEPALIVE)
         if gateway is None:
             end_when_dead(connection.transport.sock)
-        return connection
 
     def _login(self) -> dict[str, Any]:
         login = {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT, "channel_timeout": CONNECT_TIMEOUT}

@@ -21,7 +21,7 @@ from ..runs import read_json
 
 FILE = "head.json"
 EVERY = 1.0  # seconds
-PATIENCE = 15.0  # seconds without a renewal until the office is vacant
+PATIENCE = 9.0  # seconds without a renewal until the office is vacant
 LEFT = 76  # the exit code of a launcher whose office another one has
 
 
