@@ -10,7 +10,6 @@ import pytest
 
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Data
-from trainfleet.data import packing
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.job import Share, tokenize
 from trainfleet.data.masking import IGNORED, Masked, Specials, specials_of
@@ -103,10 +102,3 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     with pytest.raises(DataError, match="no mask token"):
         specials_of(load(tmp_path))
-
-
-def test_documents_in_packed_rows() -> None:
-    rows = np.array([[5, 6, 0, 7, 8, 0], [0, 5, 5, 5, 0, 0]])
-    assert packing.document_numbers(rows, 0).tolist() == [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]]
-    assert packing.positions(rows, 0).tolist() == [[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 0]]
-    assert packing.bounds(rows, 0).tolist() == [0, 3, 6, 7, 11, 12]

@@ -30,6 +30,8 @@ SEQUENCES = 10  # in the validation split below
 class Numbered:
     """A dataset of which sample g is g everywhere, so that a batch tells what it was asked for."""
 
+    end_of_document = 3
+
     def samples(self, split: str, sequence_length: int) -> int:
         return SEQUENCES
 
@@ -49,7 +51,7 @@ def taken(step: int, ranks: int, micro_batch: int) -> list[int]:
     """The samples of one step over all ranks and micro-batches."""
     train = replace(TRAIN, micro_batch=micro_batch)
     parts = [Batches(Numbered(), Part(train), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
-    found = [int(row[0]) for part in parts for _, (inputs, _) in part.of(step) for row in inputs]
+    found = [int(row[0]) for part in parts for _, batch in part.of(step) for row in batch.inputs]
     for part in parts:
         part.close()
     return found
@@ -62,20 +64,43 @@ def test_a_step_takes_the_same_samples_however_it_is_shared_out(ranks: int, micr
 
 def test_what_was_read_ahead_is_used_only_for_its_step() -> None:
     part = Batches(Numbered(), Part(TRAIN), 0, 1, Cpu())  # type: ignore[arg-type]
-    steps = [[int(row[0]) // 8 + 1 for _, (inputs, _) in part.of(step) for row in inputs] for step in (1, 2, 7, 3)]
+    steps = [[int(row[0]) // 8 + 1 for _, batch in part.of(step) for row in batch.inputs] for step in (1, 2, 7, 3)]
     part.close()
     assert [set(rows) for rows in steps] == [{1}, {2}, {7}, {3}]
 
 
 def test_targets_are_the_inputs_one_later() -> None:
-    inputs, targets = batches.split(torch.arange(14).view(2, 7))
-    assert torch.equal(inputs[:, 1:], targets[:, :-1]) and targets[1, -1] == 13
+    inputs, targets, documents = batches.split(torch.arange(14).view(2, 7))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1]) and targets[1, -1] == 13 and documents is None
+
+
+class Packed(Numbered):
+    """A dataset whose every token is 3, the end of a document, where its sample's number and place add up to an even number."""
+
+    def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> np.ndarray:
+        places = np.arange(first, first + count)[:, None] + np.arange(sequence_length + 1)[None, :]
+        return np.where(places % 2, 7, 3)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_batches_say_where_documents_end_when_that_is_asked_for(separate: bool) -> None:
+    config = Part(replace(TRAIN, separate_documents=separate))
+    part = Batches(Packed(), config, 0, 1, Cpu())  # type: ignore[arg-type]
+    trained = [batch for _, batch in part.of(1)]
+    validated = list(batches.validation(Packed(), config, 0, 1, Cpu()))  # type: ignore[arg-type]
+    part.close()
+    for batch in (*trained, validated[0]):
+        if separate:  # an end is the last token of its document
+            assert batch.documents is not None and batch.documents.dtype == torch.int32
+            assert batch.documents.tolist() == [[0, 1, 1, 2, 2, 3], [0, 0, 1, 1, 2, 2]]
+        else:
+            assert batch.documents is None
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
 def test_validation_is_the_same_sequences_at_any_world_size(ranks: int) -> None:
     parts = [batches.validation(Numbered(), Part(TRAIN), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
-    assert [int(row[0]) for part in parts for inputs, _ in part for row in inputs] == list(range(7))
+    assert [int(row[0]) for part in parts for batch in part for row in batch.inputs] == list(range(7))
 
 
 def test_validation_takes_no_more_than_there_is() -> None:

@@ -192,6 +192,11 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.sequence_length", f"{length} tokens are too few to hide some of; at least {SHORTEST_MASKED}"
 
 
+def _documents(config: Config) -> Iterator[tuple[str, str]]:
+    if config.train.separate_documents:
+        yield "train.separate_documents", f"true: {config.model.family} models attend across documents, so false is what works"
+
+
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
     batch, ways = config.train.global_batch, config.data_parallel
     if ways and batch % ways:
@@ -249,5 +254,5 @@ def _nearest(batch: int, ways: int) -> str:
 
 RULES: tuple[Rule, ...] = (
     _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _tensor, _pipeline, _context, _divided, _family,
-    _global_batch, _micro_batch, _sequence, _schedule,
+    _documents, _global_batch, _micro_batch, _sequence, _schedule,
 )  # fmt: skip

@@ -139,6 +139,7 @@ class Train:
     init_from: str | None
     recompute: str
     compile: bool
+    separate_documents: bool
     layout: Layout
 
 

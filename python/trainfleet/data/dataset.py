@@ -66,6 +66,11 @@ class Dataset:
         return hashlib.sha256(f"{self.manifest.identity} {self.weights} {self.window}".encode()).hexdigest()
 
     @property
+    def end_of_document(self) -> int:
+        """The token that ends a document."""
+        return self.manifest.end_of_document
+
+    @property
     def folder(self) -> Path:
         """The folder on this machine that has the tokenizer."""
         return self.store.folder

@@ -48,6 +48,10 @@ class Masked:
         self.specials = specials_of(load(dataset.folder))
         self.added = 3 if pairs else 2  # special tokens in a row
 
+    @property
+    def end_of_document(self) -> int:
+        return self.dataset.end_of_document
+
     def samples(self, split: str, sequence_length: int) -> int:
         """How many samples of that length one epoch of a split has."""
         return self.dataset.samples(split, sequence_length - self.added)

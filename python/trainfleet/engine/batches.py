@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..config import Config
+from ..config.types import Train
 from ..devices import Device
 
-Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 [micro-batch, T] each
+
+class Batch(NamedTuple):
+    """A micro-batch of B sequences: inputs and targets, int64 [B, T] each (a masked model's inputs may be [B, T, 2]).
+
+    `documents`, int32 [B, T], is each input's document in its sequence, from 0; None when attention need not know.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    documents: Tensor | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with each of its tensors changed."""
+        return Batch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))
 
 
 class Samples(Protocol):
     """What the engine needs of a dataset (data.dataset.Dataset)."""
+
+    @property
+    def end_of_document(self) -> int: ...
 
     def samples(self, split: str, sequence_length: int) -> int: ...
 
@@ -32,6 +50,7 @@ class Batches:
 
     def __init__(self, samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> None:
         self.samples, self.train, self.device = samples, config.train, device
+        self.end = separator(samples, config.train)
         self.count = config.train.global_batch // ranks
         self.per_step = self.count // config.train.micro_batch  # micro-batches; the planner made sure that both divide
         self.offset = rank * self.count
@@ -42,7 +61,7 @@ class Batches:
         """The rank's micro-batches of one step, each with how many are left after it; the next step's are read meanwhile."""
         tokens, size = self._take(step), self.train.micro_batch
         for index in range(self.per_step):
-            yield self.per_step - index - 1, split(self.device.place(tokens[index * size : (index + 1) * size]))
+            yield self.per_step - index - 1, split(self.device.place(tokens[index * size : (index + 1) * size]), self.end)
 
     def _take(self, step: int) -> np.ndarray:
         expected, future = self.ahead or (0, None)
@@ -61,11 +80,11 @@ class Batches:
 
 def validation(samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> Iterator[Batch]:
     """A rank's part of the validation sequences: the same ones at every validation, and for all ranks together at any number."""
-    train = config.train
+    train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
-    for first in range(count * rank // ranks, end := count * (rank + 1) // ranks, train.micro_batch):
-        size = min(train.micro_batch, end - first)
-        yield split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)))
+    for first in range(count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch):
+        size = min(train.micro_batch, last - first)
+        yield split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)), end)
 
 
 def validation_count(samples: Samples, config: Config) -> int:
@@ -74,8 +93,22 @@ def validation_count(samples: Samples, config: Config) -> int:
     return min(train.validation_sequences, samples.samples("validation", train.sequence_length))
 
 
-def split(tokens: Tensor) -> Batch:
-    """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3], token, target and segment."""
+def separator(samples: Samples, train: Train) -> int | None:
+    """The token that ends a document, if batches are to say where documents end."""
+    return samples.end_of_document if train.separate_documents else None
+
+
+def split(tokens: Tensor, end: int | None = None) -> Batch:
+    """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3], token, target and segment.
+
+    With the token that ends a document, also the documents.
+    """
     if tokens.ndim == 2:
-        return tokens[:, :-1], tokens[:, 1:]
-    return (tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0]), tokens[..., 1]
+        return Batch(tokens[:, :-1], tokens[:, 1:], None if end is None else documents(tokens[:, :-1], end))
+    return Batch(tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0], tokens[..., 1])
+
+
+def documents(tokens: Tensor, end: int) -> Tensor:
+    """For each token [B, T] the number of its document in its row, from 0: int32 [B, T]. An end is the last of its document."""
+    ends = (tokens == end).to(torch.int32)
+    return ends.cumsum(1, dtype=torch.int32) - ends

@@ -60,7 +60,7 @@ def evaluate(run: Run) -> Scores:
     totals, targets = torch.zeros(4, dtype=torch.float64), []
     for first in range(0, count, train.micro_batch):
         size = min(train.micro_batch, count - first)
-        inputs, wanted = split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)))
+        inputs, wanted, _ = split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)))
         totals += score(model, inputs, wanted)
         targets.append(wanted[mask(model, wanted)].cpu())
     loss, right, pairs, guesses = totals.tolist()

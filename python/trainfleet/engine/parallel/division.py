@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Division:
         self.mesh, self.device, self.model, self.root = mesh, device, model, stages[0]
         self.stages_here = stages
         self.zero, self.size, self.length = config.train.layout.zero, config.train.micro_batch, config.train.sequence_length
-        self.data, self.ways = mesh.data, mesh.ways
+        self.data, self.ways, self.separate = mesh.data, mesh.ways, config.train.separate_documents
         self.stages, self.copies = mesh.layout.pipeline, mesh.layout.tensor  # ranks that compute the same loss: `copies`
         self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
         self.tail: tuple[int, ...] = ()  # what an input's token consists of: of one number, or of that and a segment's
@@ -91,7 +92,7 @@ class Division:
         """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
         with self._sliced():
             if self.pipeline:
-                loss = self.pipeline.train(*join([self.part(batch) for _, batch in batches]))
+                loss = self.pipeline.train(*join([self.part(batch) for _, batch in batches])[:2])
             else:
                 loss = torch.zeros((), device=self.device.torch_device)
                 for left, batch in batches:
@@ -104,7 +105,7 @@ class Division:
         if isinstance(self.root, FSDPModule) and self.zero == 1:
             self.root.set_requires_gradient_sync(left == 0)
             self.root.set_reshard_after_backward(left == 0)
-        inputs, targets = self.part(batch)
+        inputs, targets, _ = self.part(batch)
         with watch.own_work():
             loss = whole(self.root(inputs, targets=targets)) / self.micro_batches
         loss.backward()  # type: ignore[no-untyped-call]
@@ -123,9 +124,9 @@ class Division:
         with self._sliced():
             if self.pipeline:
                 for start in range(0, len(filled), self.micro_batches):
-                    total += self.pipeline.evaluate(*join(filled[start : start + self.micro_batches]))
+                    total += self.pipeline.evaluate(*join(filled[start : start + self.micro_batches])[:2])
             else:
-                for inputs, targets in filled:
+                for inputs, targets, _ in filled:
                     total += whole(self.root(inputs, targets=targets, reduction="sum"))
         self._reshard()
         self.model.train()
@@ -145,13 +146,14 @@ class Division:
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
         found = iter(batches)
         tokens = torch.zeros((size, length, *self.tail), dtype=torch.int64, device=self.device.torch_device)
-        nothing = tokens, torch.full((size, length), IGNORED, device=self.device.torch_device)
+        documents = torch.zeros_like(tokens, dtype=torch.int32) if self.separate else None
+        blank = Batch(tokens, torch.full((size, length), IGNORED, device=self.device.torch_device), documents)
         for _ in range(passes):
             given = next(found, None)
             if given is None:
-                yield nothing
+                yield blank
             else:
-                yield tuple(torch.cat((part, rest[: size - len(part)])) for part, rest in zip(given, nothing, strict=True))  # type: ignore[misc]
+                yield join([given, blank.each(itemgetter(slice(size - len(given.inputs))))])
 
     def clip(self, limit: float) -> Tensor:
         """The gradients' global norm, left on the device; they are scaled down to `limit` when over it (0: never)."""
@@ -159,11 +161,10 @@ class Division:
 
     def part(self, batch: Batch) -> Batch:
         """The positions of a batch that are this rank's."""
-        positions, self.tail = self.model.positions, tuple(batch[0].shape[2:])
+        positions, self.tail = self.model.positions, tuple(batch.inputs.shape[2:])
         if self.mesh.context_group is None or positions is None:
             return batch
-        inputs, targets = (tokens.index_select(1, positions) for tokens in batch)
-        return inputs, targets
+        return batch.each(lambda tokens: tokens.index_select(1, positions))
 
     def _sliced(self) -> AbstractContextManager[None]:
         """Within it, losses are computed of logits that are in slices, forward and backward."""
@@ -171,5 +172,5 @@ class Division:
 
 
 def join(batches: list[Batch]) -> Batch:
-    inputs, targets = zip(*batches, strict=True)
-    return torch.cat(inputs), torch.cat(targets)
+    inputs, targets, documents = zip(*batches, strict=True)
+    return Batch(torch.cat(inputs), torch.cat(targets), None if documents[0] is None else torch.cat(documents))

@@ -53,7 +53,7 @@ class Replicas:
     def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
         """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
         total = torch.zeros((), device=self.device.torch_device)
-        for left, (inputs, targets) in batches:
+        for left, (inputs, targets, _) in batches:
             shared = self.shared
             with shared.no_sync() if left and isinstance(shared, DistributedDataParallel) else nullcontext():
                 with watch.own_work():
@@ -67,7 +67,7 @@ class Replicas:
         """The summed loss of this rank's batches."""
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
         self.model.eval()
-        for inputs, targets in batches:
+        for inputs, targets, _ in batches:
             total += self.model(inputs, targets=targets, reduction="sum")
         self.model.train()
         return total
