@@ -58,11 +58,12 @@ class Bench:
         runs.write_atomic(run.config, dump_resolved(config))
         return run.folder
 
-    def start(self, run: Path, ranks: int) -> subprocess.Popen[str]:
+    def start(self, run: Path, ranks: int, *program: str) -> subprocess.Popen[str]:
+        """The ranks of a run; `program` in place of this one, with its own arguments first."""
         port = free_port()
         environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [sys.executable, __file__, str(ranks), str(port), str(run)], cwd=self.folder, env=environment, text=True,
+            [sys.executable, *(program or (__file__,)), str(ranks), str(port), str(run)], cwd=self.folder, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
@@ -147,12 +148,17 @@ def fork(rank: int, ranks: int, port: str, run: str) -> int:
         os._exit(code)
 
 
-if __name__ == "__main__":
-    import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
-
-    for first in range(1, len(sys.argv), 3):
-        count, port, run = int(sys.argv[first]), *sys.argv[first + 1 : first + 3]
+def run_all(arguments: list[str]) -> None:
+    """Runs each triple of arguments, one after the other; exits at the first that fails."""
+    for first in range(0, len(arguments), 3):
+        count, port, run = int(arguments[first]), *arguments[first + 1 : first + 3]
         children = [fork(rank, count, port, run) for rank in range(count)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         if any(codes):
             sys.exit(max(codes, key=abs))
+
+
+if __name__ == "__main__":
+    import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
+
+    run_all(sys.argv[1:])

@@ -47,6 +47,7 @@ class Commit:
     versions: Mapping[str, str]
     files: Mapping[str, File]
     format: int = FORMAT
+    guard: tuple[float, ...] = ()  # what steps lately were like (engine.guard); markers of before it was there have none
 
     @property
     def size(self) -> int:
@@ -82,7 +83,7 @@ def parse(text: str, where: str) -> Commit:
             next="train under another name: make train SET='name=again'",
         )
     files = {name: File(**file) for name, file in content.pop("files").items()}
-    return Commit(**content, files=files)
+    return Commit(**content | {"guard": tuple(content.get("guard", ()))}, files=files)
 
 
 def versions(**others: str) -> dict[str, str]:

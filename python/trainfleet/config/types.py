@@ -131,6 +131,8 @@ class Train:
     beta2: float
     epsilon: float
     gradient_clip: float
+    spike_sigmas: float
+    skips_in_a_row: int
     precision: str
     seed: int
     log_every: int

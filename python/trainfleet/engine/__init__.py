@@ -5,6 +5,7 @@ trainer        the loop
 world          the ranks: how they meet and agree
 parallel/      every layout: what each rank has of the model, and how a step goes through the parts
 optimizer      AdamW, its learning rate at each step, clipping
+guard          which steps are left out, as they would do harm
 batches        a rank's part of each global batch, fetched ahead
 stopping       how what one rank wishes (to stop, to save) becomes what all ranks do
 meter          where the seconds went, tokens a second, MFU

@@ -14,7 +14,7 @@ from ..models.network import Network
 from .schedule import learning_rate
 from .updates import Lamb, Muon
 
-__all__ = ["build", "clip", "learning_rate", "set_learning_rate"]
+__all__ = ["build", "clip", "learning_rate", "leave_out", "set_learning_rate"]
 
 
 def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
@@ -37,6 +37,11 @@ def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
+    """Has the next step change nothing where `whether`, on the device, is 1.0: the protocol of torch's fused optimizers."""
+    optimizer.found_inf = whether  # type: ignore[attr-defined]
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:

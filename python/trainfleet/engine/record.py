@@ -36,7 +36,7 @@ class Recorder:
         self.updated = 0.0
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def step(self, loss: float, norm: float, valid_loss: float | None, memory: int) -> None:
+    def step(self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int) -> None:
         """Writes the line of metrics of the step just done."""
         (marked, before), now = self.mark, self.watch.training
         self.mark = self.progress.step, now
@@ -52,12 +52,21 @@ class Recorder:
             "grad_norm": norm,
             "seconds": round(seconds, 4),
             "memory_bytes": memory,
+            "skipped": skipped,
         }
+        self._tell_skips(skipped)
         self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
         validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
         print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s{validated}", flush=True)
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self.update()
+
+    def _tell_skips(self, skipped: int) -> None:
+        """Says that steps were left out since the last line, if any were."""
+        before = self.lines[-1].get("skipped", 0) if self.lines else 0
+        if skipped > before:
+            self.run.record("skipped", step=self.progress.step, steps=skipped - before)
+            print(f"{skipped - before} steps left out: loss or gradients not finite, or far above the usual", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
         """Writes down what became of saves: those that failed also to the log, as nothing else stops for them."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 
 import torch
-from torch import Tensor
 
 from ..config import Config
 from ..config.families import FAMILIES
-from ..errors import RunError
 from . import batches, optimizer
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
+from .guard import Guard
 from .meter import Stopwatch
 from .parallel import arrange
 from .record import Recorder
@@ -35,7 +34,7 @@ class Trainer:
         self.optimizer = optimizer.build(self.model, self.train)
         self.progress = checkpoints.resume(self.model, self.optimizer)  # last: it also takes up the random numbers
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
-        self.bad_step = torch.zeros((), dtype=torch.int64, device=self.device.torch_device)
+        self.guard = Guard(self.train, world, self.progress.guard)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
         """Trains to the last step: `finished`, or `stopped` when the ranks agreed to stop before it."""
@@ -44,17 +43,17 @@ class Trainer:
         self.watch.start_training(before=self.progress.seconds_trained)
         for step in range(first, last + 1):
             self.watch.begin(step)
-            loss, norm = self.advance(step)
+            self.advance(step)
             if step == first:
                 self.device.synchronize()
                 self.watch.first_step()
             valid_loss = self.validate() if step == last or due(step, self.train.validate_every) else None
             if step in (1, last) or due(step, self.train.log_every) or valid_loss is not None:
-                self.log(recorder, loss, norm, valid_loss)
+                self.log(recorder, valid_loss)
             answer = vote.agreed(self.checkpoints.wish())
             ending = answer.stop or step == last
             if self.checkpoints.due(step, answer) or ending:
-                self.save(loss, last=ending)
+                self.save(last=ending)
             if recorder:
                 recorder.saved(self.checkpoints.news())
             if ending:
@@ -63,16 +62,15 @@ class Trainer:
                 collect_garbage()
         return "finished"
 
-    def advance(self, step: int) -> tuple[Tensor, Tensor]:
-        """One step of the optimizer; this rank's mean loss and the gradients' global norm, both left on the device."""
+    def advance(self, step: int) -> None:
+        """One step of the optimizer, or none where the guard finds that it would do harm; nothing waits for the device."""
         optimizer.set_learning_rate(self.optimizer, optimizer.learning_rate(self.train, step))
         loss = self.parts.train(self.batches.of(step), self.watch)
         norm = self.parts.clip(self.train.gradient_clip)
+        optimizer.leave_out(self.optimizer, self.guard.judge(step, loss * self.parts.stages, norm))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.bad_step = torch.where((self.bad_step == 0) & ~norm.isfinite(), step, self.bad_step)
         self.progress.advance(self.train)
-        return loss, norm
 
     def validate(self) -> float:
         """Mean loss over the validation sequences, the same for any number of ranks."""
@@ -83,36 +81,21 @@ class Trainer:
             guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)
             return float(self.world.sum(total) / (self.parts.copies * count * guesses))
 
-    def mean(self, loss: Tensor) -> float:
-        """The global batch's mean loss, from each rank's part of it; the host waits for the device."""
-        return float(self.world.mean(loss) * self.parts.stages)
-
-    def log(self, recorder: Recorder | None, loss: Tensor, norm: Tensor, valid_loss: float | None) -> None:
+    def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
         """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the device."""
-        mean = self.mean(loss)
+        skipped = self.guard.check(self.model, self.config.name)
+        loss, norm = self.guard.seen.tolist()
         if recorder:
-            recorder.step(mean, norm.item(), valid_loss, self.device.memory_used())
-        self.require_finite()
+            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used())
 
-    def save(self, loss: Tensor, last: bool) -> None:
+    def save(self, last: bool) -> None:
         """Begins a checkpoint of this step, or after the last step makes one."""
-        mean = self.mean(loss)
-        self.require_finite()
-        self.progress.seconds_trained = self.watch.trained
+        self.guard.check(self.model, self.config.name)
+        self.progress.seconds_trained, self.progress.guard = self.watch.trained, self.guard.state()
         with self.watch.stage("checkpoint"):
-            self.checkpoints.save(self.model, self.optimizer, self.progress, mean)
+            self.checkpoints.save(self.model, self.optimizer, self.progress, float(self.guard.seen[0]))
             if last:
                 self.checkpoints.settle()
-
-    def require_finite(self) -> None:
-        """RunError, on all ranks as they share the norm, if a step had gradients that were not finite."""
-        if step := int(self.bad_step.item()):
-            raise RunError(
-                f"the loss or its gradients were not finite in step {step}",
-                where=f"run {self.config.name}",
-                why=f"it diverged at learning rate {optimizer.learning_rate(self.train, step):.2g}; nothing since was saved",
-                next="lower train.learning_rate or raise train.warmup_steps; make train then goes on from the last checkpoint",
-            )
 
 
 def due(step: int, every: int) -> bool:

@@ -6,6 +6,7 @@ host never waits to learn whether a step is a good one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,7 @@ ROUNDS = 5
 MATCH = 0.2  # root mean square of AdamW's usual updates, which Muon's get, so that both take one learning rate (arXiv:2502.16982)
 
 
-class Update(torch.optim.Optimizer):
+class Update(torch.optim.Optimizer, ABC):
     """An optimizer whose step is a function of one parameter, its gradient and its state. Weight decay is decoupled."""
 
     found_inf: Tensor | None = None
@@ -45,9 +46,9 @@ class Update(torch.optim.Optimizer):
 
     decays_in_change = False
 
+    @abstractmethod
     def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
         """What the parameter changes by, over the learning rate; the state takes the gradient up by `keep`, 1 or 0."""
-        raise NotImplementedError
 
     def adam(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
         """Adam's change with its bias corrected (Kingma and Ba 2014, arXiv:1412.6980)."""

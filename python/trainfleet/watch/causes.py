@@ -39,7 +39,7 @@ CAUSES = {
         Cause("disk", "the disk is full or can't be written", "df -h; checkpoint.keep=1 keeps fewer"),
         Cause("storage", "the file system failed", "mount; dmesg on the node; lfs df -h on Lustre", again=True),
         Cause("data", "the data is broken or missing", "look at the file that is named; make tokenize"),
-        Cause("nan", "the numbers were not finite", "lower train.learning_rate or raise train.warmup_steps; then make train"),
+        Cause("nan", "numbers not finite, or a spike", "lower train.learning_rate or raise train.warmup_steps; make train"),
         Cause("code", "the program has a bug, or can't run with this config", "make logs shows all of it"),
         Cause("port", "another process has the rendezvous port", "make train takes a free one; fleet.port asks for this one",
               again=True),
@@ -150,7 +150,7 @@ SIGNATURES = _signatures({
     ("killed", WORD): (r"was killed by signal (?:9|15)\b",),
     ("port", WORD): (r"EADDRINUSE",),
     ("nan", WORD): (
-        r"(?:loss|gradients?) .*(?:were|was) not finite",
+        r"(?:loss|gradients?) .*(?:(?:were|was) not finite|spiked)",
         r"returned nan values in its \d+th output",
         r"NRT_EXEC_COMPLETED_WITH_NUM_ERR|nrt_execute status=1003",
         r"FloatingPointError",

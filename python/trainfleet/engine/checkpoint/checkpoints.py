@@ -29,12 +29,13 @@ from .snapshot import Snapshot
 
 @dataclass
 class Progress:
-    """Where training stands: steps, samples and tokens done, and the seconds that they took, over all attempts."""
+    """Where training stands: steps, samples and tokens done, the seconds that they took over all attempts, the guard's state."""
 
     step: int = 0
     samples: int = 0
     tokens: int = 0
     seconds_trained: float = 0.0
+    guard: tuple[float, ...] = ()
 
     def advance(self, train: Train) -> None:
         """Counts one step."""
@@ -136,7 +137,7 @@ class Checkpoints:
         if not same:
             states.seed_random(device, self.config.train.seed, commit.step, self.peers.rank)
         self._resumed(commit, found.changed, same)
-        return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained)
+        return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard)
 
     def _begin(self, model: nn.Module) -> None:
         states.seed_random(self.world.device, self.config.train.seed, 0, self.peers.rank)
@@ -168,6 +169,7 @@ class Checkpoints:
             samples=progress.samples,
             tokens=progress.tokens,
             seconds_trained=progress.seconds_trained,
+            guard=progress.guard,
             loss=loss if math.isfinite(loss) else None,
             time=time.time(),
             world_size=self.peers.size,

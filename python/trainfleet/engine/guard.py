@@ -1,0 +1,103 @@
+"""The steps that are left out: those whose loss or gradients are not finite, or lie far above what they lately were.
+
+It is judged on the device, of numbers that all ranks have summed up, so every rank leaves out the same steps and none waits to
+learn which. OLMo-core's SkipStepOptimizer looks at the same two numbers (github.com/allenai/OLMo-core).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..config.types import Train
+from ..errors import RunError
+from .world import World
+
+MEMORY = 128  # steps that the running mean and spread look back on; before as many, nothing counts as a spike
+FLOOR = 0.01  # of the mean: no spread is less, so that a run at rest does not take a ripple for a spike
+MOMENTS = 5  # numbers of the state that are no counts: the means and variances of loss and norm, and how many steps they are of
+
+
+class Guard:
+    """What loss and gradient norm lately were, and which steps were left out; all of it on the device."""
+
+    def __init__(self, train: Train, world: World, state: Sequence[float] = ()) -> None:
+        """`state` is that of an earlier guard, so that a resumed run leaves out what an unbroken one would."""
+        self.train, self.world, device = train, world, world.device.torch_device
+        state = state or (0.0,) * (MOMENTS + 3)
+        self.mean, self.variance = (torch.tensor(state[first : first + 2], device=device) for first in (0, 2))
+        self.steps = torch.tensor(state[4], device=device)
+        self.counts = torch.tensor(state[MOMENTS:], dtype=torch.int64, device=device)  # left out in a row, in all; the last one
+        self.seen = torch.zeros(2, device=device)
+
+    def judge(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
+        """1.0 where the step is to be left out, else 0.0. `loss` is a rank's part, whose mean over the ranks is the batch's."""
+        self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
+        limit = self.mean + self.train.spike_sigmas * torch.maximum(self.variance.sqrt(), FLOOR * self.mean)
+        watched = (self.steps >= MEMORY) & (self.train.spike_sigmas > 0)
+        limit = torch.where(watched, limit, torch.inf)
+        finite = self.seen.isfinite().all()
+        out = ~finite | (self.seen > limit).any()
+        self._remember(torch.where(finite, self.seen.minimum(limit), self.mean), finite)
+        row, total, last = self.counts
+        self.counts = torch.stack(((row + 1) * out, total + out, torch.where(out, step, last)))
+        return out.float()
+
+    def _remember(self, seen: Tensor, finite: Tensor) -> None:
+        """Takes a step up; a spike counts as the limit it went over, so that a level that stays high becomes the usual one."""
+        self.steps = self.steps + finite
+        rate = finite / self.steps.clamp(1, MEMORY)
+        off = seen - self.mean
+        self.mean = self.mean + rate * off
+        self.variance = (1 - rate) * (self.variance + rate * off.square())
+
+    def state(self) -> tuple[float, ...]:
+        """All that another guard needs to go on; the host waits for the device."""
+        return tuple(torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist())
+
+    def check(self, model: nn.Module, name: str) -> int:
+        """How many steps have been left out; the host waits for the device.
+
+        Raises:
+            RunError: `train.skips_in_a_row` steps were, one after the other, or the weights are past saving. All ranks raise
+                it, with the same words.
+        """
+        row, total, last = (int(count) for count in self.counts.tolist())
+        broken = self._broken(model) if row else []
+        if broken or row >= self.train.skips_in_a_row:
+            raise self._verdict(row, last, broken, name)
+        return total
+
+    def _verdict(self, row: int, last: int, broken: list[str], name: str) -> RunError:
+        first, batch = last - row + 1, self.train.global_batch
+        loss, norm = self.seen.tolist()
+        samples = f"samples {(first - 1) * batch} to {last * batch - 1} of the training order"
+        cured = "lower train.learning_rate or raise train.warmup_steps; make train then goes on from the last checkpoint"
+        if broken:
+            why = f"numbers in the weights are not finite: {', '.join(broken)}"
+        else:
+            why = f"the weights are finite; those steps took {samples}, and were left out (train.skips_in_a_row)"
+            cured += f"; make inspect SAMPLE={(first - 1) * batch} shows the data"
+        what = "spiked" if self.seen.isfinite().all() else "were not finite"
+        return RunError(
+            f"the loss or its gradients {what} in steps {first} to {last} (loss {loss:.4g}, norm {norm:.4g})",
+            where=f"run {name}", why=why, next=cured,
+        )  # fmt: skip
+
+    def _broken(self, model: nn.Module) -> list[str]:
+        """The first few parameters of any rank that have a number which is not finite. All ranks call it together."""
+        found: list[list[str]] = [[]] * self.world.size
+        dist.all_gather_object(found, list(not_finite(model.named_parameters())))
+        return sorted({name for names in found for name in names})[:4]
+
+
+def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> Iterable[str]:
+    """The names of those of which this rank has a number that is not finite."""
+    for name, parameter in parameters:
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not own.isfinite().all():
+            yield name
