@@ -1,24 +1,38 @@
 #!/usr/bin/env bash
-# Compilers, git, curl and Python; with the word `headers` also those of the running kernel, for drivers that are built here.
-# check: is all there?  apply: install what is not.  verify = check. As root; Ubuntu 22.04/24.04, Debian 12, Amazon Linux 2023.
+# Compilers, git, curl and a Python of 3.11 or newer that can make environments; with the word `headers` also the headers of the
+# running kernel, for drivers that are built here. check: is all there?  apply: install what is not.  verify = check. As root; Ubuntu 22.04/24.04, Debian 12, Amazon Linux 2023.
 set -euo pipefail
 verb=${1:?usage: build_tools.sh check|apply|verify [headers]}
 headers=${2:-}
 kernel=$(uname -r)
 
+has_python() {
+  local minor
+  for minor in 13 12 11; do ! "python3.$minor" -c 'import ensurepip' 2> /dev/null || return 0; done
+  return 1
+}
+
 missing() { # one line a thing
   local program
-  for program in gcc make curl tar git python3; do command -v "$program" > /dev/null || echo "$program"; done
-  python3 -c 'import venv, ensurepip' 2> /dev/null || echo venv
+  for program in gcc make curl tar git; do command -v "$program" > /dev/null || echo "$program"; done
+  has_python || echo "python 3.11 or newer"
   [ -z "$headers" ] || [ -e "/lib/modules/$kernel/build" ] || echo "headers of kernel $kernel"
 }
 
+newest_package() { # Ubuntu 22.04 has 3.11 beside its 3.10
+  local minor
+  for minor in 13 12 11; do apt-cache show "python3.$minor-venv" > /dev/null 2>&1 && echo "python3.$minor-venv" && return; done
+  echo "build tools: this distribution has no Python 3.11 or newer" >&2 && return 1
+}
+
 apply() {
+  local python
   if command -v apt-get > /dev/null; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
+    python=$(has_python || newest_package)
     # Another process may hold dpkg's lock on a machine that has just booted: wait for it.
-    apt-get install -y -qq -o DPkg::Lock::Timeout=300 build-essential curl git tar python3 python3-venv \
+    apt-get install -y -qq -o DPkg::Lock::Timeout=300 build-essential curl git tar ${python:+"$python"} \
       ${headers:+dkms "linux-headers-$kernel"} > /dev/null
   else
     dnf install -y -q gcc make curl-minimal git tar python3.12 python3.12-pip ${headers:+dkms "kernel-devel-$kernel" "kernel-headers-$kernel"}

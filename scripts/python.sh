@@ -8,10 +8,10 @@ shift 4
 lock=$(cd "$(dirname "$0")/.." && pwd)/requirements.lock
 torch=${1:?$usage}
 
-newest() { # torch and Neuron have builds for 3.10 to 3.14
+newest() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13
   local minor
-  for minor in 13 12 11 10; do command -v "python3.$minor" && return; done
-  echo "python: no Python 3.10 to 3.13 on this node" && exit 1
+  for minor in 13 12 11; do "python3.$minor" -c 'import ensurepip' 2> /dev/null && command -v "python3.$minor" && return; done
+  echo "python: no Python 3.11 to 3.13 that can make environments on this node" >&2 && return 1
 }
 
 verify() {
@@ -27,13 +27,14 @@ install() {
 }
 
 apply() {
-  local pins
+  local python
+  python=$(newest)
   rm -rf "$folder"
   mkdir -p "${folder%/*}"
-  pins=$(mktemp)
+  pins=$(mktemp) # not local: the trap outlives this function
   trap 'rm -f "$pins"' EXIT
   grep -v '^torch==' "$lock" > "$pins"
-  if command -v uv > /dev/null; then uv venv --quiet --relocatable --python "$(newest)" "$folder"; else "$(newest)" -m venv "$folder"; fi
+  if command -v uv > /dev/null; then uv venv --quiet --relocatable --python "$python" "$folder"; else "$python" -m venv "$folder"; fi
   install --index-url "$torch_index" --no-deps "$torch"
   [ $# -lt 2 ] || install --extra-index-url "$extra" "${@:2}"
   install --requirement "$pins" "$torch"

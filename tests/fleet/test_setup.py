@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fleet.conftest import Run, lines
 from fleet.lab import Lab, address_of, lab
 from fleet.test_transport import transport
 from trainfleet.nodes import facts as reading
+from trainfleet.nodes import setup
+from trainfleet.nodes.board import Board
 from trainfleet.nodes.facts import Facts
+from trainfleet.nodes.operations import Step, Wanted
 from trainfleet.nodes.setup import boot
+from trainfleet.nodes.stack import load_stack
 
 
 def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(pair: Lab, run: Run, tmp_path: Path) -> None:
@@ -76,6 +84,40 @@ def test_a_host_that_boots_is_waited_for(pair: Lab) -> None:
         after = reading.read(fleet, config)
         assert isinstance(now := after[fleet.hosts[0]], Facts) and now.boot_id != first.boot_id
         assert after[fleet.hosts[1]].boot_id == before[fleet.hosts[1]].boot_id  # type: ignore[union-attr]
+
+
+DRIVER = """#!/bin/sh
+now=$(cat /proc/sys/kernel/random/boot_id)
+[ -e /var/driver ] || echo "$now" > /var/driver
+[ "$(cat /var/driver)" != "$now" ] || { echo "driver: it loads at the next boot"; exit 3; }
+echo "driver: loaded"
+"""
+
+
+def test_what_counts_after_a_boot_is_done_after_one_and_never_on_two_hosts_at_once(
+    pair: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in (0, 1):
+        (pair.root(node) / "driver.sh").write_text(DRIVER)
+        (pair.root(node) / "driver.sh").chmod(0o755)
+    down: list[tuple[float, float]] = []
+
+    def timed(*words: Any) -> bool:
+        began, back = time.monotonic(), boot(*words)
+        down.append((began, time.monotonic()))
+        return back
+
+    monkeypatch.setattr(setup, "boot", timed)
+    monkeypatch.setattr(setup, "steps", lambda *facts, **head: ())  # when it looks again
+    monkeypatch.setattr(setup.Application, "send_scripts", lambda *hosts: "/")
+    with transport(pair) as fleet:
+        config = replace_fleet()
+        facts = {host: fact for host, fact in reading.read(fleet, config).items() if isinstance(fact, Facts)}
+        found = setup.Survey(facts, dict.fromkeys(facts, (Step("driver.sh", (), "there is none"),)), ())
+        board = Board(fleet.hosts)
+        setup.Application(fleet, config, Wanted(config, load_stack("cpu")), found, board).run()
+    assert [board.rows[host] for host in fleet.hosts] == [("changed", "booted; driver: loaded")] * 2
+    assert len(down) == 2 and down[0][1] <= down[1][0]
 
 
 def replace_fleet():  # type: ignore[no-untyped-def]

@@ -90,7 +90,7 @@ def carry_away(verb: str, plan: Plan, started: float) -> int:
             print(f"{run.name} is at work on {tenure.host if tenure else 'the fleet'}; looking on", flush=True)
         else:
             launch(verb, plan, away, started)
-        return attend(away, said)
+        return attend(away, verb, said)
 
 
 def launch(verb: str, plan: Plan, away: Away, started: float) -> None:
@@ -152,7 +152,7 @@ class LeftAlone(Exception):
     """The person here turned away; the run goes on."""
 
 
-def attend(away: Away, shown: int) -> int:
+def attend(away: Away, verb: str, shown: int) -> int:
     """Shows the launcher's words, from byte `shown` on, until it has ended; its exit code. Ctrl-C only ends the looking on."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -175,7 +175,7 @@ def attend(away: Away, shown: int) -> int:
                 away.refresh()
                 show(launcher_log(away.run), shown)
                 learn(away)
-                if tenure.code != 1 and away.run.metrics.exists():
+                if verb == "train" and tenure.code != 1 and away.run.metrics.exists():
                     print_summary(away.run)
                 return tenure.code
             check_alive(away)

@@ -36,9 +36,16 @@ fi
 for path in /etc/ssh/sshd_config.d/10-trainfleet.conf /etc/security/limits.d/90-trainfleet.conf "/lib/modules/$(uname -r)/build"; do
   [ ! -e "$path" ] || say has "$path"
 done
-for program in gcc make curl tar git python3 docker mount.lustre mdadm mkfs.xfs; do
+for program in gcc make curl tar git docker mount.lustre mdadm mkfs.xfs; do
   command -v "$program" > /dev/null || [ -x "/usr/sbin/$program" ] || [ -x "/sbin/$program" ] || say lacks "$program"
 done
+
+found= # a Python of 3.11 or newer that can make environments; looked for by its files, as starting it costs more than all the rest
+for minor in 13 12 11; do
+  path=$(command -v "python3.$minor") || continue
+  for lib in lib lib64; do [ ! -d "${path%/bin/*}/$lib/python3.$minor/ensurepip" ] || found=yes; done
+done
+[ -n "$found" ] || say lacks 'python 3.11 or newer'
 
 for device in /sys/bus/pci/devices/*; do # counted on the bus, so that they are seen before any driver is there
   { read -r vendor < "$device/vendor" && read -r model < "$device/device" && read -r class < "$device/class"; } 2> /dev/null || continue

@@ -22,7 +22,8 @@ from .facts import Facts
 from .stack import Stack
 
 PHASES = ("node", "head", "access")
-BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git", "python3")
+BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git")
+PYTHON = "python 3.11 or newer"  # as facts.sh says it
 HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
 LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
 SCRATCH = "/scratch"
@@ -93,10 +94,11 @@ Operation = Callable[[Facts, Wanted], Iterator[Step]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[Step]:
-    """Compilers and kernel headers, for the drivers that are built on the node."""
+    """Compilers and kernel headers, for drivers that are built on the node; Python, for the environment that is built there."""
     builds = bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
-    missing = [name for name in BUILD_TOOLS if name in facts.lacks and (builds or name == "python3")]
+    needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
+    missing = [name for name in needs if name in facts.lacks]
     if builds and headers not in facts.has:
         missing.append("kernel headers")
     if missing:

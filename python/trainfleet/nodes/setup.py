@@ -181,11 +181,11 @@ def boot(transport: Transport, host: Host, before: Facts) -> bool:
 
 
 def last_line(answer: Result | Failure) -> str:
-    """What a script said last: its result, by the rule that all our scripts keep."""
+    """What a script said last: its result, by the rule that all our scripts keep; of one that failed also its last complaint."""
     if isinstance(answer, Failure):
         return answer.message
-    said = answer.stdout.strip() or answer.stderr.strip()
-    return said.splitlines()[-1].strip() if said else ""
+    streams = (answer.stdout, answer.stderr if answer.exit_code or not answer.stdout.strip() else "")
+    return "; ".join(text.strip().splitlines()[-1].strip() for text in streams if text.strip())
 
 
 def commands(config: Config) -> dict[str, str]:
