@@ -28,9 +28,9 @@ def config(backend: dict[str, object], text: str) -> str:
     })  # fmt: skip
 
 
-def start(folder: Path, verb: str) -> subprocess.Popen[str]:
+def start(folder: Path, verb: str, *words: str) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1", "THE_KEY": CANARY}
-    return subprocess.Popen([sys.executable, "-m", "trainfleet", verb], cwd=folder, env=environment, text=True,
+    return subprocess.Popen([sys.executable, "-m", "trainfleet", verb, *words], cwd=folder, env=environment, text=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
 
 
@@ -92,3 +92,15 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
     assert not holds_canary(there) and not holds_canary(pair.shared)
     for node in range(2):
         assert not holds_canary(pair.root(node) / "root") and not holds_canary(pair.root(node) / "tmp" / "trainfleet")
+
+    run, data = pair.shared / "trainfleet/runs/launch", pair.shared / "trainfleet/data/text"
+    kept = finish(start(there, "clean"))
+    assert "nothing of launch runs on the fleet's 2 hosts" in kept and f"kept {run.relative_to(pair.shared)}" in kept.replace(
+        "/fsx/", ""
+    )
+    assert run.is_dir() and data.is_dir()
+    finish(start(there, "clean", "PURGE=1", "YES=1"))
+    assert not run.exists() and not data.exists() and not (there / "runs/launch").exists()
+    pair.destroy(1)
+    unknown = start(there, "clean")
+    assert "node1" in unknown.communicate(timeout=60)[0] and unknown.returncode == 1

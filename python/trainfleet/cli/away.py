@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -12,7 +14,7 @@ from ..backends import ssh
 from ..config import Config, dump_resolved
 from ..errors import BackendError, RunError
 from ..nodes import jobs
-from ..nodes.answers import Failure, Host
+from ..nodes.answers import Failure, Host, Result, reason
 from ..nodes.fleet import wanted_of
 from ..nodes.gate import examine
 from ..nodes.head import HEADS, Head
@@ -26,6 +28,7 @@ from . import carry
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
 TO_BEGIN = 20.0  # seconds that a launcher gets to take its office
+REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,6 +78,38 @@ class Away:
 
     def ask_to_stop(self) -> None:
         self.head.ask_to_stop(self.door or self.transport.hosts[0])
+
+    def end_all(self) -> None:
+        """Kills what is left of the run on any host.
+
+        Raises:
+            BackendError: a host can't be reached, or a process does not die; by host.
+        """
+        mark = jobs.mark_of(self.backend.folder, self.run.name)
+        answers = self.transport.run(jobs.fence(mark), timeout=ssh.FENCE_TIMEOUT)
+        if failed := answers.failed:
+            rows = "\n".join(f"  {host.name}: {failure}" for host, failure in failed.items())
+            raise BackendError(f"it is not known that nothing of {self.run.name} runs any more\n{rows}", next="make clean again")
+        print(f"nothing of {self.run.name} runs on the fleet's {len(answers)} hosts", flush=True)
+
+    def far_folders(self) -> dict[str, int]:
+        """The run's folder and its dataset's on the fleet, with their bytes."""
+        folders = shlex.join([f"runs/{self.run.name}", f"data/{self.config.data.name}"])
+        found = self._at_the_door(f'for folder in {folders}; do [ ! -d "$folder" ] || du -sb "$folder"; done')
+        rows = (line.split("\t") for line in found.splitlines())
+        return {f"{self.backend.folder}/{folder}": int(count) for count, folder in rows}
+
+    def remove_far(self, folders: Iterable[str]) -> None:
+        self._at_the_door(f"rm -rf -- {shlex.join(folders)}")
+
+    def _at_the_door(self, command: str) -> str:
+        """What a command says in the shared folder, on the host that answered last; nothing when there is no such folder."""
+        host = self.door or self.transport.hosts[0]
+        answer = self.transport.ask(host, f"cd {shlex.quote(self.backend.folder)} || exit 0; {command}", timeout=REMOVAL)
+        if failure := reason(host, answer):
+            raise BackendError(str(failure), where=host.name, next="make clean again")
+        assert isinstance(answer, Result)
+        return answer.stdout
 
 
 def carry_away(verb: str, plan: Plan, started: float) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import BackendError, TrainfleetError
 from ..runs import DATA, RUNS, Run, is_locked
 from . import stop
+from .place import Place, place_of
 from .settings import run_named
 from .variables import Variables, flag
 
@@ -17,9 +18,21 @@ CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")
 
 
 def main(variables: Variables, started: float) -> int:
-    purge, sure = flag(variables, "PURGE"), flag(variables, "YES")
-    if is_locked(run_named(variables).folder):
-        stop.main(variables, started)
+    purge, sure, run = flag(variables, "PURGE"), flag(variables, "YES"), run_named(variables)
+    with place_of(variables) as place:
+        try:
+            place.refresh()
+            if place.is_running():
+                stop.end(place, run, started)
+            place.end_all()
+        except BackendError:
+            _remove_remakeable()  # what is here can be tidied, whatever is the matter there
+            raise
+        _remove_remakeable()
+        return _purge(place, sure) if purge else _keep(place)
+
+
+def _remove_remakeable() -> None:
     busy = [folder for folder in (*_folders(RUNS), *_folders(DATA)) if is_locked(folder)]
     if busy:
         raise BackendError(
@@ -27,7 +40,6 @@ def main(variables: Variables, started: float) -> int:
         )
     removed = sum(_remove(path) for path in _remakeable())
     print(f"removed {size(removed)} that can be made again (reports, plots, caches, what was half made)")
-    return _purge(sure) if purge else _keep()
 
 
 def _folders(root: Path) -> list[Path]:
@@ -44,24 +56,32 @@ def _remakeable() -> Iterator[Path]:
         yield from Path(root).rglob("__pycache__")
 
 
-def _keep() -> int:
-    for folder in (*_folders(RUNS), *_folders(DATA)):
-        print(f"kept {folder}: {size(measure(folder))}")
+def _all_folders(place: Place) -> dict[str, int]:
+    """Every run and dataset with its bytes: those of this machine, and what the run has on its fleet."""
+    return {str(folder): measure(folder) for folder in (*_folders(RUNS), *_folders(DATA))} | place.far_folders()
+
+
+def _keep(place: Place) -> int:
+    for folder, count in _all_folders(place).items():
+        print(f"kept {folder}: {size(count)}")
     print("next: make clean PURGE=1 removes these too")
     return 0
 
 
-def _purge(sure: bool) -> int:
-    folders = (*_folders(RUNS), *_folders(DATA))
+def _purge(place: Place, sure: bool) -> int:
+    folders = _all_folders(place)
     if not folders:
         print("no runs and no datasets are left")
         return 0
-    for folder in folders:
-        print(f"{folder}: {size(measure(folder))}")
+    for folder, count in folders.items():
+        print(f"{folder}: {size(count)}")
     if not sure and not _confirmed(len(folders)):
         print("nothing more was removed")
         return 1
-    print(f"removed {size(sum(_remove(folder) for folder in folders))}: runs with their checkpoints, and datasets")
+    place.remove_far(far := place.far_folders())
+    for folder in folders.keys() - far.keys():
+        _remove(Path(folder))
+    print(f"removed {size(sum(folders.values()))}: runs with their checkpoints, and datasets")
     return 0
 
 

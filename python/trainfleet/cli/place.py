@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +25,9 @@ class Place(Protocol):
     def refresh(self) -> None: ...
     def is_running(self) -> bool: ...
     def ask_to_stop(self) -> None: ...
+    def end_all(self) -> None: ...  # nothing of the run is left running, or BackendError
+    def far_folders(self) -> dict[str, int]: ...  # what the run has where it is at work, if that is not here: folder → bytes
+    def remove_far(self, folders: Iterable[str]) -> None: ...
 
 
 class Here:
@@ -41,6 +45,13 @@ class Here:
 
     def ask_to_stop(self) -> None:
         self.run.stop.touch()
+
+    def end_all(self) -> None: ...
+
+    def far_folders(self) -> dict[str, int]:
+        return {}
+
+    def remove_far(self, folders: Iterable[str]) -> None: ...
 
 
 def place_of(variables: Variables) -> AbstractContextManager[Here | Away]:

@@ -1,7 +1,8 @@
-"""make status: how the run stands, from its folder alone."""
+"""make status: how the run stands, from its folder alone; of a fleet that can't be reached, as it was last seen."""
 
 from __future__ import annotations
 
+from ..errors import BackendError
 from ..report.summary import status
 from .place import place_of
 from .settings import run_named
@@ -9,7 +10,16 @@ from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    with place_of(variables) as place:
-        place.refresh()
-    print(status(run_named(variables)))
+    run = run_named(variables)
+    try:
+        with place_of(variables) as place:
+            place.refresh()
+    except BackendError:
+        if run.results.exists():
+            print(
+                f"{status(run)}\nthat is how it was last seen, {(started - run.results.stat().st_mtime) / 60:.0f} min ago",
+                flush=True,
+            )
+        raise
+    print(status(run))
     return 0

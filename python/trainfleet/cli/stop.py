@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from ..errors import RunError
-from .place import place_of
+from ..runs import Run
+from .place import Place, place_of
 from .settings import run_named
 from .variables import Variables
 
@@ -19,14 +20,23 @@ def main(variables: Variables, started: float) -> int:
         if not place.is_running():
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
-        place.ask_to_stop()
-        print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
-        while place.is_running():
-            if time.time() - started > PATIENCE:
-                why = f"no step boundary came within {PATIENCE:.0f} s"
-                next = "make logs FOLLOW=1; Ctrl-C twice where it runs ends it at once"
-                raise RunError("it has not stopped yet", where=str(run.folder), why=why, next=next)
-            time.sleep(place.look_every)
-            place.refresh()
+        end(place, run, started)
     print("stopped; nothing runs any more\nnext: make train resumes it")
     return 0
+
+
+def end(place: Place, run: Run, started: float) -> None:
+    """Has a run that is at work stop at its next step, and returns when it has.
+
+    Raises:
+        RunError: no step came in time.
+    """
+    place.ask_to_stop()
+    print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
+    while place.is_running():
+        if time.time() - started > PATIENCE:
+            why = f"no step boundary came within {PATIENCE:.0f} s"
+            next = "make logs FOLLOW=1; Ctrl-C twice where it runs ends it at once"
+            raise RunError("it has not stopped yet", where=str(run.folder), why=why, next=next)
+        time.sleep(place.look_every)
+        place.refresh()
