@@ -2,7 +2,7 @@
 
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
-  logs/node-<i>.log  checkpoints/step-<8 digits>/  tensorboard/  plots/*.png
+  logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   stop         exists from the moment that a stop was asked for until the ranks have obeyed
   lock         held (flock) by the launcher while the job runs
 """
@@ -47,6 +47,9 @@ class Run:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}"
+
+    def exported(self, step: int) -> Path:
+        return self.folder / "huggingface" / f"step-{step:08d}"
 
     def read_results(self) -> Record:
         """results.json as written last; {} before the first write."""

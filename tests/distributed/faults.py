@@ -1,6 +1,6 @@
-"""A save with a fault at each of its operations in turn: `python faults.py FOLDER kill|full|broken [EVERY]` prints what came of it.
-Of the many writes of a file only every EVERY-th is a case. `python faults.py FOLDER damage` damages what was saved instead, one
-file after the other.
+"""A save with a fault at each of its operations in turn: `python faults.py FOLDER kill|full|broken|slow [EVERY]` prints what came
+of it. Of the many writes of a file only every EVERY-th is a case. `python faults.py FOLDER damage` damages what was saved instead,
+one file after the other.
 
 Real saves on a real disk; only the fault is made. The engine is imported once, and every case is a fork: first a save that meets
 the fault at its n-th operation (opening a file, each write, each fsync, rename, removal), then another process that resumes.
@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ model: {layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8}
 checkpoint: {every: 4, keep: 2}
 """
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
-KINDS = ("kill", "full", "broken")
+SLOW = 0.1  # seconds that a slow operation takes: far more than a step, at whose end the next save is due
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -70,11 +71,14 @@ def values(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[float]:
 
 
 class Fault:
-    """Counts the operations on files; the `at`-th meets the fault. `full` goes on for all that write, the others come once."""
+    """Counts the operations on files; the `at`-th meets the fault. `full` goes on for all that write, the others come once.
+
+    Whatever happens, no two saves may be under way at once: `most` is how many were.
+    """
 
     def __init__(self, kind: str, at: int) -> None:
         self.kind, self.at, self.names = kind, at, list[str]()
-        self.active = True
+        self.active, self.most = True, 0
         sys.addaudithook(self.audit)
         fsync, write = os.fsync, Tally.write
         os.fsync = lambda descriptor: (self.meet("fsync", descriptor), fsync(descriptor))[1]  # type: ignore[assignment, func-returns-value]
@@ -91,6 +95,9 @@ class Fault:
             return
         self.names.append(f"{name} {Path(what).name if isinstance(what, str | Path) else ''}".strip())
         number = len(self.names) - 1
+        self.most = max(self.most, sum(thread.name.startswith("save-") for thread in threading.enumerate()))
+        if number == self.at and self.kind == "slow":
+            time.sleep(SLOW)
         if number == self.at and self.kind == "kill":
             if isinstance(what, Tally):
                 what.stream.write(b"half")
@@ -127,6 +134,9 @@ def strike(run: Run, config: Config, kind: str, at: int) -> None:
     checkpoints.resume(model, optimizer)
     fault = Fault(kind, at)
     save(checkpoints, model, optimizer, 12)
+    if kind == "slow":  # a save at every step: none waits for the one before but at the next save
+        for step in (13, 14):
+            save(checkpoints, model, optimizer, step)
     error = ""
     try:
         checkpoints.settle()
@@ -138,7 +148,7 @@ def strike(run: Run, config: Config, kind: str, at: int) -> None:
         save(checkpoints, model, optimizer, 16)
         checkpoints.settle()
     (run.folder / "said.json").write_text(
-        json.dumps({"operations": fault.names, "error": error, "visible": visible, "hidden": hidden})
+        json.dumps({"operations": fault.names, "error": error, "visible": visible, "hidden": hidden, "most": fault.most})
     )
 
 
@@ -175,15 +185,19 @@ def case(base: Path, config: Config, kind: str, at: int) -> tuple[list[str], lis
     said = (
         json.loads((run.folder / "said.json").read_text())
         if code == 0
-        else {"operations": [], "error": "", "visible": [], "hidden": False}
+        else {"operations": [], "error": "", "visible": [], "hidden": False, "most": 1}
     )
     judged = forked(judge, run, config)
     if judged:
         return [f"{kind} at {at}: the resume failed with {judged}"], said["operations"]
     found = json.loads((run.folder / "found.json").read_text())
     struck = at < len(said["operations"])
-    expected = {12, 8} if code == -signal.SIGKILL else {16} if struck else {12}
+    expected = {12, 8} if code == -signal.SIGKILL else {16} if struck else {14 if kind == "slow" else 12}
     wrong = []
+    if said["most"] > 1:
+        wrong.append(f"{said['most']} saves were under way at once")
+    if kind == "slow" and (said["error"] or said["visible"] != [13, 14]):
+        wrong.append(f"a slow disk lost a save: {said['visible']} {said['error']}")
     if code not in (0, -signal.SIGKILL) or ((kind == "kill") != (code == -signal.SIGKILL) and struck):
         wrong.append(f"the save ended with {code}")
     if found["step"] not in expected or found["values"] != [float(found["step"])]:
@@ -194,7 +208,7 @@ def case(base: Path, config: Config, kind: str, at: int) -> tuple[list[str], lis
         wrong.append(f"left behind: {found['left']}")
     if said["hidden"]:
         wrong.append("a failed save kept its room on the disk")
-    if struck and said["visible"] and not said["error"] and said["visible"][-1] != 12:
+    if struck and said["visible"] and not said["error"] and said["visible"][-1] < 12:
         wrong.append("a save failed and nobody said so")
     shutil.rmtree(run.folder)
     return [f"{kind} at {at} ({said['operations'][at] if struck else ''}): {text}" for text in wrong], said["operations"]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,33 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         {key: line[key] for key in keys if key in line}
         for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     ]
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint by name, put together by torch's own tool, and the text of every rank's random numbers."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(checkpoint, target := checkpoint.parent / "whole.pt")
+    return dict(leaves("", torch.load(target, weights_only=False)))
+
+
+def leaves(prefix: str, value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(f"{prefix}.{key}" if prefix else key, item)
+    else:
+        yield prefix, value
+
+
+def different(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Names of what two states don't have alike, to the last bit."""
+    import torch
+
+    def same(a: Any, b: Any) -> bool:
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
+
+    return sorted(name for name in ours.keys() | theirs.keys() if not same(ours.get(name), theirs.get(name)))
 
 
 def results(run: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def run(folder: Path, kind: str, every: int = 20) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("kind", ["kill", "full", "broken"])
+@pytest.mark.parametrize("kind", ["kill", "full", "broken", "slow"])
 def test_a_fault_at_any_operation_of_a_save_costs_that_save_at_most(tmp_path: Path, kind: str) -> None:
     told = run(tmp_path, kind)
     assert told["wrong"] == []

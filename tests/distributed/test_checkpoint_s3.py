@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from requirement import need
 from trainfleet.checkpoints.s3 import PART, Bucket
 
-pytest.importorskip("boto3")
-moto = pytest.importorskip("moto")
+need("boto3")
+need("moto.server", "pip install moto[server,s3]")
+ROOT = Path(__file__).parents[2]
 
 
 class Server:
@@ -40,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     Bucket("s3://bucket").client.create_bucket(Bucket="bucket")
     yield server
     server.serving.shutdown()
-    moto.backends.get_backend("s3")["123456789012"]["aws"].reset()  # it outlives its server
+    need("moto").backends.get_backend("s3")["123456789012"]["aws"].reset()  # it outlives its server
 
 
 @pytest.fixture
@@ -94,3 +101,17 @@ def test_a_refusal_for_good_names_the_object(server: Server) -> None:
     ):
         pass
     assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.timeout(900)
+def test_a_fault_at_any_request_of_a_save_costs_that_save_at_most(tmp_path: Path) -> None:
+    """Killed before and after each request, 503 once and for good: no marker without its files, and nothing left to pay for."""
+    command = [sys.executable, str(Path(__file__).with_name("faults_s3.py")), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["wrong"] == [] and told["cases"] >= 60
+    names = [name.split(" ")[1] for name in told["requests"]]
+    files = [at for at, name in enumerate(names) if name in ("__0_0.distcp", ".metadata")]
+    assert max(files) < names.index("committed.json") < len(names) - 1, "every file, then the marker, then what is old goes"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import ranks
-import torch
 from ranks import Bench
 
 
@@ -26,30 +25,11 @@ def unbroken(bench: Bench) -> dict[int, Path]:
     return {size: bench.train(f"unbroken-{size}", size) for size in (1, 2, 4)}
 
 
-def bytes_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, by name."""
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    dcp_to_torch_save(checkpoint, target := checkpoint.parent / "all.pt")
-    found: dict[str, torch.Tensor] = {}
-
-    def gather(prefix: str, value: object) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                gather(f"{prefix}/{key}", item)
-        elif isinstance(value, torch.Tensor):
-            found[prefix] = value
-
-    gather("", torch.load(target, weights_only=False))
-    return found
-
-
 def assert_equal(run: Path, unbroken: Path) -> None:
     """Every logged number and every bit of the last checkpoint are those of the unbroken run."""
     assert ranks.metrics(run) == ranks.metrics(unbroken)
-    ours, theirs = bytes_of(run / "checkpoints" / "step-00000020"), bytes_of(unbroken / "checkpoints" / "step-00000020")
-    assert ours.keys() == theirs.keys() and any("exp_avg_sq" in name for name in ours)
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    ours, theirs = (ranks.state_of(folder / "checkpoints" / "step-00000020") for folder in (run, unbroken))
+    assert any("exp_avg_sq" in name for name in ours) and ranks.different(ours, theirs) == []
 
 
 def assert_close(run: Path, other: Path) -> None:

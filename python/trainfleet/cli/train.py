@@ -17,6 +17,7 @@ from ..runs import Run
 from ..watch.interrupts import Interrupts
 from ..watch.lease import Office, Tenure
 from . import carry
+from .export import export
 from .settings import plan_for
 from .variables import Variables
 
@@ -67,7 +68,8 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office:
             done = carry.carry(plan, request, interrupts, Live(run, config.train.steps))
         if not done:
             return conclude(run, "stopped", seconds)
-    return conclude(run, str(run.read_results()["status"]), seconds)
+    code = conclude(run, str(run.read_results()["status"]), seconds)
+    return export(run, run.exported(config.train.steps)) if code == 0 and config.checkpoint.export else code
 
 
 def take_over(run: Run, predecessor: Tenure) -> int:

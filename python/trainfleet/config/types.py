@@ -39,6 +39,7 @@ class Fleet:
     python: str | None
     stack: str
     docker: bool
+    spot: bool
     ssh: Ssh
     fsx: Fsx
 
@@ -152,6 +153,7 @@ class Checkpoint:
     keep_every: int | None
     on_failure: str
     destination: str | None
+    export: bool
 
     @property
     def every_steps(self) -> int:

@@ -8,6 +8,7 @@ optimizer      AdamW, its learning rate at each step, clipping
 guard          which steps are left out, as they would do harm
 batches        a rank's part of each global batch, fetched ahead
 stopping       how what one rank wishes (to stop, to save) becomes what all ranks do
+notices        EC2's word that a spot instance is about to be taken away
 meter          where the seconds went, tokens a second, MFU
 record         what rank 0 leaves in the run folder
 checkpoint/    saving beside training, and resuming; what exists is trainfleet.checkpoints' to say

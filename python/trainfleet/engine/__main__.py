@@ -21,7 +21,7 @@ from ..errors import TrainfleetError
 from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
-from . import generate
+from . import generate, notices
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .parallel import Division
@@ -58,6 +58,8 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     """Trains the run to its end or to a stop."""
     watch = Stopwatch(run.read_results().get("started", time.time()), heart)
     vote = Vote(run.stop if world.first else None)
+    if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
+        notices.Watch(lambda notice: heed(run, vote, world.node, notice))
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
@@ -67,6 +69,13 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     vote.settle()
     if recorder:
         conclude(run, trainer, recorder, dataset, status)
+
+
+def heed(run: Run, vote: Vote, node: int, notice: str) -> None:
+    """Has all ranks save and leave, as this node is about to be taken away."""
+    vote.heard = True
+    print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
+    run.record("notice", node=node, notice=notice)
 
 
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:

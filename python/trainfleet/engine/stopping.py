@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-# A scheduler's notice (Slurm, SageMaker, Batch, a spot notice passed on by the node), the terminal's, and Slurm's early one.
+# A scheduler's notice (Slurm, SageMaker, Batch), the terminal's, and Slurm's early one. A spot notice comes by notices.Watch.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -41,7 +41,7 @@ class Vote:
     def __init__(self, file: Path | None) -> None:
         """`file` asks for a stop by being there; only the rank that is given it looks."""
         self.file = file
-        self.heard = False
+        self.heard = False  # that this rank is to stop: set by a signal, by the file, by whoever holds the vote
         self.votes = torch.zeros(3)
         self.under_way: dist.Work | None = None
         for number in SIGNALS:

@@ -1,0 +1,78 @@
+"""EC2's notice that a spot instance is about to be taken away, two minutes before, read where each instance tells it itself.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+SERVICE = "http://169.254.169.254"  # AWS_EC2_METADATA_SERVICE_ENDPOINT names another, as it does for AWS's own tools
+EVERY = 5.0  # seconds between two looks, as AWS advises
+PATIENCE = 2.0  # seconds for an answer
+LIFE = 60  # seconds that a token lives: each look asks for one of its own
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is the instance's own: no proxy reaches it
+
+
+class Watch(threading.Thread):
+    """Looks until there is a notice, and calls `heed` with it; one in each instance is enough. It dies with the process."""
+
+    def __init__(self, heed: Callable[[str], None]) -> None:
+        super().__init__(name="spot", daemon=True)
+        self.heed = heed
+        self.end = threading.Event()
+        self.trouble = ""
+        self.start()
+
+    def run(self) -> None:
+        while not self.end.is_set():
+            try:
+                if notice := look():
+                    return self.heed(notice)
+            except OSError as error:
+                self.complain(str(error))
+            self.end.wait(EVERY)
+
+    def complain(self, trouble: str) -> None:
+        """Says once that nobody would hear of a notice."""
+        if not self.trouble:
+            print(f"no spot notice can be read from {service()}: {trouble}; fleet.spot says that there may be one", flush=True)
+        self.trouble = trouble
+
+    def stop(self) -> None:
+        self.end.set()
+
+
+def look() -> str:
+    """The notice, such as `terminate at 2026-11-20T08:22:00Z`; empty when there is none.
+
+    Raises:
+        OSError: the service did not answer, or not as it should.
+    """
+    token = ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(LIFE)})
+    try:
+        text = ask("/latest/meta-data/spot/instance-action", "GET", {"X-aws-ec2-metadata-token": token})
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return ""
+        raise
+    try:
+        notice = json.loads(text)
+        return f"{notice['action']} at {notice['time']}"
+    except (ValueError, KeyError, TypeError):
+        return text  # whatever it says: it is there, and so is the notice
+
+
+def ask(path: str, method: str, headers: dict[str, str]) -> str:
+    request = urllib.request.Request(service() + path, headers=headers, method=method)
+    with DIRECT.open(request, timeout=PATIENCE) as answer:
+        return str(answer.read().decode(errors="replace"))
+
+
+def service() -> str:
+    return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", SERVICE).rstrip("/")

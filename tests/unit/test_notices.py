@@ -1,0 +1,98 @@
+"""A spot notice, from a real server that answers as an instance's metadata service does: only to who has a token of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from trainfleet.engine import notices
+
+ACTION = "/latest/meta-data/spot/instance-action"
+
+
+class Service(ThreadingHTTPServer):
+    """IMDSv2; `notice` is what it says of the instance."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.notice = ""
+        self.tokens: list[str] = []
+        self.asked: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Service
+
+    def do_PUT(self) -> None:
+        life = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+        if self.path != "/latest/api/token" or not life.isdigit():
+            return self.answer(400)
+        self.server.tokens.append(f"token-{len(self.server.tokens)}")
+        self.answer(200, self.server.tokens[-1])
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        if self.headers.get("X-aws-ec2-metadata-token") not in self.server.tokens:
+            return self.answer(401)
+        self.answer(200, self.server.notice) if self.path == ACTION and self.server.notice else self.answer(404)
+
+    def answer(self, code: int, text: str = "") -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    service = Service()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which must not be asked
+    monkeypatch.setattr(notices, "EVERY", 0.01)
+    yield service
+    service.shutdown()
+    service.server_close()
+
+
+def test_no_notice_is_a_404_and_a_notice_says_what_and_when(service: Service) -> None:
+    assert notices.look() == ""
+    service.notice = '{"action": "terminate", "time": "2026-11-20T08:22:00Z"}'
+    assert notices.look() == "terminate at 2026-11-20T08:22:00Z" and service.asked == [ACTION, ACTION]
+
+
+@pytest.mark.parametrize("text", ["something else", "[1]", "{}"])
+def test_a_notice_in_another_form_is_a_notice(service: Service, text: str) -> None:
+    service.notice = text
+    assert notices.look() == text
+
+
+def test_the_watch_looks_until_there_is_one(service: Service) -> None:
+    heard = list[str]()
+    watch = notices.Watch(heard.append)
+    while len(service.asked) < 3:
+        assert watch.is_alive() and not heard
+    service.notice = '{"action": "stop", "time": "2026-11-20T08:22:00Z"}'
+    watch.join(10)
+    assert heard == ["stop at 2026-11-20T08:22:00Z"]
+
+
+def test_a_service_that_is_not_there_is_told_once_and_asked_again(service: Service, monkeypatch: pytest.MonkeyPatch,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    here = notices.service()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    watch, told, looks = notices.Watch(lambda notice: None), "", threading.Event()
+    while not told:
+        told = capsys.readouterr().out
+    assert "no spot notice can be read from http://127.0.0.1:9" in told and "fleet.spot" in told
+    looks.wait(0.1)
+    assert capsys.readouterr().out == "" and watch.is_alive()
+    service.notice = "{}"
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", here)
+    watch.join(10)
+    assert not watch.is_alive()
