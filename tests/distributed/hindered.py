@@ -1,0 +1,61 @@
+"""As ranks.py, with saves hindered: `python hindered.py WHAT N PORT RUN_FOLDER`, WHAT being one of
+
+full:RANK:STEP,STEP...   that rank finds no room on the disk at the saves of these steps
+slow:SECONDS             a file of a checkpoint takes so long to open
+fast:FACTOR              on rank 0, the clock by which saves are due runs so many times as fast
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import ranks
+
+from trainfleet.checkpoints.store import Folder
+from trainfleet.engine.checkpoint import checkpoints
+
+create = Folder.create
+
+
+def full(rank: str, steps: str) -> None:
+    @contextmanager
+    def hindered(store: Folder, step: int, file: str) -> Iterator[BinaryIO]:
+        with create(store, step, file) as stream:
+            yield stream
+            if os.environ["RANK"] == rank and str(step) in steps.split(","):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+
+    Folder.create = hindered  # type: ignore[method-assign]
+
+
+def slow(seconds: str) -> None:
+    @contextmanager
+    def hindered(store: Folder, step: int, file: str) -> Iterator[BinaryIO]:
+        time.sleep(float(seconds))
+        with create(store, step, file) as stream:
+            yield stream
+
+    Folder.create = hindered  # type: ignore[method-assign]
+
+
+def fast(factor: str) -> None:
+    class Clock:
+        time = staticmethod(time.time)
+
+        @staticmethod
+        def monotonic() -> float:
+            return time.monotonic() * (float(factor) if os.environ.get("RANK") == "0" else 1)
+
+    checkpoints.time = Clock  # type: ignore[attr-defined, assignment]
+
+
+if __name__ == "__main__":
+    what, *how = sys.argv[1].split(":")
+    {"full": full, "slow": slow, "fast": fast}[what](*how)
+    ranks.run_all(sys.argv[2:])

@@ -1,0 +1,104 @@
+"""When a run saves, what it keeps, what a save that fails costs, and what a new run begins with: all through the real trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ranks
+from ranks import Bench
+
+from trainfleet import runs
+from trainfleet.engine import evaluate, export
+
+HINDERED = str(Path(__file__).with_name("hindered.py"))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    here = Path.cwd()
+    yield Bench(tmp_path_factory.mktemp("policy"))
+    os.chdir(here)
+
+
+@pytest.fixture(scope="module")
+def unhindered(bench: Bench) -> Path:
+    return bench.train("unhindered", 2)
+
+
+def train(bench: Bench, hindrance: str, name: str, **values: object) -> tuple[Path, int, str]:
+    """The run folder, the exit code and the output of two ranks of which saves are hindered."""
+    process = bench.start(run := bench.prepare(name, 2, **values), 2, HINDERED, hindrance)
+    output = process.communicate(timeout=100)[0]
+    return run, process.returncode, output
+
+
+def saved(run: Path) -> list[int]:
+    return [event["step"] for event in ranks.events(run, "checkpointed")]
+
+
+def there(run: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+
+
+def test_a_full_disk_stops_saving_and_not_training(bench: Bench, unhindered: Path) -> None:
+    """Rank 1 alone has no room, at two saves: all ranks let go of both, the older ones stay, and the third save is made."""
+    run, code, output = train(bench, "full:1:8,12", "full")
+    assert code == 0 and ranks.metrics(run) == ranks.metrics(unhindered), output
+    assert saved(run) == [4, 16, 20] and there(run) == [16, 20] and not list((run / "checkpoints").glob(".*"))
+    failures = ranks.events(run, "checkpoint_failed")
+    assert [failure["step"] for failure in failures] == [8, 12] and "No space left" in failures[0]["why"]
+    assert "step 8 was not saved, training goes on: can't write a checkpoint on rank 1" in output and "df -h" in output
+
+
+def test_a_failed_save_stops_the_run_when_it_is_to(bench: Bench, unhindered: Path) -> None:
+    run, code, output = train(bench, "full:1:8", "stops", **{"checkpoint.on_failure": "stop"})
+    assert code == 1 and output.count("can't write a checkpoint on rank 1") == 1 and "Traceback" not in output, output
+    assert saved(run) == [4] and there(run) == [4] and ranks.metrics(run)[-1]["step"] < 20
+    bench.train("stops", 2)
+    assert ranks.metrics(run) == ranks.metrics(unhindered)
+
+
+def test_the_last_save_must_be_made(bench: Bench) -> None:
+    run, code, output = train(bench, "full:0:20", "last")
+    assert code == 1 and saved(run) == [4, 8, 12, 16] and there(run) == [12, 16], output
+
+
+def test_a_slow_disk_with_a_save_every_step_loses_none(bench: Bench, unhindered: Path) -> None:
+    """At most one is under way: the others wait, and so does training, which is what a save every step asks for."""
+    run, code, output = train(bench, "slow:0.1", "slow", **{"checkpoint.every": 1, "checkpoint.keep": 3})
+    assert code == 0 and ranks.metrics(run) == ranks.metrics(unhindered), output
+    assert saved(run) == list(range(1, 21)) and there(run) == [18, 19, 20]
+
+
+def test_the_clock_of_rank_0_decides_for_all(bench: Bench, unhindered: Path) -> None:
+    run, code, output = train(bench, "fast:300", "clock", **{"checkpoint.every": "1min", "checkpoint.keep": 100})
+    assert code == 0 and ranks.metrics(run) == ranks.metrics(unhindered), output
+    assert len(saved(run)) >= 2 and saved(run)[-1] == 20 and there(run) == saved(run)
+
+
+def test_the_newest_stay_and_every_kth_for_good(bench: Bench) -> None:
+    run = bench.train("kept", 1, **{"checkpoint.every": 2, "checkpoint.keep": 2, "checkpoint.keep_every": 8})
+    assert saved(run) == list(range(2, 21, 2)) and there(run) == [8, 16, 18, 20]
+
+
+def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path) -> None:
+    """From a run, one of its checkpoints, and a Hugging Face folder: sharded over two ranks, at a rate that changes nothing."""
+    source = runs.Run(unhindered)
+    export.export(source, folder := bench.folder / "exported")
+    expected = evaluate.evaluate(source).loss
+    values = {"train__steps": 1, "train__learning_rate": 1e-9, "train__seed": 7, "train__layout__shard": 2}
+    for number, address in enumerate((unhindered, unhindered / "checkpoints" / "step-00000020", folder)):
+        run = bench.train(f"begun-{number}", 2, **values, train__init_from=str(address))
+        assert ranks.events(run, "initialized")[0]["source"].startswith(str(address))
+        assert evaluate.evaluate(runs.Run(run)).loss == pytest.approx(expected, rel=1e-5)
+    bench.train("begun-0", 2, **(values | {"train__steps": 2}), train__init_from=str(unhindered))
+    run = bench.folder / "runs" / "begun-0"
+    assert [event["step"] for event in ranks.events(run, "resumed")] == [1] and len(ranks.events(run, "initialized")) == 1
+
+
+def test_weights_of_another_shape_are_refused(bench: Bench, unhindered: Path) -> None:
+    bench.train("misfit", 2, code=1, train__init_from=str(unhindered), model__layers=3)
+    assert bench.output.count("model.layers is 2 there, 3 here") == 1 and "Traceback" not in bench.output, bench.output
