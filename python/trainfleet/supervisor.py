@@ -1,7 +1,7 @@
 """One node's process: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this node's part of a job.
 
-It keeps everything that the command prints in LOG, each line with its time and rank; passes SIGTERM on; and when it ends, however
-it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds anywhere.
+It keeps everything that the command prints in LOG, each line with its time and rank; passes requests to leave on; and when it
+ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds anywhere.
 
 As `python -m trainfleet.supervisor --detach FILE < ORDER` it returns at once and goes on alone, in a session of its own, so that
 nothing that happens to who started it changes anything: ORDER is {argv, environment, log} as JSON (by stdin: a process list shows
@@ -25,8 +25,10 @@ from typing import Any
 
 from .kernel import Kernel
 from .processes import die_with_parent, signal_group
+from .runs import Run
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
@@ -94,7 +96,7 @@ def run(log: Path, command: list[str]) -> int:
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
-    pass_on(child)
+    pass_on(child, Run(log.parent.parent) if TORCHRUN in command else None)
     assert child.stdout is not None
     with open(log, "ab", buffering=0) as file:
         for line in child.stdout:
@@ -127,16 +129,27 @@ def mask(line: bytes, secrets: list[bytes]) -> bytes:
     return line
 
 
-def pass_on(child: subprocess.Popen[bytes]) -> None:
-    """From now on SIGTERM ends the child: politely, and after TERM_GRACE for certain."""
+def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
+    """From now on SIGTERM ends the child: politely, and after TERM_GRACE for certain; SIGUSR1, Slurm's early notice, only asks.
+
+    The ranks of a `run` are asked by its stop file. A torchrun that is signalled itself takes its own ranks away from those of
+    other nodes, and leaves without the barrier at which the other nodes' torchruns then wait for five minutes.
+    """
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if run:
+            run.stop.touch()
+        else:
+            signal_group(child.pid, signal.SIGTERM)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        signal_group(child.pid, signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, TERM_GRACE)
+        ask(number, frame)
 
     def kill(number: int, frame: FrameType | None) -> None:
         signal_group(child.pid, signal.SIGKILL)
 
+    signal.signal(signal.SIGUSR1, ask)
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGALRM, kill)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means

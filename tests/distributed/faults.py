@@ -88,9 +88,12 @@ class Fault:
         if self.active and event in OPERATIONS:
             reading = event == "open" and isinstance(arguments[1], str) and "r" in arguments[1]
             if not reading and "events.jsonl" not in str(arguments[0]):
-                self.meet(event, arguments[0])
+                folder = event == "open" and not arguments[2] & (
+                    os.O_WRONLY | os.O_RDWR
+                )  # to sync it, or to remove what is in it
+                self.meet(event, arguments[0], takes_room=not folder)
 
-    def meet(self, name: str, what: object) -> None:
+    def meet(self, name: str, what: object, takes_room: bool = True) -> None:
         if not self.active:
             return
         self.names.append(f"{name} {Path(what).name if isinstance(what, str | Path) else ''}".strip())
@@ -105,7 +108,7 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == self.at and self.kind == "broken":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if number >= self.at and self.kind == "full" and name in ("open", "write", "fsync", "os.mkdir"):
+        if number >= self.at and self.kind == "full" and takes_room and name in ("open", "write", "fsync", "os.mkdir"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -44,3 +44,14 @@ def test_a_fault_at_any_operation_of_a_save_costs_that_save_at_most(tmp_path: Pa
 def test_one_changed_byte_in_any_file_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:
     told = run(tmp_path, "damage")
     assert told["wrong"] == [] and told["cases"] == 3 * 8
+
+
+def test_the_memory_of_saves_comes_back(tmp_path: Path) -> None:
+    """Copies take their room once: after twenty saves the process is as large as after three. PyTorch's own async_save grows
+    (its issue 170163)."""
+    command = [sys.executable, str(Path(__file__).with_name("growing.py")), str(tmp_path), "80", "20"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    used = json.loads(done.stdout.splitlines()[-1])
+    assert used[1] > used[0] + 60e6 and used[20] < used[3] + 12e6, used

@@ -87,14 +87,17 @@ def test_the_stop_file_stops_all_ranks_with_a_checkpoint(bench: Bench, unbroken:
     assert_equal(run, unbroken[2])
 
 
-def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: dict[int, Path]) -> None:
-    process = bench.start(run := bench.prepare("signalled", 2, **{"checkpoint.every": 1000}), 2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: dict[int, Path], number: signal.Signals) -> None:
+    name = f"signalled-{number}"
+    process = bench.start(run := bench.prepare(name, 2, **{"checkpoint.every": 1000}), 2)
     ranks.await_step(run, 2, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGUSR1)
+    os.kill(int(children[1]), number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and ranks.results(run)["status"] == "stopped", output
-    bench.train("signalled", 2)
+    bench.train(name, 2)
+    assert [event["step"] for event in ranks.events(run, "resumed")] == [ranks.events(run, "stopped")[0]["step"]]
     assert_equal(run, unbroken[2])
 
 

@@ -4,49 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from metadata import ACTION, Service
 from trainfleet.engine import notices
-
-ACTION = "/latest/meta-data/spot/instance-action"
-
-
-class Service(ThreadingHTTPServer):
-    """IMDSv2; `notice` is what it says of the instance."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.notice = ""
-        self.tokens: list[str] = []
-        self.asked: list[str] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_PUT(self) -> None:
-        life = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
-        if self.path != "/latest/api/token" or not life.isdigit():
-            return self.answer(400)
-        self.server.tokens.append(f"token-{len(self.server.tokens)}")
-        self.answer(200, self.server.tokens[-1])
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        if self.headers.get("X-aws-ec2-metadata-token") not in self.server.tokens:
-            return self.answer(401)
-        self.answer(200, self.server.notice) if self.path == ACTION and self.server.notice else self.answer(404)
-
-    def answer(self, code: int, text: str = "") -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture

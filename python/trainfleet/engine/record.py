@@ -76,7 +76,8 @@ class Recorder:
                 self.update(last_checkpoint=save.address)
             else:
                 self.run.record("checkpoint_failed", step=save.step, message=save.error.what, why=save.error.why)
-                print(f"step {save.step:,} was not saved, training goes on: {save.error}", flush=True)
+                then = "the run stops" if save.stops else "training goes on"
+                print(f"step {save.step:,} was not saved, {then}: {save.error}", flush=True)
 
     def update(self, **fields: Any) -> None:
         """Brings results.json up to now."""

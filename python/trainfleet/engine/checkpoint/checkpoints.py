@@ -46,12 +46,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a save: committed at `address`, or not, and why."""
+    """What became of a save: committed at `address`, or not, and why; and whether the run stops for it."""
 
     step: int
     address: str
     seconds: float
     error: RunError | None
+    stops: bool
 
 
 class Checkpoints:
@@ -70,12 +71,17 @@ class Checkpoints:
         self.began = time.monotonic()  # the last save, or this attempt
         self.asked = False  # for a save, by the clock
 
+    @property
+    def stops(self) -> bool:
+        """Whether a save that failed ends the run."""
+        return self.policy.on_failure == "stop"
+
     def wish(self) -> Wish:
         """What this rank has to say at a step boundary; asked of each rank alone, answered to all by the vote."""
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
         first, self.asked = late and not self.asked, self.asked or late
-        return Wish(save=first, fail=self.failed is not None and self.policy.on_failure == "stop")
+        return Wish(save=first, fail=self.failed is not None and self.stops)
 
     def due(self, step: int, answer: Answer) -> bool:
         """Whether a save begins at this boundary.
@@ -91,8 +97,13 @@ class Checkpoints:
         """Begins to save the state as it is now; training may change it once this returns.
 
         A save that is still under way is waited for first: what `checkpoint.every` promises is kept also on a slow disk.
+
+        Raises:
+            RunError: that one failed, and the run is to stop when it does; on all ranks, as it failed on all.
         """
         self._wait()
+        if self.failed and self.stops:
+            raise self.failed
         self.began, self.asked = time.monotonic(), False
         device = self.world.device
         state = states.collect(model, optimizer) | {"random": {str(self.peers.rank): states.read_random(device)}}
@@ -201,4 +212,4 @@ class Checkpoints:
         if error is not None and not isinstance(error, RunError):
             raise error
         self.failed = error
-        self.done.append(Saved(save.step, self.store.address(save.step), save.seconds, error))
+        self.done.append(Saved(save.step, self.store.address(save.step), save.seconds, error, error is not None and self.stops))
