@@ -1,7 +1,8 @@
 """One node's process: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this node's part of a job.
 
 It keeps everything that the command prints in LOG, each line with its time and rank; passes requests to leave on; and when it
-ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds anywhere.
+ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds
+anywhere.
 
 As `python -m trainfleet.supervisor --detach FILE < ORDER` it returns at once and goes on alone, in a session of its own, so that
 nothing that happens to who started it changes anything: ORDER is {argv, environment, log} as JSON (by stdin: a process list shows
