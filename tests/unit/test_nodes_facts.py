@@ -32,6 +32,7 @@ bus=nvidia
 bus=efa
 gpu=580.126.09, 32768, 0, Tesla V100-SXM2-32GB
 gpu=580.126.09, 32768, 3, Tesla V100-SXM2-32GB
+neuron_ecc=neuron3/stats/hardware/mem_ecc_uncorrected/total 2
 infiniband=efa_0
 uverbs=yes
 efa=EFA installer version: 1.51.0
@@ -57,6 +58,7 @@ def test_a_gpu_node_is_read_as_it_printed_itself() -> None:
     assert facts.shared and (facts.shared.kind, facts.shared.mounted) == ("lustre", "/fsx")
     assert facts.resolves["ip-172-31-4-7.ec2.internal"] == "172.31.4.7"
     assert facts.clock_offset == pytest.approx(0.0)
+    assert facts.neuron_ecc == {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 2}
     assert "Xid" in facts.kernel_says[0]
 
 

@@ -58,6 +58,7 @@ def test_a_sound_fleet_passes() -> None:
         ({"clock_offset": 40.0}, "clock: its clock is 40 s ahead"),
         ({"shared_folder": ""}, "shared: /fsx/trainfleet is not there"),
         ({"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)}, "kernel: its kernel says: NVRM: Xid"),
+        ({"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}}, "ecc: neuron3 counts 1 uncorrected"),
         ({"authorized": False}, "setup: access: the head's key is not let in"),
     ],
 )

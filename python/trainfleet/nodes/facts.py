@@ -62,6 +62,7 @@ class Facts:
     gpus: tuple[Gpu, ...] = ()
     neuron_driver: str = ""
     neuron: tuple[str, ...] = ()
+    neuron_ecc: dict[str, int] = field(default_factory=dict)  # counter (`neuron0/.../total`) → uncorrected memory errors
     infiniband: tuple[str, ...] = ()
     uverbs: bool = False
     efa: str = ""  # installer version
@@ -157,6 +158,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         scratch_disks=tuple(lines.get("scratch_disk", ())), kernel_says=tuple(lines.get("kernel_says", ())),
         gpus=tuple(_gpu(line) for line in lines.get("gpu", ())),
         efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
+        neuron_ecc={path: int(count) for path, count in pairs("neuron_ecc")},
         mtu={card: int(size) for card, size in pairs("mtu")}, addresses={address: card for card, address in pairs("address")},
         resolves={name: address for address, names in pairs("resolves") for name in names.split()},
         clock_offset=float(one("clock") or now) - sent, seconds=seconds,

@@ -61,6 +61,11 @@ if command -v nvidia-smi > /dev/null; then
 fi
 [ ! -r /sys/module/neuron/version ] || first /sys/module/neuron/version neuron_driver
 for device in /dev/neuron[0-9]*; do [ ! -e "$device" ] || say neuron "$device"; done
+if [ -d /sys/devices/virtual/neuron_device ]; then # found by name: driver 2.31 moved the counters
+  find /sys/devices/virtual/neuron_device -path '*_ecc_uncorrected/total' | while IFS= read -r path; do
+    read -r count < "$path" && say neuron_ecc "${path#/sys/devices/virtual/neuron_device/} $count"
+  done
+fi
 for device in /sys/class/infiniband/*; do [ ! -e "$device" ] || say infiniband "${device##*/}"; done
 [ ! -d /sys/module/ib_uverbs ] || say uverbs yes
 [ ! -r /opt/amazon/efa_installed_packages ] || first /opt/amazon/efa_installed_packages efa

@@ -219,12 +219,16 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """What GPUs and the kernel say about themselves."""
+    """What GPUs, Neuron devices and the kernel say about themselves."""
     for host, fact in facts.items():
         for index, gpu in enumerate(fact.gpus):
             if gpu.ecc_errors:
                 message = f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"
                 yield Finding(host, "ecc", message, "on it: sudo nvidia-smi -r; or replace it", blames_host=True)
+        for counter, errors in fact.neuron_ecc.items():
+            if errors:
+                message = f"{counter.partition('/')[0]} counts {errors} uncorrected memory errors"
+                yield Finding(host, "ecc", message, "on it: neuron-monitor; then replace it", blames_host=True)
         for line in fact.kernel_says:
             if "Xid" in line or "neuron" in line:
                 message = f"its kernel says: {line.strip()[:160]}"
