@@ -2,8 +2,9 @@
 
 Sources: instance figures, EC2 instance type pages (docs.aws.amazon.com/ec2/latest/instancetypes); EFA interfaces, EC2 user guide
 "Elastic Fabric Adapter"; prices, On-Demand Linux in us-east-1 in US dollars an hour (aws.amazon.com/ec2/pricing/on-demand), None
-where AWS sells the type only as capacity blocks. Peaks, dense (no sparsity): NVIDIA's data sheets; Trainium, AWS Neuron's
-architecture pages, per NeuronCore as a rank sees it.
+where AWS sells the type only as capacity blocks. Peaks, dense (no sparsity), and links: NVIDIA's data sheets; Trainium, AWS
+Neuron's architecture pages, per NeuronCore as a rank sees it. Memory: what torch and the Neuron runtime report, which is less
+than the name says where error correction takes its part.
 """
 
 from __future__ import annotations
@@ -15,36 +16,50 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device as one rank sees it: memory in GiB, dense peaks in FLOP/s by number format."""
+    """One device as one rank sees it: memory in GiB, dense peaks in FLOP/s, and what joins it to those of its node.
+
+    `bf16` is None where there are no such instructions. `fp32` is that of fp32 products as the engine has them computed: by
+    TensorFloat-32 where the device has it (devices/cuda.py). `links` is empty where neighbours meet over PCIe.
+    """
 
     name: str
     kind: str  # cuda or neuron
     memory_gib: float
-    bf16: float  # fp16 on the V100, which has no bf16
+    bf16: float | None
     fp32: float
+    links: str
+
+    def peak(self, half: bool) -> float:
+        """FLOP/s of products in bf16 (`half`) or fp32."""
+        return self.bf16 if half and self.bf16 else self.fp32
 
 
-V100 = Accelerator("V100-32GB", "cuda", 32, 125e12, 15.7e12)
-A100_40 = Accelerator("A100-40GB", "cuda", 40, 312e12, 19.5e12)
-A100_80 = Accelerator("A100-80GB", "cuda", 80, 312e12, 19.5e12)
-H100 = Accelerator("H100-80GB", "cuda", 80, 989e12, 67e12)
-H200 = Accelerator("H200-141GB", "cuda", 141, 989e12, 67e12)
-B200 = Accelerator("B200-180GB", "cuda", 180, 2250e12, 80e12)
-A10G = Accelerator("A10G-24GB", "cuda", 24, 70e12, 31.2e12)
-L4 = Accelerator("L4-24GB", "cuda", 24, 121e12, 30.3e12)
-L40S = Accelerator("L40S-48GB", "cuda", 48, 362e12, 91.6e12)
-TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12)
-TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12)  # logical core of two physical ones
+V100 = Accelerator("V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s")  # its 125 TFLOP/s are of fp16
+A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s")
+A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s")
+H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s")
+H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s")
+B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s")
+A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "")
+L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "")
+L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "")
+TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink")
+TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink")  # logical core of two physical ones
 
 
 ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
 
 
-def find_accelerator(name: str, memory_bytes: int) -> Accelerator | None:
-    """The row for a device by the name that its driver gives (`NVIDIA H200`) and, among several, the nearest in memory."""
+def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
+    """The row for a device by the name that its driver gives (`NVIDIA H200`) and, among several, the nearest in memory.
+
+    Where the memory is not known, the name may say it (`A100-SXM4-80GB`); else it is the smallest.
+    """
     words = name.replace("-", " ").split()
     rows = [row for row in ACCELERATORS if row.name.split("-")[0] in words]
-    return min(rows, key=lambda row: abs(row.memory_gib - memory_bytes / 2**30), default=None)
+    if memory_bytes is None:
+        rows = [row for row in rows if row.name.split("-")[1] in words] or rows
+    return min(rows, key=lambda row: abs(row.memory_gib - (memory_bytes or 0) / 2**30), default=None)
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,19 @@ def local_accelerators() -> int:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
     return len(list(gpus.iterdir())) if gpus.is_dir() else len(list(Path("/dev").glob("neuron[0-9]*")))
+
+
+def local_accelerator() -> Accelerator | None:
+    """The row for this machine's accelerators, by what the driver calls the first of them; None when the table lacks it."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [line.partition(":")[2] for file in files[:1] for line in file.read_text().splitlines() if line.startswith("Model")]
+    return find_accelerator(models[0]) if models and local_accelerators() else None
+
+
+def accelerator_of(instance_type: str | None) -> Accelerator | None:
+    """What a rank computes on: of an EC2 type, or of this machine without one; None for a CPU or an unknown device."""
+    row = INSTANCE_TYPES.get(instance_type or "")
+    return row.accelerator if row else None if instance_type else local_accelerator()
 
 
 def local_cores() -> int:

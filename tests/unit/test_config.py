@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
 from trainfleet.config.presets import PRESETS
 from trainfleet.config.reference import render
-from trainfleet.config.schema import load_schema, walk
+from trainfleet.config.schema import is_group, load_schema, walk
 from trainfleet.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def test_dataclasses_and_schema_have_the_same_keys() -> None:
         return {f.name: keys(hints[f.name]) if dataclasses.is_dataclass(hints[f.name]) else None for f in dataclasses.fields(cls)}
 
     def schema_keys(part: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        return {name: schema_keys(sub) if sub.get("type") == "object" else None for name, sub in part["properties"].items()}
+        return {name: schema_keys(sub) if is_group(sub) else None for name, sub in part["properties"].items()}
 
     assert keys(Config) == schema_keys(load_schema())
 

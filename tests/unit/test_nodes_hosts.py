@@ -35,7 +35,6 @@ def test_hosts_are_written_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("fleet", "message"),
     [
-        ({"hosts": []}, "needs the machines that you have"),
         ({"hosts": ["a", "a"]}, "two hosts have the name a"),
         ({"hosts": ["a=10.0.0.1", "b=10.0.0.1"]}, "two hosts have the address 10.0.0.1:22"),
         ({"hosts": ["a b"]}, "'a b' is not a host"),

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from ..config import dump_resolved, load
-from ..plan.plan import Plan
+from ..config import Config, Derived, dump_resolved, load
+from ..config.memory import passes_of
+from ..plan.estimate import ASSUMED_MFU, Estimate, estimate, mfu_formula
+from ..plan.fabric import fabric_settings
+from ..plan.plan import Plan, make_plan
+from ..plan.request import Request
 from ..runs import write_atomic
-from .settings import plan_for, settings_of
+from .settings import plan_of, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    scripts = plan_hosts(variables)
-    for name, text in scripts.items() if "OUT" in variables else ():
-        write_atomic(Path(variables["OUT"], name), text)
-    plan = plan_for(variables)
-    print(describe(plan))
+    config, derived = load(settings_of(variables))
+    print("\n".join(describe(config, derived, estimate(config))))
+    scripts: dict[str, str] = {}
+    if config.fleet.reached_by_ssh and not config.fleet.hosts:
+        plan = make_plan(config, derived, [], [])
+        print("\nhosts: none yet, so no command is exact; fleet.hosts names them")
+    else:
+        scripts = plan_hosts(config)
+        plan = plan_of(config, derived)
+        print("\n".join(describe_requests(plan.requests, plan.notes)))
     if "OUT" in variables:
         folder = Path(variables["OUT"])
+        for name, text in scripts.items():
+            write_atomic(folder / name, text)
         print(f"\nwritten to {folder}/: {', '.join([*write(plan, folder), *scripts])}")
-    print("\nnext: make train")
+    print(f"\nnext: {'make train' if plan.requests else 'write fleet.hosts, then make setup'}")
     return 0
 
 
-def plan_hosts(variables: Variables) -> dict[str, str]:
+def plan_hosts(config: Config) -> dict[str, str]:
     """On a fleet of hosts: file name → the script by which make setup would mend that host now. They are printed too."""
-    config, _ = load(settings_of(variables))
     if not config.fleet.reached_by_ssh:
         return {}
     from ..nodes.setup import commands  # loads SSH
@@ -36,47 +47,74 @@ def plan_hosts(variables: Variables) -> dict[str, str]:
     scripts = commands(config)
     for name, text in scripts.items():
         steps = [line for line in text.splitlines() if not line.startswith(("#!", "set -e"))]
-        print("\n".join([f"{name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps)]))
+        print("\n".join(["", f"{name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps)]))
     return scripts
 
 
-def describe(plan: Plan) -> str:
-    """The plan for people: aligned, in the order in which it will happen."""
-    config = plan.config
-    world = f"{config.fleet.nodes} nodes x {config.fleet.ranks_per_node} ranks"
-    lines = [f"{config.name}: {config.train.steps:,} steps on the {config.fleet.backend} backend, {world}", "", "derived"]
-    width = max((len(row.key) for row in plan.derived), default=0)
-    lines += [f"  {row.key:{width}}  {row.value!s:>8}  {row.why}" for row in plan.derived]
-    lines += ["", "estimate", *(f"  {name:10} {text}" for name, text in _estimates(plan))]
-    lines += ["", "data", *(f"  {note}" for note in plan.notes)] if plan.notes else []
-    for request in plan.requests:
-        lines += ["", f"{request.job.kind} ({request.job.name})"]
-        lines += [
-            f"  node {command.node}{f' on {command.host}' if command.host else ''}: {command.shell()}\n          > {command.log}"
-            for command in request.commands
-        ]
-    return "\n".join(lines)
+def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
+    """What is known without asking any machine, for people: aligned."""
+    fleet = config.fleet
+    kind = f" ({fleet.instance_type})" if fleet.instance_type else ""
+    world = f"{fleet.nodes} nodes x {fleet.ranks_per_node} ranks{kind}"
+    yield f"{config.name}: {config.train.steps:,} steps on the {fleet.backend} backend, {world}"
+    yield from ("", "derived")
+    keys, values = (
+        max(map(len, column), default=0) for column in ([row.key for row in derived], [str(row.value) for row in derived])
+    )
+    yield from (f"  {row.key:{keys}}  {row.value!s:>{values}}  {row.why}" for row in derived)
+    yield from ("", "estimate")
+    yield from (f"  {name:10} {text}" for name, text in _estimates(config, needs))
+    settings = fabric_settings(fleet.instance_type, "<card>") if fleet.reached_by_ssh and fleet.instance_type else ()
+    if settings:
+        yield from ("", "environment")
+        width = max(len(setting.name) for setting in settings)
+        yield from (f"  {setting.name:{width}}  {setting.value or 'left out':8}  {setting.why}" for setting in settings)
 
 
-def _estimates(plan: Plan) -> list[tuple[str, str]]:
-    needs, train = plan.estimate, plan.config.train
-    seconds = (
-        "unknown on this hardware"
-        if needs.seconds is None
-        else f"about {duration(needs.seconds)}, at 40 % of the hardware's peak"
+def describe_requests(requests: tuple[Request, ...], notes: tuple[str, ...]) -> Iterator[str]:
+    """The exact commands, in the order in which they will run."""
+    yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
+    for request in requests:
+        yield from ("", f"{request.job.kind} ({request.job.name})")
+        for command in request.commands:
+            host = f" on {command.host}" if command.host else ""
+            yield f"  node {command.node}{host}: {command.shell()}\n          > {command.log}"
+
+
+def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
+    train, fleet = config.train, config.fleet
+    yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
+    yield "layout", _layout(config)
+    yield (
+        "batch",
+        f"{train.global_batch} sequences = {config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}",
     )
-    usd = (
-        "unknown: no list price"
-        if needs.usd is None
-        else f"${needs.usd:,.2f}" + (" (this machine)" if not plan.config.fleet.instance_type else "")
+    of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
+    yield (
+        "memory",
+        f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: "
+        + ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size),
     )
-    return [
-        ("parameters", f"{needs.parameters / 1e6:,.2f} M"),
-        ("memory", f"{needs.memory_bytes / 2**30:,.2f} GiB a rank"),
-        ("work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"),
-        ("time", seconds),
-        ("cost", usd),
-    ]
+    yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
+    if needs.peak and needs.seconds is not None:
+        speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
+        yield "speed", f"about {speed:,.0f} tokens/s at an MFU of {ASSUMED_MFU:.0%}, which is assumed"
+        peak, format = needs.peak / config.world_size / 1e12, "bf16" if needs.half else "fp32"
+        yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {format})"
+        yield "", mfu_formula(config)
+        yield "time", f"about {duration(needs.seconds)}"
+    else:
+        yield "time", "unknown on this hardware"
+    here = "" if fleet.instance_type else " (this machine)"
+    yield "cost", "unknown: no list price" if needs.usd is None else f"${needs.usd:,.2f}{here}"
+
+
+def _layout(config: Config) -> str:
+    """The degrees that are not 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4 tensor`."""
+    layout = config.train.layout
+    state = f" (state over {layout.shard}, ZeRO {layout.zero})" if layout.shard > 1 else ""
+    others = [f"{degree} {name}" for name in ("tensor", "pipeline", "context") if (degree := getattr(layout, name)) > 1]
+    return " x ".join([f"{config.data_parallel} data-parallel{state}", *others])
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .. import hardware
 from ..backends import Backend, backend_of
-from ..config import Config, Settings, load, load_name
+from ..config import Config, Derived, Settings, load, load_name
 from ..data.dataset import find
 from ..data.sources import plan_units
 from ..plan.job import Job, tokenize_job, train_job
@@ -28,7 +28,11 @@ def run_named(variables: Variables) -> Run:
 
 def plan_for(variables: Variables, kinds: tuple[str, ...] = ("tokenize", "train")) -> Plan:
     """The plan of a command: what is done already (a finished dataset) is left out, and said."""
-    config, derived = load(settings_of(variables))
+    return plan_of(*load(settings_of(variables)), kinds)
+
+
+def plan_of(config: Config, derived: list[Derived], kinds: tuple[str, ...] = ("tokenize", "train")) -> Plan:
+    """The plan of a config."""
     backend = backend_of(config)
     notes, jobs = _data(config, backend)
     jobs += [train_job(config)] if "train" in kinds else []

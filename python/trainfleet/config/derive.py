@@ -1,4 +1,4 @@
-"""What follows from the config and is not asked: each with the reason that `make plan` shows."""
+"""What follows from the config and is not asked: each with the reason that `make plan` shows. Layouts: layouts.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .presets import PRESETS, Preset
 Values = dict[str, Any]
 COMPILE_PAYS_MINUTES = 15
 CPU_SHARE = 0.4  # of a core's nominal peak, which the matrix products of a small model reach
-MICRO_BATCH_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see tests/bench/LOG.md
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def derive(values: Values, tokens: int) -> list[Derived]:
         found.append(Derived(f"{prefix}.{name}", value, why))
 
     _derive_model(values["model"], tokens, put)
-    fleet, train, layout = values["fleet"], values["train"], values["train"]["layout"]
+    fleet, train = values["fleet"], values["train"]
     if fleet["ranks_per_node"] is None:
         machine = hardware.node(fleet["instance_type"], fleet["nodes"])
         if fleet["backend"] != "local" and fleet["instance_type"] is None:
@@ -54,17 +53,6 @@ def derive(values: Values, tokens: int) -> list[Derived]:
         put(train, "train", "decay_steps", max(1, train["schedule_steps"] // 5), "a fifth of train.schedule_steps")
     if train["warmup_steps"] is None:
         put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
-    if train["micro_batch"] is None:
-        world = fleet["nodes"] * fleet["ranks_per_node"]
-        ways = max(1, world // (layout["tensor"] * layout["pipeline"] * layout["context"]))
-        part = max(1, train["global_batch"] // ways)
-        fits = max(1, MICRO_BATCH_TOKENS // train["sequence_length"])
-        even = [size for size in range(1, part + 1) if part % size == 0 and part // size % layout["pipeline"] == 0]
-        size = max((size for size in even if size <= fits), default=1)
-        why = (
-            f"largest that divides {part} (train.global_batch over {ways} data-parallel ranks) within {MICRO_BATCH_TOKENS} tokens"
-        )
-        put(train, "train", "micro_batch", size, why)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 
 from ..errors import ConfigError, DataError, Problem
-from . import rules, schema
+from . import layouts, rules, schema
 from .derive import Derived, derive, shape_of
 from .positions import Document, Key, read, scalar
 from .types import Config, Data
@@ -54,7 +54,13 @@ def load(settings: Settings) -> tuple[Config, list[Derived]]:
     missing = [name for name, value in values["model"].items() if value is None and name != "preset"]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
+    asked = layouts.provide(values["train"])
     config = build(Config, values)
+    if not missing:
+        config, chosen = layouts.settle(config, asked)
+        derived += chosen
+        if not broken and (what := layouts.lack(config, asked)):
+            report("train.layout", what)
     for key, message in () if missing else rules.check(config, broken, tokens):
         report(key, message)
     if not missing and (lack := _lacks(config, problems)):
@@ -116,13 +122,22 @@ def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], li
         problems.append(Problem(1, str(settings.path), "", "must be keys with values, such as `name: my-run`"))
     if not isinstance(document.value, dict):
         raise ConfigError(problems, next="all keys: schema/README.md")
+    _open_layout(document)
     problems += _override(document, settings)
+    _open_layout(document)
     found = list(schema.check(document))
     problems += [problem for _, problem in found]
     for key, _ in found:
         _drop(document.value, key)
     broken = {problem.key for problem in problems}
     return document, schema.fill(document.value, schema.load_schema()), broken, problems
+
+
+def _open_layout(document: Document) -> None:
+    """`train.layout: auto` says of every degree what null says of one."""
+    train = document.value.get("train")
+    if isinstance(train, dict) and train.get("layout") == "auto":
+        train["layout"] = {}
 
 
 def _read(path: Path) -> Document:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 
-from .schema import Schema, dotted, load_schema, walk
+from .schema import Schema, dotted, is_group, load_schema, walk
 
 HEAD = """# Keys of config.yaml
 
@@ -20,7 +20,7 @@ def render(schema: Schema) -> str:
     """The page as Markdown: a table for each group of keys."""
     lines = [HEAD, *_table("", schema)]
     for key, part in walk(schema):
-        if part.get("type") == "object":
+        if is_group(part):
             lines += [f"\n## {dotted(key)}\n", f"{part['description']}\n", *_table(f"{dotted(key)}.", part)]
     return "\n".join(lines) + "\n"
 
@@ -29,7 +29,7 @@ def _table(prefix: str, schema: Schema) -> Iterator[str]:
     yield "| key | type | default | unit | allowed | meaning |"
     yield "|---|---|---|---|---|---|"
     for name, part in schema["properties"].items():
-        if part.get("type") == "object":
+        if is_group(part):
             continue
         types = part["type"] if isinstance(part["type"], list) else [part["type"]]
         default = f"`{json.dumps(part['default'])}`" if "default" in part else "required"

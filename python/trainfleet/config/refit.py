@@ -19,8 +19,14 @@ def smaller(config: Config) -> Iterator[Config]:
 
 
 def refit(config: Config, nodes: int) -> Config:
-    """The config for `nodes` nodes; each rank accumulates more micro-batches, none larger than before: that one fitted."""
+    """The config for `nodes` nodes; each rank accumulates more micro-batches, none larger than before: that one fitted.
+
+    The state is sharded over as many ranks as before, or the most that divide those that are left.
+    """
     fewer = replace(config, fleet=replace(config.fleet, nodes=nodes, nodes_min=min(config.fleet.nodes_min or nodes, nodes)))
+    layout, ways = config.train.layout, fewer.data_parallel
+    shard = max((degree for degree in range(1, min(layout.shard, ways) + 1) if ways % degree == 0), default=1)
+    fewer = replace(fewer, train=replace(fewer.train, layout=replace(layout, shard=shard)))
     part = fewer.train.global_batch // fewer.data_parallel if fewer.data_parallel else 0
     fits = [size for size in range(1, config.train.micro_batch + 1) if part % size == 0]
     return replace(fewer, train=replace(fewer.train, micro_batch=fits[-1])) if fits else fewer

@@ -71,11 +71,9 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
             yield "fleet.hosts", f"two hosts have the {kind} {', '.join(twice)}"
     if fleet.nodes_min is not None and fleet.nodes_min > fleet.nodes:
         yield "fleet.nodes_min", f"{fleet.nodes_min} is more than fleet.nodes {fleet.nodes}"
-    if fleet.backend != "ssh":
-        return
-    if not hosts:
-        yield "fleet.hosts", "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
-    elif fleet.nodes > len(hosts):
+    if (
+        fleet.backend == "ssh" and 0 < len(hosts) < fleet.nodes
+    ):  # without any, a fleet can be planned, and no more (nodes/fleet.py)
         yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); NODES={len(hosts)} works, or more hosts"
 
 
@@ -252,7 +250,7 @@ def _nearest(batch: int, ways: int) -> str:
     return ", ".join(str(size) for size in (below, below + ways) if size)
 
 
+DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _divided, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
-    _backend, _instance_type, _local, _hosts, _shared_folder, _layout, _heads, _tensor, _pipeline, _context, _divided, _family,
-    _documents, _global_batch, _micro_batch, _sequence, _schedule,
+    _backend, _instance_type, _local, _hosts, _shared_folder, _heads, *DIVISION, _family, _documents, _sequence, _schedule,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from ..errors import Problem
 from .positions import Document, Key
 
 PATH = Path(__file__).parents[3] / "schema" / "config.schema.json"
+NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
 Schema = dict[str, Any]
 
 
@@ -22,11 +23,16 @@ def load_schema() -> Schema:
     return json.loads(PATH.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
+def is_group(part: Schema) -> bool:
+    """Whether a key holds other keys (one word may stand for them: `train.layout: auto`)."""
+    return "object" in part.get("type", ())
+
+
 def walk(schema: Schema, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
     """Every key with its part of the schema, parents first, in the order of the file."""
     for name, part in schema.get("properties", {}).items():
         yield (*prefix, name), part
-        if part.get("type") == "object":
+        if is_group(part):
             yield from walk(part, (*prefix, name))
 
 
@@ -35,7 +41,7 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     filled = {}
     for name, part in schema["properties"].items():
         given = value.get(name, copy.deepcopy(part.get("default")))
-        filled[name] = fill(given, part) if part.get("type") == "object" and isinstance(given, dict) else given
+        filled[name] = fill(given, part) if is_group(part) and isinstance(given, dict) else given
     return filled
 
 
@@ -78,6 +84,9 @@ def _explain(error: Any, document: Document) -> Iterator[tuple[Key, str]]:
             yield (), f"{_show(got)} is not one of {', '.join(allowed)}, nor a path{suggest(str(got), allowed)}"
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             yield (), f"must be {_range(error.schema)}{unit}, not {_show(got)}"
+        case "pattern" if rule != NAME:
+            examples = ", ".join(map(_show, error.schema.get("examples", ())))
+            yield (), f"{_show(got)} is not {f'written as in {examples}' if examples else f'of the form {rule}'}"
         case "pattern":
             yield (
                 (),

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .families import FAMILIES
 from .types import Model
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Trained numbers of a part of a model: those in matrices, which tensor parallelism divides, and those in vectors."""
+
+    matrices: int
+    vectors: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model as a pipeline may cut it: what comes before the blocks, one block, what comes after them."""
+
+    first: Numbers
+    block: Numbers
+    last: Numbers
+
+
+def parts_of(model: Model) -> Parts:
+    """The parts; a tied output layer counts in the first alone."""
+    family, width = FAMILIES[model.family], model.hidden_size
+    embedding = model.vocabulary_size * width
+    head = _transform(model) + _pooler(model) + (0 if model.tie_embeddings else embedding)
+    if family.rotary:  # Llama has gains only: two a block, and the last
+        return Parts(Numbers(embedding, 0), Numbers(_block(model), 2 * width), Numbers(head, width))
+    block = 4 * width + model.intermediate_size + width + 4 * width  # attention, feed-forward, two norms
+    first = Numbers(embedding + _look_ups(model), 0 if family.causal else 2 * width)  # an encoder norms its embedding
+    return Parts(first, Numbers(_block(model), block), Numbers(head, _head_vectors(model)))
+
+
 def count_parameters(model: Model) -> int:
     """Trained numbers; a tied one counts once."""
-    embedding = model.vocabulary_size * model.hidden_size
-    return (2 - model.tie_embeddings) * embedding + _look_ups(model) + _matrices(model) + _vectors(model)
+    parts = parts_of(model)
+    return sum(part.matrices + part.vectors for part in (parts.first, parts.last, *[parts.block] * model.layers))
 
 
 def flops_per_token(model: Model, sequence_length: int) -> float:
@@ -43,10 +74,6 @@ def _pooler(model: Model) -> int:
     return model.hidden_size**2 + 2 * model.hidden_size if FAMILIES[model.family].objective == "pairs" else 0
 
 
-def _matrices(model: Model) -> int:
-    return model.layers * _block(model) + _transform(model) + _pooler(model)
-
-
 def _look_ups(model: Model) -> int:
     """Learnt positions and segments."""
     family = FAMILIES[model.family]
@@ -54,14 +81,8 @@ def _look_ups(model: Model) -> int:
     return (positions + family.segments) * model.hidden_size
 
 
-def _vectors(model: Model) -> int:
-    """Norms and biases. Llama has gains only: two a block, and the last."""
+def _head_vectors(model: Model) -> int:
+    """The last norm; of an encoder the biases of the square matrix and of the output layer, and of what judges pairs."""
     family, width = FAMILIES[model.family], model.hidden_size
-    if family.rotary:
-        return (2 * model.layers + 1) * width
-    blocks = model.layers * (4 * width + model.intermediate_size + width + 4 * width)  # attention, feed-forward, two norms
-    if family.causal:
-        return blocks + 2 * width
-    head = width + 2 * width + model.vocabulary_size  # the square matrix's bias, its norm, the output's bias
     pooler = width + 2 if family.objective == "pairs" else 0
-    return 2 * width + blocks + head + pooler  # first the embedding's norm
+    return 2 * width + (0 if family.causal else width + model.vocabulary_size + pooler)

@@ -38,9 +38,7 @@ class Cuda:
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
         accelerator = hardware.find_accelerator(self.name, self.memory_bytes())
-        if accelerator is None:
-            return float("nan")
-        return accelerator.bf16 if dtype == torch.bfloat16 else accelerator.fp32
+        return float("nan") if accelerator is None else accelerator.peak(dtype == torch.bfloat16)
 
     def place(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)

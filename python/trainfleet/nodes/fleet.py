@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..config.hosts import Host, parse_hosts
+from ..errors import ConfigError, Problem
 from .operations import Wanted
 from .stack import load_stack
 from .transport import Transport
@@ -15,7 +16,14 @@ def hosts_of(config: Config) -> tuple[Host, ...]:
 
 
 def open_fleet(config: Config) -> Transport:
-    """A transport to all hosts; it connects when it is first used."""
+    """A transport to all hosts; it connects when it is first used.
+
+    Raises:
+        ConfigError: the config names none, which is enough for a plan only.
+    """
+    if not config.fleet.hosts:
+        message = "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
+        raise ConfigError([Problem(0, "", "fleet.hosts", message)], next="write them into config.yaml; make plan needs none")
     return Transport(hosts_of(config), config.fleet.ssh)
 
 

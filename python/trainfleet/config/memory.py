@@ -1,0 +1,131 @@
+"""What a rank needs of its device's memory, from the layout and the shapes alone: arithmetic, which tests compare with torch.
+
+Counted is what engine/ does (parallel/blocks.py shards, models/ keep for backward), not what a device could do at best. Where a
+compiled block keeps less than its modules one by one, it is the latter that counts: an estimate errs on the side that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from .families import FAMILIES
+from .sizes import Numbers, parts_of
+from .types import Config
+
+MASTER = 4  # bytes of a number that the optimizer works on: fp32, also where products are computed in bf16
+GATHERED_BLOCKS = 2  # with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP, 3.3.2)
+LOSS = 3  # fp32 copies of the logits at the peak: their log-softmax, its gradient, and that of the logits (models/loss.py)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest rank at its fullest moment, by what they hold."""
+
+    weights: int  # that the optimizer works on
+    gradients: int
+    moments: int  # the optimizer's state
+    copies: int  # of weights in the format of the products, and gathered from other ranks
+    activations: int  # kept from forward for backward, and what one block works with
+    loss: int  # logits and their gradients; or what gradients are reduced in, where that is more
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a rank of a pipeline has: numbers in blocks and around them, and the micro-batches that are under way at once."""
+
+    blocks: int
+    block: int
+    around: int
+    under_way: float
+    last: bool
+
+
+def memory_of(config: Config, half: bool) -> Memory:
+    """The memory of the first or the last stage, whichever needs more; `half`: products are computed in bf16."""
+    return max((_memory(config, half, stage) for stage in _stages(config)), key=lambda memory: memory.total)
+
+
+def _stages(config: Config) -> list[Stage]:
+    model, layout, parts = config.model, config.train.layout, parts_of(config.model)
+
+    def here(part: Numbers) -> int:
+        return part.matrices // layout.tensor + part.vectors
+
+    first, block, last = here(parts.first), here(parts.block), here(parts.last)
+    if layout.pipeline == 1:
+        return [Stage(model.layers, block, first + last, 1, last=True)]
+    blocks = -(-model.layers // layout.pipeline)
+    again = first if model.tie_embeddings else 0  # the last stage has tied weights too
+    # 1F1B has p micro-batches under way on the first stage; interleaved stages (p - 1) / v more (Narayanan et al. 2021, 2.2).
+    most = layout.pipeline + (layout.pipeline - 1) / layout.interleave * (layout.interleave > 1)
+    return [
+        Stage(blocks, block, first, min(most, passes_of(config)), last=False),
+        Stage(blocks, block, last + again, 1, last=True),
+    ]
+
+
+def passes_of(config: Config) -> int:
+    """Micro-batches of a rank in a step."""
+    return max(1, config.train.global_batch // max(1, config.data_parallel * config.train.micro_batch))
+
+
+def _memory(config: Config, half: bool, stage: Stage) -> Memory:
+    layout = config.train.layout
+    numbers, width = stage.blocks * stage.block + stage.around, 2 if half else 4
+    ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
+    sharded = half or ranks * layout.tensor * layout.pipeline > 1  # otherwise DDP, which keeps no other copy
+    gathered = numbers if layout.zero == 1 else min(numbers, stage.around + GATHERED_BLOCKS * stage.block)
+    summed = layout.zero == 1 and passes_of(config) > 1 and ranks > 1  # between micro-batches gradients stay whole
+    most = max(stage.around, stage.block)  # the weights whose gradients are reduced at once
+    reducing = width * (stage.around + stage.block) + MASTER * most if sharded and (half or ranks > 1) else 0
+    return Memory(
+        weights=MASTER * numbers // ranks,
+        gradients=MASTER * numbers // (1 if summed else ranks),
+        moments=_moments(config, stage, numbers) // ranks,
+        copies=width * gathered if sharded and (half or ranks > 1) else 0,
+        activations=int(_activations(config, width, stage)),
+        loss=max(reducing, int(_loss(config)) if stage.last else 0),
+    )
+
+
+def _moments(config: Config, stage: Stage, numbers: int) -> int:
+    """Two of each number; Muon keeps one of those in the blocks' matrices."""
+    straight = stage.blocks * parts_of(config.model).block.matrices // config.train.layout.tensor
+    return MASTER * (2 * numbers - (straight if config.train.optimizer == "muon" else 0))
+
+
+def _loss(config: Config) -> float:
+    family, train = FAMILIES[config.model.family], config.train
+    guessed = train.micro_batch * family.guesses(train.sequence_length) / train.layout.context
+    return LOSS * 4 * guessed * config.model.vocabulary_size / train.layout.tensor
+
+
+def _activations(config: Config, width: int, stage: Stage) -> float:
+    train = config.train
+    tokens = train.micro_batch * train.sequence_length / train.layout.context
+    kept, whole = width * _kept(config, train.recompute), width * _kept(config, "none")
+    if FAMILIES[config.model.family].dropout and config.model.dropout and train.recompute == "none":
+        kept += 2 * config.model.hidden_size  # masks, a byte a number
+    working = 2 * (config.model.hidden_size + config.model.intermediate_size) * width / train.layout.tensor  # gradients within
+    return tokens * (stage.under_way * stage.blocks * kept + working + (whole if train.recompute != "none" else 0))
+
+
+def _kept(config: Config, recompute: str) -> float:
+    """Numbers a token that a block keeps for its backward pass: the inputs of its matrix products, norms and products.
+
+    Counted as Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) do, of our modules. Between modules a tensor rank has a
+    part of the sequence; what enters attention and feed-forward is whole, as it is kept after it was gathered.
+    """
+    model, layout, rotary = config.model, config.train.layout, FAMILIES[config.model.family].rotary
+    wide, inner, part = model.hidden_size, model.intermediate_size, layout.tensor
+    keys = 2 * model.kv_heads * (model.hidden_size // model.heads) * layout.context  # and values, of the whole sequence
+    if recompute == "full":
+        return wide / part  # the block's input
+    if recompute == "selective":  # what matrix products and attention made, and the block's input
+        return (3 * wide + keys + (2 if rotary else 1) * inner) / part + 2 * wide
+    # the inputs of both norms, query, attention; key, value; SwiGLU's four or the two of a plain one; then both modules' inputs
+    return (4 * wide + keys + (4 if rotary else 2) * inner) / part + 2 * wide

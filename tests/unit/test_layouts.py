@@ -1,0 +1,107 @@
+"""train.layout: auto chooses the least division that fits, keeps what was given, and says why; plans need no machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainfleet.cli import main as command
+from trainfleet.config import Config, Derived, Settings, load
+from trainfleet.config.layouts import needs, usable_bytes
+from trainfleet.config.refit import refit
+from trainfleet.errors import ConfigError
+from trainfleet.hardware import INSTANCE_TYPES
+from trainfleet.recipes import FOLDER
+
+FLEET = """
+name: fleet
+fleet: {{backend: ssh, nodes: {nodes}, instance_type: {kind}, shared_folder: /fsx/x}}
+data: {{vocabulary_size: 500}}
+model: {{preset: {preset}}}
+train: {{global_batch: {batch}, sequence_length: {length}, layout: auto}}
+"""
+
+
+def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, dict[str, Derived]]:
+    text = FLEET.format(**({"nodes": 8, "kind": "p5.48xlarge", "preset": "llama-3-8b", "batch": 512, "length": 8192} | words))
+    (folder / "config.yaml").write_text(text)
+    config, derived = load(Settings(folder / "config.yaml", settings))
+    return config, {row.key: row for row in derived}
+
+
+@pytest.mark.parametrize(
+    ("words", "layout", "recompute"),
+    [
+        ({"preset": "llama-3.2-1b"}, "shard 1 tensor 1 pipeline 1", "none"),
+        ({"preset": "llama-3-8b"}, "shard 8 zero 3 tensor 1 pipeline 1", "none"),  # within a node, replicas over nodes
+        ({"preset": "llama-3-70b", "nodes": 16}, "shard 128 zero 3 tensor 1 pipeline 1", "full"),
+        ({"preset": "llama-2-13b", "kind": "p4d.24xlarge", "nodes": 2, "length": 4096}, "shard 8 zero 3 tensor 1", "full"),
+        ({"preset": "llama-2-7b", "kind": "trn1.32xlarge", "nodes": 4, "length": 4096}, "shard 8 zero 1 tensor 4 pipeline 1", "full"),
+        ({"preset": "llama-2-70b", "kind": "trn1.32xlarge", "nodes": 32, "batch": 1024, "length": 4096}, "zero 1 tensor 8 pipeline 8", "full"),
+        ({"preset": "llama-3-8b", "batch": 8}, "tensor 8", "none"),  # 64 ranks, 8 sequences: the others help with those
+        ({"preset": "llama-3-8b", "kind": "g6.48xlarge", "nodes": 2, "batch": 64, "length": 4096}, "shard 16 zero 3 tensor 1", "full"),
+        ({"preset": "bert-large", "kind": "trn1.32xlarge", "nodes": 16, "batch": 65536, "length": 128}, "shard 1 tensor 1", "none"),
+    ],
+)  # fmt: skip
+def test_the_least_division_that_fits_is_taken(tmp_path: Path, words: dict[str, object], layout: str, recompute: str) -> None:
+    config, derived = chosen(tmp_path, **words)
+    device = INSTANCE_TYPES[config.fleet.instance_type or ""].accelerator
+    assert device and needs(config) <= usable_bytes(device)
+    found = config.train.layout
+    pairs = dict(zip(layout.split()[::2], map(int, layout.split()[1::2]), strict=True))
+    assert {name: getattr(found, name) for name in pairs} == pairs and config.train.recompute == recompute
+    assert "GiB" in derived["train.layout.shard"].why
+    assert config.train.global_batch % (config.data_parallel * config.train.micro_batch) == 0
+
+
+def test_what_was_given_stays(tmp_path: Path) -> None:
+    config, derived = chosen(tmp_path, "train.layout.tensor=4 train.recompute=full train.micro_batch=2")
+    assert (config.train.layout.tensor, config.train.recompute, config.train.micro_batch) == (4, "full", 2)
+    assert not {"train.layout.tensor", "train.recompute", "train.micro_batch"} & set(derived)
+    assert chosen(tmp_path, "train.layout.shard=1 train.layout.tensor=1", preset="llama-3.2-1b")[0].train.layout.shard == 1
+
+
+def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_would_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.layout: auto: no layout of 8 ranks .* GiB a rank; NODES=2 works"):
+        chosen(tmp_path, nodes=1, preset="llama-3-70b", batch=64)
+    assert chosen(tmp_path, nodes=2, preset="llama-3-70b", batch=64)[0].fleet.nodes == 2
+
+
+def test_a_word_that_is_no_layout_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'train.layout: "fast" is not written as in "auto"'):
+        chosen(tmp_path, "train.layout=fast")
+
+
+def test_the_resolved_config_holds_what_was_chosen(tmp_path: Path) -> None:
+    from trainfleet.config import dump_resolved, load_resolved
+
+    config, _ = chosen(tmp_path)
+    (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
+    assert load_resolved(tmp_path / "resolved.yaml") == config and config.train.layout.shard == 8
+
+
+def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: Path) -> None:
+    config, _ = chosen(tmp_path, nodes=16, preset="llama-3-70b", batch=480 * 128)
+    fewer = refit(config, 15)
+    assert fewer.train.layout.shard == 120 and fewer.data_parallel == 120
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "32 data-parallel (state over 8, ZeRO 1) x 4 tensor", "of 14.4 usable a rank")),
+        ("llama-3-8b-p5", ("8 nodes x 8 ranks (p5.48xlarge)", "64 data-parallel (state over 8, ZeRO 3)", "of 71.3 usable a rank")),
+        ("bert-large-trn1", ("16 nodes x 32 ranks (trn1.32xlarge)", "512 data-parallel\n", "512 x 2 micro-batches of 64")),
+        ("roberta-large-p3dn-ssh", ("8 nodes x 8 ranks (p3dn.24xlarge)", "64 data-parallel\n", "15.7 TFLOP/s a rank, fp32")),
+    ],
+)  # fmt: skip
+def test_a_fleet_that_is_not_there_yet_is_planned(recipe: str, told: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["plan", f"CONFIG={FOLDER / recipe}.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert all(words in said for words in (*told, "FI_PROVIDER", "hosts: none yet", "MFU")), said
+
+
+def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["train", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml"]) == 2
+    assert "fleet.hosts: the ssh backend needs the machines that you have" in capsys.readouterr().err
