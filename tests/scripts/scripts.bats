@@ -214,6 +214,18 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   [[ $output == *"is not complete"* ]]
 }
 
+@test "python: built beside the lock, marked last, and left alone the second time" {
+  fake uv 'for last; do :; done
+[ "$1" = pip ] || { mkdir -p "$last/bin"; printf "#!/bin/sh\necho 2.13.0+cpu\n" > "$last/bin/python"; chmod +x "$last/bin/python"; }'
+  run "$scripts/python.sh" apply "$root/env" https://index.invalid - torch==2.13.0
+  [ "$status" -eq 0 ]
+  [ "${lines[-1]}" = "python: $root/env, torch 2.13.0+cpu" ]
+  calls=$(wc -l < "$FAKE_LOG")
+  run "$scripts/python.sh" apply "$root/env" https://index.invalid - torch==2.13.0
+  [ "$status" -eq 0 ]
+  [ "$(wc -l < "$FAKE_LOG")" -eq "$calls" ]
+}
+
 @test "build tools: what is missing is named" {
   run "$scripts/build_tools.sh" verify
   [ "$status" -eq 0 ] || [[ $output == "build tools: missing: "* ]]
