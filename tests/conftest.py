@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -18,3 +18,15 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
             f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
         )
     return report
+
+
+@pytest.fixture(scope="session")
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Prints a line that is wanted of a test that passes too: a table of what it measured."""
+    capture: Any = request.config.pluginmanager.get_plugin("capturemanager")
+
+    def tell(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, flush=True)
+
+    return tell

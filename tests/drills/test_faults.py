@@ -37,12 +37,12 @@ class Fault:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Lab]:
+def nodes(tell: Callable[[str], None]) -> Iterator[Lab]:
     with lab(4) as up:
         Cockpit.write_text(up)
         pin(up)
         yield up
-        print("\n" + "\n".join(["fault                     noticed  training again  steps lost  verdict", *TABLE]))
+        tell("\n".join(["", "fault                     noticed  training again  steps lost  verdict", *TABLE]))
 
 
 @pytest.fixture(scope="module")

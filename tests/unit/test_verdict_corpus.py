@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_the_corpus_is_large_and_labelled() -> None:
     assert labels["none"] >= 5
 
 
-def test_precision_and_recall() -> None:
+def test_precision_and_recall(tell: Callable[[str], None]) -> None:
     right: Counter[str] = Counter()
     named: Counter[str] = Counter()
     true: Counter[str] = Counter()
@@ -72,13 +73,13 @@ def test_precision_and_recall() -> None:
         right[label] += said == label
         if said != label:
             wrong.append(f"{case.name}: said {said}, is {label}")
-    print(f"\n{'cause':14} {'logs':>4} {'precision':>9} {'recall':>7}")
+    tell(f"\n{'cause':14} {'logs':>4} {'precision':>9} {'recall':>7}")
     for cause in sorted(true):
-        print(f"{cause:14} {true[cause]:4} {right[cause] / (named[cause] or 1):9.2f} {right[cause] / true[cause]:7.2f}")
+        tell(f"{cause:14} {true[cause]:4} {right[cause] / (named[cause] or 1):9.2f} {right[cause] / true[cause]:7.2f}")
     faults = {cause for cause in true if cause != "none"}
     precision = sum(right[cause] for cause in faults) / sum(named[cause] for cause in named if cause != "none")
     recall = sum(right[cause] for cause in faults) / sum(true[cause] for cause in faults)
-    print(f"{'all':14} {len(CASES):4} {precision:9.2f} {recall:7.2f}")
+    tell(f"{'all':14} {len(CASES):4} {precision:9.2f} {recall:7.2f}")
     assert precision >= FLOOR and recall >= FLOOR, wrong
 
 
