@@ -58,7 +58,7 @@ def place_of(variables: Variables) -> AbstractContextManager[Here | Away]:
     """The place of the run that the config names; a context, which closes what it opened."""
     run = run_named(variables)
     config = _config(run, variables)
-    if config is None or not config.fleet.reached_by_ssh:
+    if config is None or not config.fleet.reached_by_ssh or not config.fleet.hosts:  # without hosts it has run nowhere yet
         return nullcontext(Here(run))
     from .away import Away  # loads SSH
 

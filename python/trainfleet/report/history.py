@@ -132,11 +132,11 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """The ` CONFIG=…` that a next command needs; nothing when the config.yaml here is this run's own."""
+    """The ` CONFIG=…` that a next command needs; nothing when the config.yaml here is this run's own, or there is no other yet."""
     here = Path("config.yaml")
     lines = here.read_text(encoding="utf-8").splitlines() if here.is_file() else []
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
-    return "" if own else f" CONFIG={run.config}"
+    return "" if own or not run.config.exists() else f" CONFIG={run.config}"
 
 
 def describe(event: Record) -> str:
