@@ -132,7 +132,7 @@ def read(run: Run) -> History:
 
 
 def _which_config(run: Run) -> str:
-    """The ` CONFIG=…` that a next command needs; nothing when the config.yaml here is this run's own, or there is no other yet."""
+    """The ` CONFIG=…` that a next command needs: nothing when this run's config is the one here, or there is none yet."""
     here = Path("config.yaml")
     lines = here.read_text(encoding="utf-8").splitlines() if here.is_file() else []
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
