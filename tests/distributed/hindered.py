@@ -1,8 +1,8 @@
 """As ranks.py, with saves hindered: `python hindered.py WHAT N PORT RUN_FOLDER`, WHAT being one of
 
-full:RANK:STEP,STEP...   that rank finds no room on the disk at the saves of these steps
-slow:SECONDS             a file of a checkpoint takes so long to open
-fast:FACTOR              on rank 0, the clock by which saves are due runs so many times as fast
+full:RANK:STEP,STEP...:SECONDS   that rank finds no room on the disk at the saves of these steps, after so many seconds
+slow:SECONDS                     a file of a checkpoint takes so long to open
+fast:FACTOR                      on rank 0, the clock by which saves are due runs so many times as fast
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from trainfleet.engine.checkpoint import checkpoints
 create = Folder.create
 
 
-def full(rank: str, steps: str) -> None:
+def full(rank: str, steps: str, seconds: str) -> None:
     @contextmanager
     def hindered(store: Folder, step: int, file: str) -> Iterator[BinaryIO]:
         with create(store, step, file) as stream:
             yield stream
             if os.environ["RANK"] == rank and str(step) in steps.split(","):
+                time.sleep(float(seconds))
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
     Folder.create = hindered  # type: ignore[method-assign]
