@@ -245,7 +245,7 @@ def spoil_each(base: Run, config: Config) -> tuple[int, list[str]]:
             found = json.loads((run.folder / "found.json").read_text()) if code == 0 else {"step": code, "values": []}
             told = (run.folder / "events.jsonl").read_text() if code == 0 else ""
             aside = (run.checkpoints / "step-00000008.broken").is_dir()
-            if found["step"] != 4 or found["values"] != [4.0] or not aside or "checkpoint_broken" not in told or name not in told:
+            if found["step"] != 4 or found["values"] != [4.0] or not aside or "damaged" not in told or name not in told:
                 wrong.append(f"{name} {what}: resumed at {found['step']}, set aside: {aside}, {told}")
             shutil.rmtree(run.folder)
     return len(names) * len(damages()), wrong

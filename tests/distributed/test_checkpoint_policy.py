@@ -48,7 +48,7 @@ def test_a_full_disk_stops_saving_and_not_training(bench: Bench, unhindered: Pat
     run, code, output = train(bench, "full:1:8,12:0", "full")
     assert code == 0 and ranks.metrics(run) == ranks.metrics(unhindered), output
     assert saved(run) == [4, 16, 20] and there(run) == [16, 20] and not list((run / "checkpoints").glob(".*"))
-    failures = ranks.events(run, "checkpoint_failed")
+    failures = ranks.events(run, "unsaved")
     assert [failure["step"] for failure in failures] == [8, 12] and "No space left" in failures[0]["why"]
     assert "step 8 was not saved, training goes on: can't write a checkpoint on rank 1" in output and "df -h" in output
 

@@ -27,7 +27,10 @@ def main(variables: Variables, started: float) -> int:
         print("  ".join(f"{cell:>{width}}" if column in (0, 2, 3) else f"{cell:<{width}}"
                         for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())  # fmt: skip
     broken = [entry for entry in entries if entry.fault]
-    print(f"next: {'make train goes on from the newest good one' if broken else 'make verify reads the newest one through'}")
+    if broken:
+        print("next: make train goes on from the newest good one")
+    else:
+        print("next: make verify reads the bytes of the newest; good says that no file is missing or cut")
     return 1 if broken else 0
 
 

@@ -75,7 +75,7 @@ class Recorder:
                 self.run.record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
                 self.update(last_checkpoint=save.address)
             else:
-                self.run.record("checkpoint_failed", step=save.step, message=save.error.what, why=save.error.why)
+                self.run.record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
                 then = "the run stops" if save.stops else "training goes on"
                 print(f"step {save.step:,} was not saved, {then}: {save.error}", flush=True)
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Part = tuple[str, str]  # a name, which may be empty, and its figure
 ASelf = TypeVar("ASelf", bound="Shown")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-STYLES = {"fault": "red", "verdict": "red", "stopped": "yellow", "restarted": "yellow", "finished": "green"}
+STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", "stopped": "yellow", "notice": "yellow",
+          "restarted": "yellow", "finished": "green"}  # fmt: skip
 
 
 class Line:

@@ -139,7 +139,7 @@ class Checkpoints:
             self.store.sweep()
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
         for damage in passed:
-            self._tell("checkpoint_broken", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
+            self._tell("damaged", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
         if found is None:
             self._begin(model)
             return Progress()
