@@ -101,6 +101,15 @@ def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path
     assert [event["step"] for event in ranks.events(run, "resumed")] == [1] and len(ranks.events(run, "initialized")) == 1
 
 
+def test_a_folder_that_can_t_be_cleared_is_told_once_by_all(bench: Bench) -> None:
+    run = bench.prepare("unswept", 2)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / ".step-00000004").touch()  # a file where a folder is to be removed
+    bench.train("unswept", 2, code=1)
+    assert bench.output.count("can't clear away what unfinished saves left on rank 0") == 1 and "Traceback" not in bench.output
+    assert ".step-00000004" in bench.output, bench.output
+
+
 def test_weights_of_another_shape_are_refused(bench: Bench, unhindered: Path) -> None:
     bench.train("misfit", 2, code=1, train__init_from=str(unhindered), model__layers=3)
     assert bench.output.count("model.layers is 2 there, 3 here") == 1 and "Traceback" not in bench.output, bench.output

@@ -31,6 +31,10 @@ def refusal(folder: Path, settings: str) -> str:
         ("train.layout.tensor=2 train.layout.pipeline=4", "does not divide the world size 4"),
         ("train.layout.shard=3", "train.layout.shard: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4"),
         ("train.layout.tensor=4", "train.layout.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2"),
+        (
+            "train.layout.tensor=2 model.intermediate_size=97",
+            "train.layout.tensor: 2 does not divide model.intermediate_size 97; what does: 1",
+        ),
         ("model.layers=2 train.layout.pipeline=4", "train.layout.pipeline: 4 makes 4 stages of 2 layers; at most 2 work"),
         (
             "train.layout.pipeline=2 train.layout.interleave=4",

@@ -114,6 +114,12 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     if heads % tensor:
         told = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         yield "train.layout.tensor", f"{tensor} does not divide {told}; what does: {_listed(_divisors(heads))}"
+    elif model.intermediate_size % tensor:
+        fit = _divisors(math.gcd(heads, model.intermediate_size))
+        yield (
+            "train.layout.tensor",
+            f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; what does: {_listed(fit)}",
+        )
     elif train.sequence_length % (tensor * train.layout.context):
         yield (
             "train.layout.tensor",

@@ -135,8 +135,7 @@ class Checkpoints:
         Raises:
             RunError: there are checkpoints and none is good, or they are of another run than the config asks for.
         """
-        if self.peers.first:
-            self.store.sweep()
+        self.peers.one("can't clear away what unfinished saves left", self.store.sweep)
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
         for damage in passed:
             self._tell("damaged", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
