@@ -190,3 +190,9 @@ class Config:
         """Ranks that see different sequences: the world over the degrees that share one."""
         layout = self.train.layout
         return self.world_size // (layout.tensor * layout.pipeline * layout.context)
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The layout as results.json and checkpoints tell it."""
+        layout = self.train.layout
+        return {"dp": self.data_parallel, "fsdp": layout.shard, "tp": layout.tensor, "pp": layout.pipeline, "cp": layout.context}

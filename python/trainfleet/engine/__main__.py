@@ -80,7 +80,7 @@ def heed(run: Run, vote: Vote, node: int, notice: str) -> None:
 
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     """The recorder, with all that is known before the first step in results.json."""
-    world, train, layout = trainer.world, config.train, config.train.layout
+    world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
     recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak)
@@ -93,13 +93,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         device=world.device.kind,
         device_name=world.device.name,
         precision=str(trainer.precision).removeprefix("torch."),
-        layout={
-            "dp": config.data_parallel,
-            "fsdp": layout.shard,
-            "tp": layout.tensor,
-            "pp": layout.pipeline,
-            "cp": layout.context,
-        },
+        layout=config.degrees,
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
         global_batch_sequences=train.global_batch,
         sequence_length=train.sequence_length,

@@ -173,7 +173,6 @@ class Checkpoints:
             print(message, flush=True)
 
     def _commit(self, progress: Progress, loss: float) -> Commit:
-        layout = self.config.train.layout
         return Commit(
             step=progress.step,
             samples=progress.samples,
@@ -183,13 +182,7 @@ class Checkpoints:
             loss=loss if math.isfinite(loss) else None,
             time=time.time(),
             world_size=self.peers.size,
-            layout={
-                "dp": self.config.data_parallel,
-                "fsdp": layout.shard,
-                "tp": layout.tensor,
-                "pp": layout.pipeline,
-                "cp": layout.context,
-            },
+            layout=self.config.degrees,
             dataset=self.dataset,
             config=changes.flatten(self.config),
             versions=versions(torch=torch.__version__),
