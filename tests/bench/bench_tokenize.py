@@ -3,8 +3,8 @@
     python tests/bench/corpus.py CORPUS 260 FOLDER...        # real text of this machine, nothing twice
     python tests/bench/bench_tokenize.py CORPUS --peers PYTHON --megatron CHECKOUT --log tests/bench/LOG.md
 
-PYTHON is an interpreter with datatrove, datasets and transformers, in an environment of its own. The tokenizer is a BPE of 32,000
-that is trained on the corpus first and given to all as the same tokenizer.json.
+PYTHON is an interpreter with datatrove, datasets, transformers and (for Megatron) torch, in an environment of its own. The
+tokenizer is a BPE of 32,000 that is trained on the corpus first and given to all as the same tokenizer.json.
 """
 
 from __future__ import annotations
@@ -170,12 +170,14 @@ def main() -> None:
     parser.add_argument("--peers", help="an interpreter with datatrove, datasets and transformers")
     parser.add_argument("--megatron", help="a checkout of Megatron-LM, run with the same interpreter")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="of the peers: datatrove, datasets, megatron")
     parser.add_argument("--rounds", type=int, default=1, help="of everything; ours runs before and after each peer")
     parser.add_argument("--log", type=Path, help="a file to append the table to")
     options = parser.parse_args()
     sys.path.insert(0, str(PACKAGE))
-    tools = [peer(name, options.peers) for name in ("datatrove", "datasets") if options.peers]
-    tools += [megatron(options.peers, options.megatron)] if options.megatron else []
+    peers = {name: peer(name, options.peers) for name in ("datatrove", "datasets") if options.peers}
+    peers |= {"megatron": megatron(options.peers, options.megatron)} if options.megatron else {}
+    tools = [tool for name, tool in peers.items() if name in (options.only or peers)]
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer, out, results = Path(scratch, "tokenizer.json"), Path(scratch, "out"), list[Result]()
         train_tokenizer(options.corpus, tokenizer)

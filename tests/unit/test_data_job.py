@@ -18,9 +18,10 @@ from trainfleet.config.types import Data, Source
 from trainfleet.data import encoders, job, manifest, sources, units
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.job import Share, tokenize
+from trainfleet.data.lock import only_job
 from trainfleet.data.progress import read_progress
 from trainfleet.data.shards import read_index
-from trainfleet.data.store import open_store
+from trainfleet.data.store import Folder, open_store
 from trainfleet.data.tokenizer import load
 from trainfleet.data.verify import verify
 from trainfleet.errors import DataError
@@ -128,7 +129,7 @@ def test_progress_adds_up_to_the_whole(data: Data, tmp_path: Path) -> None:
 
 
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:
-    with job._only_job(tmp_path / "set", ALONE), pytest.raises(DataError, match="another job"):
+    with only_job(Folder(tmp_path / "set")), pytest.raises(DataError, match="another job"):
         tokenize(data, ALONE, tmp_path)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,9 +17,10 @@ import pytest
 
 from requirement import need
 from trainfleet.config.types import Data
-from trainfleet.data import manifest, objects, sources
+from trainfleet.data import lock, manifest, objects, sources
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.job import Share, tokenize
+from trainfleet.data.lock import Claim
 from trainfleet.data.progress import read_progress
 from trainfleet.data.sources import plan_units
 from trainfleet.errors import DataError
@@ -25,6 +28,7 @@ from trainfleet.errors import DataError
 need("boto3")
 need("moto.server", "pip install moto[server,s3]")
 ALONE = Share(0, 1, 1)
+CONDITIONS = ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH")
 
 
 class Busy:
@@ -32,12 +36,17 @@ class Busy:
 
     def __init__(self, application: Callable[..., Any]) -> None:
         self.application, self.draw, self.refused, self.always = application, random.Random(1), 0, ""
+        self.conditions, self.lost = set[str](), ""  # of requests that put a lock; an object whose next answer is lost
         self.lock = threading.Lock()
 
     def __call__(self, environment: dict[str, Any], start: Callable[..., Any]) -> Any:
         with self.lock:
+            self.conditions |= {name for name in CONDITIONS if name in environment and environment["PATH_INFO"].endswith("/lock")}
             busy = self.draw.random() < 0.2 or bool(self.always and self.always in environment["PATH_INFO"])
             self.refused += busy
+        if not busy and self.lost and environment["PATH_INFO"].endswith(self.lost) and environment["REQUEST_METHOD"] == "PUT":
+            self.lost, busy = "", True
+            b"".join(self.application(environment, lambda *_: None))
         if not busy:
             return self.application(environment, start)
         start("503 Slow Down", [("Content-Type", "application/xml")])
@@ -117,6 +126,57 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
     for first in range(0, 200, 20):
         assert np.array_equal(here.batch("train", first, 20, 64, 1), there.batch("train", first, 20, 64, 1))
     assert list((tmp_path / "elsewhere" / "set" / "cache").iterdir())
+
+
+def test_of_two_jobs_on_two_machines_one_is_refused(
+    data: Data, server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lock, "RENEW", 0.05)
+    monkeypatch.setattr(lock, "POLL", 0.1)
+    remote = replace(data, name="contested", store="s3://bucket/sets")
+    store, other = manifest.store_of(remote, tmp_path / "here"), tmp_path / "there"
+    with lock.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
+        tokenize(remote, ALONE, other)
+    assert f"(process {os.getpid()}, claim" in capsys.readouterr().out
+    assert server.conditions == set(CONDITIONS), "who comes second is decided by the server"
+    assert tokenize(remote, ALONE, other), "what is let go can be had"
+    assert not objects.list_prefix("s3://bucket/sets/contested/lock")
+
+
+def test_the_claim_of_a_job_that_died_lapses(server: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "s3://bucket/died/lock"
+    assert objects.write_if(address, b"0123 host (process 1, claim 1)", "")
+    monkeypatch.setattr(lock, "LAPSE", 3600.0)
+    with Claim(address, "0123"):  # whoever wrote that had the lock that is held now
+        pass
+    assert objects.write_if(address, b"0123 host (process 1, claim 1)", "")
+    monkeypatch.setattr(lock, "LAPSE", 0.2)
+    monkeypatch.setattr(lock, "POLL", 0.05)
+    with Claim(address, "4567"):
+        assert objects.read(address).startswith(b"4567 ")  # type: ignore[union-attr]
+
+
+def test_a_claim_whose_answer_was_lost_is_known_again(server: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "LAPSE", 3600.0)
+    server.lost = "/lost/lock"
+    with Claim("s3://bucket/lost/lock", "0123"):
+        assert not server.lost
+
+
+def test_a_job_that_was_taken_for_dead_stops(
+    server: Busy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    monkeypatch.setattr(lock, "RENEW", 0.05)
+    try:
+        with Claim("s3://bucket/slow/lock", "0123"):
+            objects.write("s3://bucket/slow/lock", b"4567 another")
+            assert stopped.wait(30)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "another job is tokenizing" in capfd.readouterr().err
+    assert objects.read("s3://bucket/slow/lock") == b"4567 another", "it leaves the other's claim alone"
 
 
 def test_a_block_that_was_changed_in_s3_is_refused(data: Data, tmp_path: Path) -> None:

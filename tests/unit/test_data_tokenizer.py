@@ -69,7 +69,7 @@ def test_a_wrong_encoder_is_passed_over_and_named(tokenizer: Tokenizer, monkeypa
             return np.where(ids == ids.max(), 0, ids).astype(np.uint32), offsets
 
     monkeypatch.setitem(encoders.ENCODERS, "fastokens", Wrong)
-    encoder, passed = encoders.open_encoder(tokenizer.definition, ("fastokens", "tokenizers"))
+    encoder, passed = encoders.open_encoder(tokenizer.definition, tokenizer.reference, ("fastokens", "tokenizers"))
     assert encoder.name == "tokenizers"
     assert "fastokens" in passed[0] and "otherwise" in passed[0]
 

@@ -106,12 +106,12 @@ HARD_TEXTS = [
 ]
 
 
-def open_encoder(definition: str, names: tuple[str, ...] = tuple(ENCODERS)) -> tuple[Encoder, list[str]]:
+def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)) -> tuple[Encoder, list[str]]:
     """The first of the named libraries that loads this tokenizer.json and encodes the hard texts as the reference does.
 
-    Also, for each one passed over, a line that says why. DataError when not even the reference can load it.
+    Also, for each one passed over, a line that says why.
     """
-    reference, passed = open_reference(definition), list[str]()
+    passed = list[str]()
     for name in names:
         if name == reference.name:
             break

@@ -7,7 +7,6 @@ are the same whoever makes them.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import multiprocessing
 import multiprocessing.connection
@@ -15,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
@@ -28,6 +27,7 @@ from ..config.types import Data
 from ..errors import DataError, TrainfleetError
 from ..processes import die_with_parent
 from . import bpe, manifest, progress
+from .lock import only_job
 from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
 from .store import Store
@@ -53,7 +53,7 @@ class Share:
 def tokenize(data: Data, share: Share, root: Path = runs.DATA) -> Manifest | None:
     """Does this node's units; returns the manifest if the dataset is finished then, None if other nodes are still at work."""
     store = manifest.store_of(data, root)
-    with _only_job(store.folder, share):
+    with only_job(store) if share.node == 0 else nullcontext():
         if (finished := manifest.find(data, root)) is not None:
             print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
             return finished
@@ -228,25 +228,3 @@ def exit_on(number: signal.Signals) -> None:
         sys.exit(128 + received)
 
     signal.signal(number, leave)
-
-
-@contextmanager
-def _only_job(folder: Path, share: Share) -> Iterator[None]:
-    """Held by node 0 for as long as it works. DataError when another job is at work on this dataset."""
-    if share.node != 0:
-        yield
-        return
-    path = folder / "lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a")  # noqa: SIM115  closed below
-    except OSError as error:
-        raise runs.unwritable(path, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(
-                "another job is tokenizing this dataset", where=str(folder), next="wait for it, or: make stop"
-            ) from None
-        yield

@@ -30,7 +30,10 @@ FOR_GOOD = {
     "NoSuchBucket": "there is no such bucket",
     "412": "it changed after the work was planned",
     "PreconditionFailed": "it changed after the work was planned",
+    "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
 }
+GONE = ("404", "NoSuchKey")
+CHANGED = ("412", "PreconditionFailed")
 T = TypeVar("T")
 
 
@@ -78,10 +81,8 @@ def read_range(file: File, start: int, end: int) -> bytes:
 
 def read(path: str) -> bytes | None:
     """The whole of a small object; None when there is none."""
-    bucket, key = split(path)
-    if not list_prefix(path):
-        return None
-    return attempt(lambda: cast(bytes, client().get_object(Bucket=bucket, Key=key)["Body"].read()), path)
+    found = read_version(path)
+    return found and found[0]
 
 
 def write(path: str, content: bytes) -> None:
@@ -90,9 +91,34 @@ def write(path: str, content: bytes) -> None:
     attempt(lambda: client().put_object(Bucket=bucket, Key=key, Body=content), path)
 
 
-def remove(path: str) -> None:
+def read_version(path: str) -> tuple[bytes, str] | None:
+    """A small object and its ETag; None when there is none."""
     bucket, key = split(path)
-    attempt(lambda: client().delete_object(Bucket=bucket, Key=key), path)
+
+    def get() -> tuple[bytes, str] | None:
+        answer = _unless(GONE, lambda: client().get_object(Bucket=bucket, Key=key))
+        return answer and (answer["Body"].read(), answer["ETag"])
+
+    return attempt(get, path)
+
+
+def write_if(path: str, content: bytes, version: str) -> str:
+    """Puts a small object in place of the one with the ETag `version`, "" for none; its own ETag. "" when another was there."""
+    bucket, key = split(path)
+    condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
+
+    def put() -> str:
+        answer = _unless(GONE + CHANGED, lambda: client().put_object(Bucket=bucket, Key=key, Body=content, **condition))
+        return str(answer["ETag"]) if answer else ""
+
+    return attempt(put, path)
+
+
+def remove(path: str, version: str = "") -> None:
+    """Deletes an object, if it is there; with an ETag only the one that has it."""
+    bucket, key = split(path)
+    condition = {"IfMatch": version} if version else {}
+    attempt(lambda: _unless(GONE + CHANGED, lambda: client().delete_object(Bucket=bucket, Key=key, **condition)), path)
 
 
 def upload(path: str, source: str) -> None:
@@ -143,6 +169,18 @@ def attempt(request: Callable[[], T], where: str) -> T:
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(2 * pause, PAUSE[1])
     raise AssertionError("unreachable")
+
+
+def _unless(codes: tuple[str, ...], request: Callable[[], T]) -> T | None:
+    """The request's answer; None when it is an error of one of these codes."""
+    import botocore.exceptions
+
+    try:
+        return request()
+    except botocore.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] in codes:
+            return None
+        raise
 
 
 @cache

@@ -93,7 +93,7 @@ class Tokenizer:
     def _opened(self) -> tuple[Encoder, list[str]]:
         from .encoders import open_encoder
 
-        return open_encoder(self.definition)
+        return open_encoder(self.definition, self.reference)
 
 
 def described(encoder: Encoder) -> str:

@@ -1,0 +1,124 @@
+"""One job at a time makes a dataset: a lock of the operating system beside it, and for one in S3 an object as well.
+
+The kernel lets go of a lock when its holder dies. An object stays, so its holder writes it anew every RENEW seconds, and one that
+has not changed for LAPSE is taken over. Whoever looks waits that long himself, so no two machines' clocks are ever compared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from .. import runs
+from ..errors import DataError
+from . import objects
+from .store import Bucket, Store
+
+RENEW = 10.0  # seconds
+LAPSE = 60.0
+POLL = 1.0
+
+
+@contextmanager
+def only_job(store: Store) -> Iterator[None]:
+    """Held for as long as the block runs. DataError when another job is at work on the dataset."""
+    with _locked(store.folder / "lock") as file:
+        if isinstance(store, Bucket):
+            with Claim(store.describe("lock"), _name(file)):
+                yield
+        else:
+            yield
+
+
+class Claim:
+    """The object that says whose the dataset is. S3 puts it only if what is there is what the writer takes to be there."""
+
+    def __init__(self, address: str, lock: str) -> None:
+        """`lock` names the lock of the operating system that is held: whoever else wrote that name here has ended."""
+        self.address, self.lock, self.count = address, lock, 0
+        self.ended = threading.Event()
+        self.renewing = threading.Thread(target=self._renew, daemon=True)
+
+    def __enter__(self) -> None:
+        self.version = self._take()
+        self.renewing.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.renewing.join()
+        objects.remove(self.address, self.version)
+
+    def _take(self) -> str:
+        """Puts the claim where there is none, or one that its holder let go. DataError when a holder is alive."""
+        seen, since = "", time.monotonic()
+        while not (mine := self._put("")):
+            if (found := objects.read_version(self.address)) is None:
+                continue
+            (lock, holder), version = found[0].decode().split(" ", 1), found[1]
+            if lock == self.lock or (version == seen and time.monotonic() - since > LAPSE):
+                if mine := self._put(version):
+                    return mine
+            elif not seen:
+                print(f"{holder} may be at work on this dataset: looks for {LAPSE:.0f} s whether it is", flush=True)
+                seen = version
+            elif version != seen:
+                raise _busy(self.address, f"{holder} said so {POLL:.0f} s ago")
+            time.sleep(POLL)
+        return mine
+
+    def _put(self, version: str) -> str:
+        self.count += 1  # so that every claim differs from the one before
+        content = f"{self.lock} {socket.gethostname()} (process {os.getpid()}, claim {self.count})"
+        return objects.write_if(self.address, content.encode(), version)
+
+    def _renew(self) -> None:
+        while not self.ended.wait(RENEW):
+            try:
+                version = self._put(self.version)
+            except DataError as error:  # what cannot be reached cannot be taken over either; the work itself will say so
+                print(error, file=sys.stderr, flush=True)
+                continue
+            if not version:
+                print(_busy(self.address, f"this one was not heard for {LAPSE:.0f} s"), file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            self.version = version
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[TextIO]:
+    """The lock file, while this process alone holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+")  # noqa: SIM115  closed below
+    except OSError as error:
+        raise runs.unwritable(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _busy(str(path.parent), "") from None
+        yield file
+
+
+def _name(file: TextIO) -> str:
+    """The name of a lock file, no other has it: what is in it."""
+    file.seek(0)
+    if not (name := file.read()):
+        file.write(name := uuid.uuid4().hex)
+        file.flush()
+    return name
+
+
+def _busy(where: str, why: str) -> DataError:
+    return DataError("another job is tokenizing this dataset", where=where, why=why, next="wait for it, or: make stop")
