@@ -5,7 +5,7 @@
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor recipes config plan tokenize train inspect sample status logs stop checkpoints verify eval export report clean test drills check
+.PHONY: help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:
 	@echo "trainfleet: one config.yaml, from bare nodes to a trained model. First: make train"
@@ -31,6 +31,12 @@ tokenize: .venv/.stamp ## turn the sources into tokens [NODES CONFIG SET]
 
 train: .venv/.stamp ## tokenize if need be, train, report; again resumes [NODES CONFIG SET='train.steps=50 ...']
 	@.venv/bin/python -m trainfleet train
+
+profile: .venv/.stamp ## a short run, and where its time goes; the trace stays [NODES CONFIG SET]
+	@.venv/bin/python -m trainfleet profile
+
+scaling: .venv/.stamp ## the same job at several sizes: speed, efficiency, plot [NODES='1 2 4' WEAK=1 STEPS=20 CONFIG SET]
+	@.venv/bin/python -m trainfleet scaling
 
 inspect: .venv/.stamp ## show a sample of the training order; check the dataset [SAMPLE=0 VERIFY=1 CONFIG SET]
 	@.venv/bin/python -m trainfleet inspect

@@ -3,6 +3,7 @@
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
+  profile/
   stop         exists from the moment that a stop was asked for until the ranks have obeyed
   lock         held (flock) by the launcher while the job runs
 """
@@ -40,6 +41,7 @@ class Run:
         self.checkpoints = folder / "checkpoints"
         self.tensorboard = folder / "tensorboard"
         self.plots = folder / "plots"
+        self.profile = folder / "profile"
 
     @property
     def name(self) -> str:

@@ -26,6 +26,8 @@ VERBS = {
     "plan": ("CONFIG", "SET", "NODES", "OUT"),
     "tokenize": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),
+    "profile": ("CONFIG", "SET", "NODES"),
+    "scaling": ("CONFIG", "SET", "NODES", "WEAK", "STEPS"),
     "inspect": ("CONFIG", "SET", "SAMPLE", "VERIFY"),
     "sample": ("CONFIG", "SET", "PROMPT"),
     "status": ("CONFIG", "SET"),

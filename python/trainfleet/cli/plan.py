@@ -11,7 +11,7 @@ from ..config import Config, Derived, dump_resolved, load
 from ..config.memory import passes_of
 from ..plan.estimate import ASSUMED_MFU, Estimate, estimate, mfu_formula
 from ..plan.fabric import fabric_settings
-from ..plan.plan import Plan, make_plan
+from ..plan.plan import Plan, degrees, make_plan
 from ..plan.request import Request
 from ..runs import write_atomic
 from .settings import plan_of, settings_of
@@ -84,7 +84,7 @@ def describe_requests(requests: tuple[Request, ...], notes: tuple[str, ...]) -> 
 def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     train, fleet = config.train, config.fleet
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
-    yield "layout", _layout(config)
+    yield "layout", degrees(config)
     yield (
         "batch",
         f"{train.global_batch} sequences = {config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}",
@@ -107,14 +107,6 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "time", "unknown on this hardware"
     here = "" if fleet.instance_type else " (this machine)"
     yield "cost", "unknown: no list price" if needs.usd is None else f"${needs.usd:,.2f}{here}"
-
-
-def _layout(config: Config) -> str:
-    """The degrees that are not 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4 tensor`."""
-    layout = config.train.layout
-    state = f" (state over {layout.shard}, ZeRO {layout.zero})" if layout.shard > 1 else ""
-    others = [f"{degree} {name}" for name in ("tensor", "pipeline", "context") if (degree := getattr(layout, name)) > 1]
-    return " x ".join([f"{config.data_parallel} data-parallel{state}", *others])
 
 
 def duration(seconds: float) -> str:

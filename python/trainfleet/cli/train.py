@@ -23,7 +23,11 @@ from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    plan = plan_for(variables)
+    return carry_out(plan_for(variables), started)
+
+
+def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
+    """Trains by this plan; the command's exit code."""
     run = runs.run_of(plan.config.name)
     if not backend_of(plan.config).shares_disk:
         return carry.hand_over("train", plan, started)
@@ -37,7 +41,7 @@ def main(variables: Variables, started: float) -> int:
             raise
         finally:
             run.stop.unlink(missing_ok=True)
-    if not plan.config.fleet.reached_by_ssh:  # there it is printed where the command was typed
+    if summarize and not plan.config.fleet.reached_by_ssh:  # there it is printed where the command was typed
         print_summary(run)
     return office.code
 

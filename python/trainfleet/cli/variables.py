@@ -21,6 +21,8 @@ VARIABLES = {
     "SAMPLE": "which sample of the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
     "FOLLOW": "1: stay and show what comes",
+    "WEAK": "1: the batch grows with the nodes, so that each rank's work stays the same",
+    "STEPS": "how many steps are timed at each number of nodes",
     "STEP": "the step of a checkpoint (the newest)",
     "PURGE": "1: datasets and checkpoints too",
     "YES": "1: do not ask",

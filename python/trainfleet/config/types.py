@@ -142,6 +142,7 @@ class Train:
     init_from: str | None
     recompute: str
     compile: bool
+    profile_steps: str | None
     separate_documents: bool
     layout: Layout
 
@@ -156,6 +157,11 @@ class Checkpoint:
     export: bool
 
     @property
+    def is_off(self) -> bool:
+        """Whether nothing is saved at all."""
+        return self.every == "never"
+
+    @property
     def every_steps(self) -> int:
         """0 when the clock decides."""
         return self.every if isinstance(self.every, int) else 0
@@ -163,7 +169,7 @@ class Checkpoint:
     @property
     def every_seconds(self) -> float:
         """0 when the steps decide."""
-        return 0.0 if isinstance(self.every, int) else 60.0 * float(self.every.removesuffix("min"))
+        return 0.0 if isinstance(self.every, int) or self.is_off else 60.0 * float(self.every.removesuffix("min"))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -55,6 +56,10 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Returns when all that was asked of the device is done."""
+        ...
+
+    def mark(self) -> Callable[[], float]:
+        """A moment in what the device does, put in its queue now; its seconds, to be asked for once the device has come there."""
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +71,10 @@ class Cpu:
 
     def synchronize(self) -> None:
         pass  # a call returns when its work is done
+
+    def mark(self) -> Callable[[], float]:
+        moment = time.perf_counter()
+        return lambda: moment
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -51,6 +52,12 @@ class Cuda:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def mark(self) -> Callable[[], float]:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another
+        return lambda: first.elapsed_time(event) / 1000
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # page-locked: a DMA copy, at the full speed of the bus

@@ -25,6 +25,7 @@ from . import generate, notices
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .parallel import Division
+from .profile import Profile
 from .record import Recorder
 from .stopping import Vote
 from .trainer import Trainer
@@ -56,7 +57,8 @@ def main(arguments: list[str]) -> int:
 
 def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     """Trains the run to its end or to a stop."""
-    watch = Stopwatch(run.read_results().get("started", time.time()), heart)
+    profile = Profile(run.profile, config.train.profile_steps if world.first else None)
+    watch = Stopwatch(run.read_results().get("started", time.time()), heart, world.device.mark, profile.at)
     vote = Vote(run.stop if world.first else None)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         notices.Watch(lambda notice: heed(run, vote, world.node, notice))
@@ -67,6 +69,7 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     print(greeting(trainer), flush=True)
     status = trainer.fit(recorder, vote)
     vote.settle()
+    profile.close()
     if recorder:
         conclude(run, trainer, recorder, dataset, status)
 
@@ -113,7 +116,7 @@ def greeting(trainer: Trainer) -> str:
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
     """Writes the end of the run: the status, what the model writes now, and that a stop has been obeyed."""
     step = trainer.progress.step
-    writes = status == "finished" and FAMILIES[trainer.config.model.family].causal
+    writes = status == "finished" and not trainer.config.checkpoint.is_off and FAMILIES[trainer.config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.update(status=status, **sample)
     recorder.close()

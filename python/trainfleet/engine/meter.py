@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from torch import nn
+from torch.profiler import record_function
 
 from ..heartbeat import Heart
+
+Item = TypeVar("Item")
+Reading = Callable[[], float]  # seconds on a device's clock, once the device has come there (devices/base.py)
+
+
+def now() -> Reading:
+    """A moment of the host's clock."""
+    moment = time.perf_counter()
+    return lambda: moment
 
 
 class Stopwatch:
     """Seconds since `started` (unix time, when the user's command began), each in one stage.
 
     Training is what remains: time in the loop that is neither validation nor a checkpoint. The heart, if there is one, tells
-    the watchdog which stage it is.
+    the watchdog which stage it is. Steps that are logged are sampled: their parts are timed on the device's own clock (`mark`),
+    which is read when the step is logged, as the host waits for the device then in any case.
     """
 
-    def __init__(self, started: float, heart: Heart | None = None) -> None:
-        self.started, self.heart = started, heart
+    def __init__(
+        self,
+        started: float,
+        heart: Heart | None = None,
+        mark: Callable[[], Reading] = now,
+        at_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """`at_step` is told of every step that begins."""
+        self.started, self.heart, self.mark, self.at_step = started, heart, mark, at_step
+        self.sampled = False
+        self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
         self.place = "load", 0  # phase and step
         self.own = 0.0  # seconds of this step that this rank worked for itself, not waiting for others
         self.startup = 0.0
@@ -31,8 +52,10 @@ class Stopwatch:
     def start_training(self, before: float) -> None:
         self.startup, self.before = self.total, before
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, sampled: bool = False) -> None:
         """A step begins; an attempt's first one may compile."""
+        self.at_step(step)
+        self.sampled, self.spans = sampled, []
         if self.heart:
             self.heart.busy, self.own = self.own, 0.0
         self._at("step" if self.to_first_step else "compile", step)
@@ -41,8 +64,36 @@ class Stopwatch:
     def own_work(self) -> Iterator[None]:
         """What is done within it waits for no other rank: a rank that takes longer for it than the others is slow."""
         began = time.perf_counter()
-        yield
+        with self.part("forward"):
+            yield
         self.own += time.perf_counter() - began
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Counts what is done within it as that part of a sampled step, and names it in a profile; free in all other steps."""
+        if not self.sampled:
+            yield
+            return
+        began = self.mark()
+        with record_function(name):
+            yield
+        self.spans.append((name, began, self.mark()))
+
+    def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """The same batches; the wait for each counts as `data`."""
+        while True:
+            with self.part("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part of the step, if it was sampled; waits for the device."""
+        found: dict[str, float] = {}
+        for name, began, ended in self.spans:
+            found[name] = found.get(name, 0.0) + ended() - began()
+        return found
 
     def _at(self, phase: str, step: int) -> None:
         self.place = phase, step

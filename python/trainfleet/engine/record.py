@@ -52,6 +52,7 @@ class Recorder:
             "grad_norm": norm,
             "seconds": round(seconds, 4),
             "memory_bytes": memory,
+            **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
             "skipped": skipped,
         }
         self._tell_skips(skipped)

@@ -42,13 +42,14 @@ class Trainer:
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
         for step in range(first, last + 1):
-            self.watch.begin(step)
+            logged = step in (1, last) or due(step, self.train.log_every)
+            self.watch.begin(step, sampled=logged)
             self.advance(step)
             if step == first:
                 self.device.synchronize()
                 self.watch.first_step()
             valid_loss = self.validate() if step == last or due(step, self.train.validate_every) else None
-            if step in (1, last) or due(step, self.train.log_every) or valid_loss is not None:
+            if logged or valid_loss is not None:
                 self.log(recorder, valid_loss)
             answer = vote.agreed(self.checkpoints.wish())
             ending = answer.stop or step == last
@@ -65,11 +66,12 @@ class Trainer:
     def advance(self, step: int) -> None:
         """One step of the optimizer, or none where the guard finds that it would do harm; nothing waits for the device."""
         optimizer.set_learning_rate(self.optimizer, optimizer.learning_rate(self.train, step))
-        loss = self.parts.train(self.batches.of(step), self.watch)
-        norm = self.parts.clip(self.train.gradient_clip)
-        optimizer.leave_out(self.optimizer, self.guard.judge(step, loss * self.parts.stages, norm))
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
+        with self.watch.part("optimizer"):
+            norm = self.parts.clip(self.train.gradient_clip)
+            optimizer.leave_out(self.optimizer, self.guard.judge(step, loss * self.parts.stages, norm))
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         self.progress.advance(self.train)
 
     def validate(self) -> float:
@@ -91,6 +93,8 @@ class Trainer:
     def save(self, last: bool) -> None:
         """Begins a checkpoint of this step, or after the last step makes one."""
         self.guard.check(self.model, self.config.name)
+        if self.config.checkpoint.is_off:
+            return
         self.progress.seconds_trained, self.progress.guard = self.watch.trained, self.guard.state()
         with self.watch.stage("checkpoint"):
             self.checkpoints.save(self.model, self.optimizer, self.progress, float(self.guard.seen[0]))

@@ -34,6 +34,14 @@ def make_plan(config: Config, derived: list[Derived], requests: list[Request], n
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
 
 
+def degrees(config: Config) -> str:
+    """The degrees that are not 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4 tensor`."""
+    layout = config.train.layout
+    state = f" (state over {layout.shard}, ZeRO {layout.zero})" if layout.shard > 1 else ""
+    others = [f"{degree} {name}" for name in ("tensor", "pipeline", "context") if (degree := getattr(layout, name)) > 1]
+    return " x ".join([f"{config.data_parallel} data-parallel{state}", *others])
+
+
 def _over_budget(config: Config, needs: Estimate) -> list[Problem]:
     limit = config.budget.max_usd
     if limit is None or needs.usd is None or needs.usd <= limit:

@@ -92,7 +92,9 @@ class Division:
         """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
         with self._sliced():
             if self.pipeline:
-                loss = self.pipeline.train(*join([self.part(batch) for _, batch in batches])[:2])
+                inputs, targets = join([self.part(batch) for _, batch in batches])[:2]
+                with watch.part("pipeline"):  # forward and backward of many micro-batches at once
+                    loss = self.pipeline.train(inputs, targets)
             else:
                 loss = torch.zeros((), device=self.device.torch_device)
                 for left, batch in batches:
@@ -108,7 +110,8 @@ class Division:
         inputs, targets, _ = self.part(batch)
         with watch.own_work():
             loss = whole(self.root(inputs, targets=targets)) / self.micro_batches
-        loss.backward()  # type: ignore[no-untyped-call]
+        with watch.part("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     @torch.no_grad()

@@ -58,7 +58,8 @@ class Replicas:
             with shared.no_sync() if left and isinstance(shared, DistributedDataParallel) else nullcontext():
                 with watch.own_work():
                     loss = shared(inputs, targets=targets) / self.micro_batches
-                loss.backward()
+                with watch.part("backward"):
+                    loss.backward()
             total += loss.detach()
         return total
 

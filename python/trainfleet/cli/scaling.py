@@ -1,0 +1,71 @@
+"""make scaling: the same job at several numbers of nodes, each a short run of its own; a table, with efficiency, and a plot."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from .. import hardware, runs
+from ..config import Config, Derived, load
+from ..errors import ConfigError, Problem
+from ..plan.measurement import WARM_UP, counts_of, measured, measures_of, steady
+from ..plan.plan import degrees
+from ..report import scaling
+from .settings import plan_of, settings_of
+from .train import carry_out
+from .variables import Variables, flag
+
+STEPS = 20
+
+
+def main(variables: Variables, started: float) -> int:
+    weak, steps = flag(variables, "WEAK"), _steps(variables)
+    sizes = sized(variables, weak)
+    base = f"{sizes[0][0].name}-scaling-{time.strftime('%m%d-%H%M%S')}"
+    done = []
+    for config, derived in sizes:
+        short = measured(config, f"{base}-{config.fleet.nodes}", WARM_UP + steps)
+        print(f"{config.fleet.nodes} nodes: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
+        if code := carry_out(plan_of(short, derived), started, summarize=False):
+            return code
+        run = runs.run_of(short.name)
+        done.append((config, degrees(config), run.read_results() | scaling.speed_of(steady(list(runs.read_lines(run.metrics))))))
+    run = runs.run_of(base)
+    found = measures_of(done)
+    scaling.write(run, found, weak)
+    print("\n".join(["", *scaling.describe(found, weak), *_remark(sizes[-1][0]), "", f"table  {run.folder}/scaling.md"]))
+    print(f"plot   {run.plots}/scaling.png")
+    return 0
+
+
+def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]]:
+    """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
+
+    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch a rank.
+    """
+    whole = {name: value for name, value in variables.items() if name != "NODES"}
+    settings = settings_of(whole)
+    counts = counts_of(variables.get("NODES", ""), load(settings)[0].fleet.nodes)
+    first = load(settings)[0].train.global_batch
+    sizes = []
+    for count in counts:
+        short = {"NODES": ("fleet.nodes", str(count))}
+        if weak:
+            short["WEAK"] = ("train.global_batch", str(first * count // counts[0]))
+        sizes.append(load(replace(settings, short=short)))
+    return sizes
+
+
+def _steps(variables: Variables) -> int:
+    text = variables.get("STEPS", str(STEPS))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError([Problem(0, "STEPS", "", f"must be a number of steps from 1 on, not {text!r}")])
+    return int(text)
+
+
+def _remark(config: Config) -> list[str]:
+    """That nodes which this machine plays share it: their efficiency is not that of a fleet."""
+    cores = hardware.local_cores()
+    if config.fleet.backend != "local" or config.world_size <= cores or hardware.local_accelerators():
+        return []
+    return ["", f"note: {config.world_size} ranks share this machine's {cores} cores, so the largest sizes can't scale here"]

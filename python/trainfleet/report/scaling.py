@@ -1,0 +1,100 @@
+"""What a job's sizes came to: the table on the terminal and in scaling.md, the figures in scaling.json, and the plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..plan.measurement import Measure
+from ..runs import Run, write_atomic
+from .history import percent, quantity
+from .plots import BLUE, FAINT, INK, PAPER, STYLE
+
+HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
+STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"
+
+
+def speed_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The median speed and MFU of lines of metrics; {} of none."""
+    found = {key: [line[key] for line in lines if line.get(key) is not None] for key in ("tokens_per_second", "mfu")}
+    return {key: median(values) for key, values in found.items() if values}
+
+
+def describe(measures: Sequence[Measure], weak: bool) -> list[str]:
+    """The table as aligned lines."""
+    rows = [HEAD, *map(_row, measures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    lines = [
+        "  ".join(
+            f"{cell:<{width}}" if name == "layout" else f"{cell:>{width}}"
+            for cell, width, name in zip(row, widths, HEAD, strict=True)
+        )
+        for row in rows
+    ]
+    return [WEAK if weak else STRONG, "", *(line.rstrip() for line in lines)]
+
+
+def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
+    """Leaves scaling.md, scaling.json and plots/scaling.png in the run's folder."""
+    table = [HEAD, ("---",) * len(HEAD), *map(_row, measures)]
+    lines = [f"{(WEAK if weak else STRONG).capitalize()}.", "", *(f"| {' | '.join(row)} |" for row in table)]
+    write_atomic(run.folder / "scaling.md", "\n".join(lines) + "\n")
+    rows = [asdict(measure) for measure in measures]
+    write_atomic(
+        run.folder / "scaling.json", json.dumps({"scaling": "weak" if weak else "strong", "sizes": rows}, indent=2) + "\n"
+    )
+    draw(run.plots / "scaling.png", measures, weak)
+
+
+def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
+    """Speed against nodes, both in powers of two, beside what as many times the ranks would reach at best."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    nodes, speeds = [measure.nodes for measure in measures], [measure.tokens_per_second for measure in measures]
+    best = [measure.tokens_per_second / measure.efficiency for measure in measures]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(f"Throughput (tokens a second), {'weak' if weak else 'strong'} scaling", pad=8)
+        axes.set_xlabel("nodes")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(nodes, [str(count) for count in nodes])
+        axes.set_yticks(best, [quantity(speed) for speed in best])
+        axes.minorticks_off()
+        axes.plot(nodes, best, color=FAINT, lw=1, ls=(0, (4, 3)), clip_on=False)
+        axes.plot(nodes, speeds, color=BLUE, lw=2, marker="o", ms=5, clip_on=False)
+        for measure in measures:
+            text = f"{quantity(measure.tokens_per_second)} · {percent(measure.efficiency)}"
+            axes.annotate(
+                text,
+                (measure.nodes, measure.tokens_per_second),
+                (0, -14),
+                textcoords="offset points",
+                color=INK,
+                ha="center",
+                size=9,
+            )
+        axes.annotate("all ranks as fast as the first size's", (nodes[-1], best[-1]), (-8, 0), textcoords="offset points",
+                      color=FAINT, size=9, ha="right", va="center")  # fmt: skip
+        axes.margins(x=0.12, y=0.25)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160, facecolor=PAPER)
+
+
+def _row(measure: Measure) -> tuple[str, ...]:
+    return (
+        str(measure.nodes),
+        str(measure.ranks),
+        measure.layout,
+        str(measure.global_batch),
+        quantity(measure.tokens_per_second),
+        quantity(measure.ranks_speed),
+        percent(measure.mfu),
+        percent(measure.efficiency),
+    )

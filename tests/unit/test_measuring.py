@@ -1,0 +1,143 @@
+"""Profiles and scaling: the arithmetic of times that overlap, the sizes of a job, and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch._C._autograd import DeviceType
+
+from trainfleet.cli.scaling import sized
+from trainfleet.config import Settings, load
+from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.profile import merge, summarize
+from trainfleet.errors import ConfigError
+from trainfleet.plan.measurement import counts_of, measured, measures_of, steady
+from trainfleet.report import profile, scaling
+from trainfleet.runs import Run
+
+CONFIG = """
+name: base
+data: {vocabulary_size: 400}
+fleet: {nodes: 4}
+train: {steps: 500, global_batch: 8, sequence_length: 64}
+"""
+
+
+def event(name: str, begin: float, end: float, device: object = DeviceType.CPU) -> Any:
+    return SimpleNamespace(
+        name=name, device_type=device, time_range=SimpleNamespace(start=begin, end=end), self_cpu_time_total=end - begin
+    )
+
+
+def test_a_collective_is_hidden_while_something_is_computed() -> None:
+    found = summarize(
+        [event("forward", 0, 400), event("backward", 400, 1000), event("aten::mm", 0, 300), event("aten::mm", 500, 700), event("gloo:all_reduce", 600, 900)]
+    )  # fmt: skip
+    assert found["seconds"] == pytest.approx(1000e-6) and found["parts"] == pytest.approx({"forward": 400e-6, "backward": 600e-6})
+    assert found["communication"] == pytest.approx({"seconds": 300e-6, "not_hidden": 200e-6})
+    assert found["top"][0] == {"name": "aten::mm", "seconds": pytest.approx(500e-6), "calls": 2}
+
+
+def test_where_a_device_works_its_kernels_count_and_not_the_host() -> None:
+    gpu = DeviceType.CUDA
+    events = [event("forward", 0, 500), event("aten::mm", 0, 500), event("gemm", 100, 300, gpu), event("ncclDevKernel_AllReduce", 250, 450, gpu)]  # fmt: skip
+    found = summarize(events)
+    assert found["communication"] == pytest.approx({"seconds": 200e-6, "not_hidden": 150e-6})
+    assert {row["name"] for row in found["top"]} == {"gemm", "ncclDevKernel_AllReduce"}
+    assert merge([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
+
+
+def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> None:
+    clock = iter(range(100))
+
+    def mark() -> Any:
+        moment = float(next(clock))
+        return lambda: moment
+
+    watch = Stopwatch(0.0, mark=mark)
+    for sampled, parts in ((False, {}), (True, {"data": 3.0, "forward": 2.0, "backward": 1.0})):
+        watch.begin(1, sampled=sampled)
+        for _ in watch.fetch(iter((1, 2))):  # two batches, and the end of them
+            with watch.own_work():
+                pass
+        with watch.part("backward"):
+            pass
+        assert watch.parts() == parts
+
+
+def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
+    run = Run(tmp_path / "p")
+    run.profile.mkdir(parents=True)
+    summary = {"steps": [4, 6], "seconds": 3.0, "parts": {"forward": 1.0, "backward": 1.5}, "communication": {"seconds": 0.6, "not_hidden": 0.3},
+               "top": [{"name": "aten::mm", "seconds": 1.2, "calls": 1234}]}  # fmt: skip
+    (run.profile / "summary.json").write_text(json.dumps(summary))
+    said = list(profile.describe(run))
+    assert len(said) < 24 and "steps 4 to 6 of rank 0: 3 s in all, 1 s a step" in said[0]
+    words = [" ".join(line.split()) for line in said]
+    assert "backward 50.0 % 1.5 s ████████████" in words
+    assert "communication 20.0 % of the time, 10.0 % with nothing computed meanwhile" in words
+    assert "aten::mm 40.0 % 1.2 s 1,234 calls" in words
+
+
+def test_sizes_are_read_and_refused_by_name() -> None:
+    assert counts_of("", 8) == [1, 2, 4, 8] and counts_of("", 6) == [1, 2, 4, 6] and counts_of("4 1,2", 8) == [1, 2, 4]
+    for wrong in ("two", "0 1", "3", "1 1"):
+        with pytest.raises(ConfigError, match="NODES='1 2 4'"):
+            counts_of(wrong, 8)
+
+
+@pytest.mark.parametrize(("weak", "batches"), [(False, [8, 8, 8]), (True, [8, 16, 32])])
+def test_strong_scaling_keeps_the_batch_and_weak_scaling_a_rank_s_part(tmp_path: Path, weak: bool, batches: list[int]) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    sizes = sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 2 4"}, weak)
+    assert [config.fleet.nodes for config, _ in sizes] == [1, 2, 4]
+    assert [config.train.global_batch for config, _ in sizes] == batches
+    work = [config.train.global_batch // config.data_parallel for config, _ in sizes]
+    assert work == ([8, 8, 8] if weak else [8, 4, 2])
+
+
+def test_a_size_that_can_not_be_is_refused_before_any_runs(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    with pytest.raises(ConfigError, match=r"train.global_batch: 8 sequences do not divide over 3"):
+        sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 3"}, weak=False)
+
+
+def test_a_measured_run_has_its_own_name_and_leaves_nothing_to_resume(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    config, _ = load(Settings(tmp_path / "config.yaml"))
+    short = measured(config, "base-profile-1", 6, "4-6")
+    assert (short.name, short.train.steps, short.checkpoint.is_off) == ("base-profile-1", 6, True)
+    assert short.checkpoint.every_steps == 0 and short.checkpoint.every_seconds == 0
+    assert short.train.schedule_steps == config.train.schedule_steps == 500  # it is the long run that is looked at
+    assert steady([{"step": step} for step in range(1, 7)]) == [{"step": 4}, {"step": 5}, {"step": 6}]
+
+
+def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    done = [
+        (load(Settings(tmp_path / "config.yaml", f"fleet.nodes={nodes}"))[0], "1 data-parallel", {"tokens_per_second": speed, "mfu": 0.4})
+        for nodes, speed in ((2, 1000.0), (4, 1800.0))
+    ]  # fmt: skip
+    measures = measures_of(done)
+    assert [measure.efficiency for measure in measures] == pytest.approx([1.0, 0.9])
+    table = scaling.describe(measures, weak=False)
+    assert table[0].startswith("strong") and table[-1].split() == [
+        "4",
+        "4",
+        "1",
+        "data-parallel",
+        "8",
+        "1.8k",
+        "450",
+        "40.0",
+        "%",
+        "90.0",
+        "%",
+    ]
+    scaling.write(Run(tmp_path / "s"), measures, weak=True)
+    assert "| 4 | 4 |" in (tmp_path / "s/scaling.md").read_text() and (tmp_path / "s/plots/scaling.png").stat().st_size > 5000
+    assert json.loads((tmp_path / "s/scaling.json").read_text())["scaling"] == "weak"
