@@ -78,6 +78,10 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
         (folder / "config.yaml").write_text(config(backend, source))
 
     outputs = [finish(start(there, verb)) for verb in ("setup", "plan", "tokenize")]
+    pair.run(1, "sh", "-c", "TRAINFLEET_JOB=/fsx/trainfleet:other sleep 600 > /dev/null 2>&1 &")
+    refused = start(there, "train")
+    assert "node1: /fsx/trainfleet:other" in refused.communicate(timeout=60)[0] and refused.returncode == 1
+    pair.run(1, "pkill", "sleep")
     process, seen = start(there, "train"), []
     while process.poll() is None:
         seen += seen_in_processes()

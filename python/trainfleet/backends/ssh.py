@@ -231,17 +231,20 @@ def of(config: Config) -> Ssh:
 
 
 def refuse_other_runs(backend: Ssh, hosts: Iterable[Host], mark: str) -> None:
-    """One run on a fleet at a time.
+    """One run on a fleet at a time, unless fleet.exclusive is false.
 
     Raises:
         BackendError: another run has processes on one of these hosts.
     """
+    if not backend.fleet.exclusive:
+        return
     answers = backend.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=tuple(hosts))
     busy = {host: others for host, answer in answers.ok.items() if (others := sorted(set(answer.stdout.split()) - {mark}))}
     if busy:
         rows = "\n".join(f"  {host.name}: {', '.join(others)}" for host, others in busy.items())
         raise BackendError(
-            f"another run is at work on these hosts\n{rows}", next="wait for it, or make stop SET='name=...' ends it"
+            f"another run is at work on these hosts\n{rows}",
+            next="wait for it; or make stop SET='name=...'; or fleet.exclusive: false",
         )
 
 

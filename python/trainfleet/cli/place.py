@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ..config import Config, load, load_resolved
@@ -66,8 +66,10 @@ def place_of(variables: Variables) -> AbstractContextManager[Here | Away]:
 
 
 def _config(run: Run, variables: Variables) -> Config | None:
-    """The run's own config, or before its first launch the file's; None when neither can be read: a look needs none."""
-    try:
-        return load_resolved(run.config) if run.config.exists() else load(settings_of(variables))[0]
-    except ConfigError:
-        return None
+    """The run's own config; where there is none, or one of another version of this, the file's; None when neither can be read."""
+    if run.config.exists():
+        with suppress(ConfigError):
+            return load_resolved(run.config)
+    with suppress(ConfigError):  # a look needs none
+        return load(settings_of(variables))[0]
+    return None

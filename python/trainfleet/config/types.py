@@ -39,6 +39,7 @@ class Fleet:
     python: str | None
     stack: str
     docker: bool
+    exclusive: bool
     spot: bool
     ssh: Ssh
     fsx: Fsx
