@@ -50,7 +50,7 @@ def test_a_full_disk_stops_saving_and_not_training(bench: Bench, unhindered: Pat
     assert saved(run) == [4, 16, 20] and there(run) == [16, 20] and not list((run / "checkpoints").glob(".*"))
     failures = ranks.events(run, "unsaved")
     assert [failure["step"] for failure in failures] == [8, 12] and "No space left" in failures[0]["why"]
-    assert "step 8 was not saved, training goes on: can't write a checkpoint on rank 1" in output and "df -h" in output
+    assert "step 8 was not saved: can't write a checkpoint on rank 1" in output and "df -h" in output
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
@@ -66,6 +66,8 @@ def test_a_failed_save_stops_the_run_when_it_is_to(bench: Bench, unhindered: Pat
 def test_the_last_save_must_be_made(bench: Bench) -> None:
     run, code, output = train(bench, "full:0:20:0", "last")
     assert code == 1 and saved(run) == [4, 8, 12, 16] and there(run) == [12, 16], output
+    assert [event["step"] for event in ranks.events(run, "unsaved")] == [20]
+    assert ranks.results(run)["last_checkpoint"].endswith("step-00000016")
 
 
 def test_a_slow_disk_with_a_save_every_step_loses_none(bench: Bench, unhindered: Path) -> None:

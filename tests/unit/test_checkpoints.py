@@ -235,6 +235,18 @@ def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config
     assert code == 1 and "broken: part is missing" in text and "newest good one" in text
 
 
+def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Path, config: Config) -> None:
+    run = runs.run_of("line", tmp_path / "runs")
+    runs.write_atomic(run.config, before := dump_resolved(config))
+    store = Folder(run.checkpoints)
+    put(store, config, 100)
+    (store.path / "step-00000200").mkdir()  # a damaged one is not asked
+    (tmp_path / "text").write_text("A text.\n")
+    code, text = shell(tmp_path, "train", "SET=model.layers=3")
+    assert code == 1 and "can't go on with another model.layers" in text and "is 3: the weights are of that shape" in text
+    assert run.config.read_text() == before and not run.events.exists()
+
+
 def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     run = runs.run_of("line", tmp_path / "runs")
     runs.write_atomic(run.config, dump_resolved(config))

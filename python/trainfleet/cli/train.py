@@ -7,7 +7,10 @@ import time
 
 from .. import runs
 from ..backends import backend_of
-from ..config import dump_resolved
+from ..checkpoints import catalogue, changes
+from ..checkpoints.marker import Broken
+from ..checkpoints.store import store_of
+from ..config import Config, dump_resolved
 from ..errors import RunError, TrainfleetError
 from ..plan.plan import Plan
 from ..report import html, plots
@@ -33,6 +36,7 @@ def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
         return carry.hand_over("train", plan, started)
     if carry.is_finished(plan, run):
         return carry.say_finished(plan, run)
+    require_same(plan.config, run)
     with carry.in_charge(plan.config, run) as office, Interrupts() as interrupts:
         try:
             office.code = launch(plan, run, interrupts, started, office)
@@ -44,6 +48,22 @@ def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
     if summarize and not plan.config.fleet.reached_by_ssh:  # there it is printed where the command was typed
         print_summary(run)
     return office.code
+
+
+def require_same(config: Config, run: Run) -> None:
+    """Refuses what the ranks would: to go on with a run as another one. Its folder stays as it is.
+
+    Raises:
+        RunError: naming what differs.
+    """
+    store = store_of(run, config.checkpoint.destination)
+    for step in reversed(store.steps()):
+        try:
+            commit = catalogue.read(store, step)
+        except Broken:
+            continue  # the ranks set it aside
+        changes.check(commit, config, commit.dataset, store.address(step))
+        return
 
 
 def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office: Office) -> int:

@@ -77,8 +77,7 @@ class Recorder:
                 self.update(last_checkpoint=save.address)
             else:
                 self.run.record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                then = "the run stops" if save.stops else "training goes on"
-                print(f"step {save.step:,} was not saved, {then}: {save.error}", flush=True)
+                print(f"step {save.step:,} was not saved: {save.error}", flush=True)
 
     def update(self, **fields: Any) -> None:
         """Brings results.json up to now."""

@@ -53,10 +53,12 @@ class Trainer:
                 self.log(recorder, valid_loss)
             answer = vote.agreed(self.checkpoints.wish())
             ending = answer.stop or step == last
-            if self.checkpoints.due(step, answer) or ending:
-                self.save(last=ending)
-            if recorder:
-                recorder.saved(self.checkpoints.news())
+            try:
+                if self.checkpoints.due(step, answer) or ending:
+                    self.save(last=ending)
+            finally:  # a save that ends the run is news too, and so is the one before it
+                if recorder:
+                    recorder.saved(self.checkpoints.news())
             if ending:
                 return "finished" if step == last else "stopped"
             if step == first or due(step, COLLECT_EVERY):

@@ -46,13 +46,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a save: committed at `address`, or not, and why; and whether the run stops for it."""
+    """What became of a save: committed at `address`, or not, and why."""
 
     step: int
     address: str
     seconds: float
     error: RunError | None
-    stops: bool
 
 
 class Checkpoints:
@@ -204,4 +203,4 @@ class Checkpoints:
         if error is not None and not isinstance(error, RunError):
             raise error
         self.failed = error
-        self.done.append(Saved(save.step, self.store.address(save.step), save.seconds, error, error is not None and self.stops))
+        self.done.append(Saved(save.step, self.store.address(save.step), save.seconds, error))

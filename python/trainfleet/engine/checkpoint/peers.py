@@ -37,10 +37,12 @@ class Failed(RunError):
         first = failures[0]
         others = f" (and on {len(failures) - 1} more)" if len(failures) > 1 else ""
         self.full = any(failure.full for failure in failures)
-        remedy = (
-            "free some space (df -h), then the same command goes on" if self.full else "look at the disk, then make train goes on"
+        remedy = "free some space (df -h)" if self.full else "look at the disk"
+        super().__init__(
+            f"{first.what} on rank {first.rank}{others}",
+            why=first.why,
+            next=f"{remedy}: the next save tries again, and so does make train",
         )
-        super().__init__(f"{first.what} on rank {first.rank}{others}", why=first.why, next=remedy)
 
 
 class Peers:
