@@ -241,7 +241,8 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Pa
     store = Folder(run.checkpoints)
     put(store, config, 100)
     (store.path / "step-00000200").mkdir()  # a damaged one is not asked
-    (tmp_path / "text").write_text("A text.\n")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("A text.\n")
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
     assert code == 1 and "can't go on with another model.layers" in text and "is 3: the weights are of that shape" in text
     assert run.config.read_text() == before and not run.events.exists()
