@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..config import Config, Derived, dump_resolved, load
 from ..config.memory import passes_of
-from ..plan.estimate import ASSUMED_MFU, Estimate, estimate, mfu_formula
+from ..config.sizes import flops_in_words
+from ..plan.estimate import ASSUMED_MFU, Estimate, estimate
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees, make_plan
 from ..plan.request import Request
@@ -101,7 +102,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "speed", f"about {speed:,.0f} tokens/s at an MFU of {ASSUMED_MFU:.0%}, which is assumed"
         peak, format = needs.peak / config.world_size / 1e12, "bf16" if needs.half else "fp32"
         yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {format})"
-        yield "", mfu_formula(config)
+        yield "", flops_in_words(config.model)
         yield "time", f"about {duration(needs.seconds)}"
     else:
         yield "time", "unknown on this hardware"

@@ -57,6 +57,13 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
     return 6.0 * (model.layers * _block(model) + seen * output) + attention + 6.0 * _pooler(model) / sequence_length
 
 
+def flops_in_words(model: Model) -> str:
+    """What counts as a token's FLOPs, in a line: so that an MFU can be compared with another's, whose formula is seldom told."""
+    causal = FAMILIES[model.family].causal
+    attention = f"{6 if causal else 12} x layers x length x width for attention{', half as it is causal' if causal else ''}"
+    return f"FLOPs a token: 6 x numbers in matrix products, embedding table out; {attention}; recomputation out"
+
+
 def _block(model: Model) -> int:
     """Numbers in the matrices of a block: attention's four, and SwiGLU's three or a plain feed-forward's two."""
     head = model.hidden_size // model.heads

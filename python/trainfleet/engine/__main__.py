@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import devices, runs
 from ..config import Config, load_resolved
 from ..config.families import FAMILIES
-from ..config.sizes import count_parameters, flops_per_token
+from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset
 from ..errors import TrainfleetError
 from ..heartbeat import Heart
@@ -67,6 +67,8 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
     print(greeting(trainer), flush=True)
+    if recorder:
+        print(formula(config, trainer), flush=True)
     status = trainer.fit(recorder, vote)
     vote.settle()
     profile.close()
@@ -96,6 +98,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         device=world.device.kind,
         device_name=world.device.name,
         precision=str(trainer.precision).removeprefix("torch."),
+        mfu_formula=formula(config, trainer),
         layout=config.degrees,
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
         global_batch_sequences=train.global_batch,
@@ -111,6 +114,12 @@ def greeting(trainer: Trainer) -> str:
     work = f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x {train.sequence_length} tokens a step"
     start = f"from step {trainer.progress.step}" if trainer.progress.step else "from the beginning"
     return f"rank {world.rank} of {world.size} on {world.device.name}: {work}, {start}"
+
+
+def formula(config: Config, trainer: Trainer) -> str:
+    """How the MFU in the metrics is counted."""
+    peak = f"{trainer.world.size} x {trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s a rank"
+    return f"MFU = tokens/s x FLOPs a token / ({peak}, {trainer.precision}). {flops_in_words(config.model)}"
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:

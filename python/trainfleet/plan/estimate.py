@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from .. import hardware
 from ..config import Config
-from ..config.families import FAMILIES
 from ..config.layouts import is_half, usable_bytes
 from ..config.memory import Memory, memory_of
 from ..config.sizes import count_parameters, flops_per_token
@@ -38,17 +37,6 @@ def estimate(config: Config) -> Estimate:
     usd = 0.0 if price == 0 else price * seconds / 3600 if price is not None and seconds is not None else None
     usable = usable_bytes(device) if device else None
     return Estimate(count_parameters(config.model), memory_of(config, half), usable, flops, peak, half, seconds, usd)
-
-
-def mfu_formula(config: Config) -> str:
-    """What counts as a token's FLOPs for MFU, in a line, so that a figure can be compared with another's (config/sizes.py)."""
-    causal = FAMILIES[config.model.family].causal
-    attention = (
-        "6 x layers x length x width for attention, half as it is causal"
-        if causal
-        else "12 x layers x length x width for attention"
-    )
-    return f"FLOPs a token: 6 x numbers in matrix products, embedding table out; {attention}; recomputation out"
 
 
 def _peak(config: Config, device: hardware.Accelerator | None, half: bool) -> float | None:

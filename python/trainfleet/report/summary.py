@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from statistics import median
 from typing import TextIO
 
 from ..runs import Run
@@ -40,6 +41,7 @@ def _outcome(history: History) -> list[Row]:
         rows.append(
             ("speed", f"{quantity(history.measured('tokens_per_second'))} tokens/s" + (f" · MFU {percent(mfu)}" if mfu else ""))
         )
+        rows += _parts(history)
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
     elif history.stages:
@@ -47,6 +49,15 @@ def _outcome(history: History) -> list[Row]:
         parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
         rows.append(("took", f"{duration(sum(history.stages.values()))}: {parts}"))
     return rows + ([("verdict", history.verdict[0])] if history.verdict else [])
+
+
+def _parts(history: History) -> list[Row]:
+    """The shares that the parts of a step have of it, the largest first, over the steps whose parts were timed."""
+    keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
+    middle = {key.removesuffix("_seconds"): median(history.series(key)[1]) for key in keys if history.series(key)[1]}
+    total = sum(middle.values())
+    shares = sorted(middle.items(), key=lambda item: -item[1])
+    return [("step", ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in shares))] if total else []
 
 
 def _losses(history: History) -> str:
