@@ -112,7 +112,7 @@ def _draw_throughput(history: History) -> Figure:
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
         below = min(speeds[-len(speeds) // 3 :])
-        _note(axes, f"median {quantity(middle)}", (history.step, below), (-2, -6), ha="right", va="top")
+        note(axes, f"median {quantity(middle)}", (history.step, below), (-2, -6), ha="right", va="top")
     _mark(axes, _breaks(history))
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
@@ -131,7 +131,7 @@ def _show_mfu(axes: Axes, history: History) -> None:
     else:  # a restart on another world size or other hardware changed what one token a second is worth
         right.set_ylim(0, 2.2 * max(shares))  # below the speeds
         _line(right, steps, shares, VERMILION)
-        _note(right, "MFU", (steps[-1], shares[-1]), (-2, 6), ha="right", color=VERMILION)
+        note(right, "MFU", (steps[-1], shares[-1]), (-2, 6), ha="right", color=VERMILION)
     right.set_ylabel("MFU")
     right.tick_params(pad=8)
     right.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
@@ -168,7 +168,7 @@ def _line(
     axes.plot(steps, values, color=colour, lw=width, alpha=alpha, marker=marker, ms=4, clip_on=False, rasterized=many)
 
 
-def _note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
+def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
     """Small text, `shift` points from a place on the axes."""
     look: dict[str, Any] = {"color": FAINT, "size": 9}
     axes.annotate(text, at, shift, textcoords="offset points", **(look | style))
@@ -190,7 +190,7 @@ def _label_ends(axes: Axes, ends: list[Label]) -> None:
     ends = sorted(ends, key=lambda end: end[1])
     close = len(ends) == 2 and ends[1][1] - ends[0][1] < 0.08 * (high - low)
     for shift, (step, height, text, colour) in zip((-7, 7) if close else (0, 0), ends, strict=False):
-        _note(axes, text, (step, height), (7, shift), color=colour, va="center", weight="bold", size=10)
+        note(axes, text, (step, height), (7, shift), color=colour, va="center", weight="bold", size=10)
 
 
 def _breaks(history: History) -> list[tuple[int, str]]:
@@ -202,7 +202,7 @@ def _mark(axes: Axes, marks: list[tuple[int, str]]) -> None:
     for step, text in marks:
         axes.axvline(step, color=FAINT, lw=1, ls=":")
         if len(marks) <= 4:
-            _note(axes, text, (step, 1), (3, -1), xycoords=("data", "axes fraction"), va="top")
+            note(axes, text, (step, 1), (3, -1), xycoords=("data", "axes fraction"), va="top")
 
 
 def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
@@ -210,7 +210,7 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
     if steps:
         few = len(steps) <= 30
         axes.plot(steps, [0] * len(steps), color=FAINT, ls="", marker="^" if few else "|", ms=6, clip_on=False, zorder=5)
-        _note(axes, "▲ checkpoints" if few else "| checkpoints", (0, 0), (4, 9))
+        note(axes, "▲ checkpoints" if few else "| checkpoints", (0, 0), (4, 9))
 
 
 def _count_tokens(axes: Axes, tokens_per_step: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ..plan.measurement import Measure
 from ..runs import Run, write_atomic
 from .history import percent, quantity
-from .plots import BLUE, FAINT, INK, PAPER, STYLE
+from .plots import BLUE, FAINT, INK, PAPER, STYLE, note
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
 STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"
@@ -71,18 +71,9 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
         axes.plot(nodes, speeds, color=BLUE, lw=2, marker="o", ms=5, clip_on=False)
         for measure in measures:
             text = f"{quantity(measure.tokens_per_second)} · {percent(measure.efficiency)}"
-            axes.annotate(
-                text,
-                (measure.nodes, measure.tokens_per_second),
-                (0, -14),
-                textcoords="offset points",
-                color=INK,
-                ha="center",
-                size=9,
-            )
-        axes.annotate("all ranks as fast as the first size's", (nodes[-1], best[-1]), (-8, 0), textcoords="offset points",
-                      color=FAINT, size=9, ha="right", va="center")  # fmt: skip
-        axes.margins(x=0.12, y=0.25)
+            note(axes, text, (measure.nodes, measure.tokens_per_second), (8, -8), color=INK, va="top")
+        note(axes, "every rank as fast as in the first size", (nodes[-1], best[-1]), (0, 6), ha="right", va="bottom")
+        axes.margins(x=0.2, y=0.15)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160, facecolor=PAPER)
 
