@@ -36,6 +36,18 @@ def write_lines(path: Path, texts: list[str]) -> Path:
     return path
 
 
+def write_any(path: Path, texts: list[str]) -> None:
+    """The texts in a file of the kind that its name says."""
+    content = write_lines(path, texts).read_bytes()
+    if path.suffix == ".parquet":
+        parquet, arrow = need("pyarrow.parquet", "pip install pyarrow"), need("pyarrow")
+        parquet.write_table(arrow.table({"text": texts}), path)
+    elif path.suffix == ".zst":
+        path.write_bytes(need("zstandard").ZstdCompressor().compress(content))
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(content))
+
+
 def some_texts(count: int, seed: int = 1) -> list[str]:
     draw = random.Random(seed)
     return [f"{i} " + "".join(draw.choices('ab é日😀\n\t"\\', k=draw.randrange(1, 80))) for i in range(count)]
@@ -103,6 +115,19 @@ def test_the_standard_library_is_a_source() -> None:
     assert not any("site-packages" in piece.path for unit in plan.units for piece in unit.pieces)
     json_files = [unit for unit in plan.units if any(piece.path == "stdlib:json/__init__.py" for piece in unit.pieces)]
     assert any("JavaScript Object Notation" in document.text for document in read_unit(json_files[0], "text"))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_a_record_that_is_too_long_is_named_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(formats, "LONGEST", 50_000)
+    path, texts = tmp_path / f"a{ending}", ["short", "x y " * 10_000, "0 " * 30_000, "short"]
+    write_any(path, texts[:2])
+    assert texts_of(data_of(path)) == texts[:2]
+    write_any(path, texts)
+    row = "row 2" if ending == ".parquet" else f"a{ending}:3"
+    refused(data_of(path), row, "too long for one document", ".txt")
 
 
 def refused(data: Data, *words: str) -> None:

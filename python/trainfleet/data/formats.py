@@ -1,6 +1,7 @@
 """How texts lie in files: one a file, one a line of JSON (plain, gzip, zstd), one a row of Parquet, many in one long text.
 
-A bad text is refused with its file and line (or row); that line is counted only then.
+A bad text is refused with its file and line (or row); that line is counted only then. So is a record of more than LONGEST bytes:
+it is read whole, at several times its size in memory, and what is that long is mostly a file without line ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .sources import Piece
 from .storage import open_file
 
 SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
-PACKED_BLOCK = 2**16
+PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
+LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
 ROWS = 256  # of a Parquet row group that are in memory at a time
 
 
@@ -59,6 +61,8 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
     """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line is parsed in memory."""
     lines = _lines(piece) if piece.path.endswith(sources.LINES) else _packed_lines(piece)
     for number, (line, consumed) in enumerate(lines, 1):
+        if len(line) > LONGEST:
+            raise _too_long(f"{piece.path}:{_first_line(piece) + number}")
         if line.isspace():
             continue
         try:
@@ -118,6 +122,8 @@ def _cell(text: object, where: str, text_field: str) -> Document:
     if not isinstance(text, str | None):
         why = f"it is {type(text).__name__}"
         raise DataError(f"the column `{text_field}` is no text", where=where, why=why, next="set data.text_field")
+    if text and len(text) > LONGEST:
+        raise _too_long(where)
     return _encoded(text or "", len(text or ""))
 
 
@@ -140,11 +146,11 @@ def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
     """The lines whose first byte is in the piece, each with its length."""
     with open_file(piece.file, max(piece.start - 1, 0)) as stream:
         if piece.start:
-            rest = stream.readline(piece.end - piece.start)  # of a line whose first byte is in a piece before
+            rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))  # of a line whose first byte is in a piece before
             if not rest.endswith(b"\n"):
-                return  # a long line goes on beyond the piece
+                return  # a long line goes on beyond the piece, or is refused where it begins
         at = stream.tell()
-        for line in stream:
+        while line := stream.readline(LONGEST + 1):
             if at >= piece.end:
                 return
             at += len(line)
@@ -162,8 +168,11 @@ def _packed_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
 
 
 def _unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
-    """The lines of a gzip or zstd file. EOFError when it is cut off."""
-    return iter(gzip.GzipFile(fileobj=raw)) if piece.path.endswith(".gz") else _joined(_unpacked_zstd(raw, piece))
+    """The lines of a gzip or zstd file, of one that is too long the beginning. EOFError when it is cut off."""
+    if not piece.path.endswith(".gz"):
+        return _joined(_unpacked_zstd(raw, piece))
+    stream = gzip.GzipFile(fileobj=raw)
+    return iter(lambda: stream.readline(LONGEST + 1), b"")
 
 
 def _unpacked_zstd(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
@@ -185,10 +194,13 @@ def _unpacked_zstd(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
 
 def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The lines of a text that comes in blocks."""
-    rest = list[bytes]()
+    rest, length = list[bytes](), 0
     for block in blocks:
         first, *more = block.split(b"\n")
         rest.append(first)
+        length = len(more[-1]) if more else length + len(first)
+        if length > LONGEST:
+            break
         for part in more:
             yield b"".join(rest) + b"\n"
             rest = [part]
@@ -254,6 +266,12 @@ def _bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Dat
     if text_field in record:
         return DataError(f"`{text_field}` {error}", where=where, next=remedy)
     return lacks_field(where, text_field, list(record))
+
+
+def _too_long(where: str) -> DataError:
+    why = f"it has more than {LONGEST / 2**20:.0f} MiB, and a record is read whole"
+    remedy = "cut it into several; or put the text into a .txt file, which is cut at blank lines"
+    return DataError("is too long for one document", where=where, why=why, next=remedy)
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, offset: int) -> BadText:

@@ -2,7 +2,7 @@
 
 Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64 version, u8 type code, u64 number
 of sequences, u64 number of document bounds, then i32 sequence lengths, i64 byte offsets of the sequences, i64 document bounds.
-Here every document is one sequence and ends with the end-of-document id.
+Here every document is one sequence that ends with the end-of-document id; none can be too long for 31 bits (formats.LONGEST).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from .store import Store
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
-LONGEST = 2**31 - 1
 TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
 
 
@@ -64,9 +63,6 @@ class ShardWriter:
         tokens[~inside] = self.end
         self._see(ids)
         lengths[0], self.begun = lengths[0] + self.begun, 0
-        if (longest := int(lengths.max())) > LONGEST:
-            what = f"a document of {longest:,} tokens is too long for the format, which counts them in 31 bits"
-            raise DataError(what, where=self.path, next="cut it into several documents")
         self.lengths.append(lengths.astype(np.int32))
         self._write(tokens.data.cast("B"))
         return len(tokens)
