@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import BertWordPieceTokenizer
 
 from trainfleet.config.types import Data
-from trainfleet.data import bpe, cutting, encoders
+from trainfleet.data import bpe, cutting, encoders, words
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load, vocabulary_size_of
+from trainfleet.data.words import Words
 from trainfleet.errors import DataError
 
 DATA = Data("set", (str(Path(__file__).parents[2] / "python"),), "text", "bpe", 600, 0.1)
@@ -81,6 +83,29 @@ def test_streaming_holds_back_half_a_character(tokenizer: Tokenizer) -> None:
     pieces = [stream.push(id) for id in ids]
     assert "".join(pieces) == text
     assert "" in pieces and "�" not in "".join(pieces)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_wordpiece_by_words_has_the_ids_of_whole_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: bool) -> None:
+    sources = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    trained = BertWordPieceTokenizer(lowercase=lower)
+    trained.train_from_iterator(sources, vocab_size=2000, show_progress=False)
+    trained.save_model(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
+    tokenizer = load(tmp_path)
+    assert tokenizer.encoder.name == Words.name and tokenizer.backend.startswith("tokenizers by words 0.")
+    points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000 and (i < 0x3100 or i % 31 == 0)]
+    runs = ["".join(f"a{point}b {point}'{point}{point}\n" for point in points[i : i + 500]) for i in range(0, len(points), 500)]
+    texts = [*encoders.hard_texts(tokenizer.reference), *runs, *sources, "x" * 101 + " " + "y" * 100]
+    assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, texts) is None
+    monkeypatch.setattr(words, "KEPT", 100)
+    for text in sources:  # and when words are forgotten and learnt again
+        assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, [text]) is None
+
+
+def test_only_a_wordpiece_is_encoded_by_words(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="no WordPiece"):
+        Words(tokenizer.definition)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}}'])

@@ -16,15 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
+from .words import Words
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 
 class Encoder(Protocol):
-    """`encode` gives the ids of all texts in one array, and the bounds of each: text i has ids[offsets[i]:offsets[i+1]]."""
+    """`encode` gives the ids of all texts in one array, and the bounds of each: text i has ids[offsets[i]:offsets[i+1]].
+
+    `package` is what is installed for it.
+    """
 
     name: str
+    package: str
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]: ...
 
@@ -32,7 +37,7 @@ class Encoder(Protocol):
 class HuggingFace:
     """The reference: slow, complete, and what the tokenizer.json format is defined by."""
 
-    name = "tokenizers"
+    name = package = "tokenizers"
 
     def __init__(self, definition: str) -> None:
         import tokenizers
@@ -52,7 +57,7 @@ class HuggingFace:
 class Fastokens:
     """BPE in Rust with a hand-written splitter and a word cache; flat output without Python objects."""
 
-    name = "fastokens"
+    name = package = "fastokens"
 
     def __init__(self, definition: str) -> None:
         import fastokens
@@ -69,7 +74,7 @@ class Fastokens:
 class Gigatoken:
     """BPE in Rust; it knows no plain-text mode, so it is given a tokenizer without special tokens."""
 
-    name = "gigatoken"
+    name = package = "gigatoken"
 
     def __init__(self, definition: str) -> None:
         import gigatoken
@@ -88,6 +93,7 @@ class Gigatoken:
 ENCODERS: dict[str, Callable[[str], Encoder]] = {
     "fastokens": Fastokens,
     "gigatoken": Gigatoken,
+    Words.name: Words,
     "tokenizers": HuggingFace,
 }
 
@@ -124,7 +130,7 @@ def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...]
             continue
         if (different := first_difference(encoder, reference, hard_texts(reference))) is None:
             return encoder, passed
-        passed.append(f"{name} {version(name)} encodes {different!r} otherwise than tokenizers does")
+        passed.append(f"{name} {version(encoder.package)} encodes {different!r} otherwise than tokenizers does")
     return reference, passed
 
 

@@ -97,7 +97,7 @@ class Tokenizer:
 
 
 def described(encoder: Encoder) -> str:
-    return f"{encoder.name} {version(encoder.name)}"
+    return f"{encoder.name} {version(encoder.package)}"
 
 
 class StreamDecoder:
