@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -26,10 +27,10 @@ class Shell:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def run(self, command: str, *, timeout: float, stdin: str, hosts: Any) -> dict[Host, Result | Failure]:
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str) -> Result | Failure:
         done = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
         self.bytes = len(done.stdout)
-        return {HOST: Result(done.returncode, done.stdout, done.stderr, 0.0)}
+        return Result(done.returncode, done.stdout, done.stderr, 0.0)
 
 
 @pytest.fixture
@@ -69,6 +70,8 @@ CHANGES: list[Callable[[Run], object]] = [
     lambda run: (run.logs / "node-0.log").write_bytes(bytes(range(256)) * 50000),
     lambda run: append(run.logs / "node-0.log", b"more\n"),
     lambda run: [(run.folder / "plots").mkdir(), (run.folder / "plots/loss.png").write_bytes(b"\x89PNG\r\n")],
+    # the trace of a profile, more than one answer holds
+    lambda run: [run.profile.mkdir(), (run.profile / "trace.json.gz").write_bytes(random.Random(1).randbytes((8 << 20) + 1))],
     lambda run: (run.folder / "stop").touch(),
     lambda run: (run.folder / "stop").unlink(),
 ]

@@ -49,7 +49,7 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]
     first = load(settings)[0].train.global_batch
     sizes = []
     for count in counts:
-        short = {"NODES": ("fleet.nodes", str(count))}
+        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}  # a size of its own, or none
         if weak:
             short["WEAK"] = ("train.global_batch", str(first * count // counts[0]))
         sizes.append(load(replace(settings, short=short)))

@@ -22,7 +22,7 @@ LEFT_OUT = {
     "launch.yaml",
     "lock",
 }  # of the run folder; config.yaml is each side's own
-GROWING = (".log", ".jsonl")
+GROWING = (".log", ".jsonl", ".gz")  # what a large file is sent of in one answer, the next goes on from
 MOST = 8 << 20  # bytes in one answer; the rest comes with the next
 Known = dict[str, tuple[int, float, int]]
 
