@@ -34,9 +34,9 @@ def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
     run = runs.run_of(plan.config.name)
     if not backend_of(plan.config).shares_disk:
         return carry.hand_over("train", plan, started)
+    require_same(plan.config, run)
     if carry.is_finished(plan, run):
         return carry.say_finished(plan, run)
-    require_same(plan.config, run)
     with carry.in_charge(plan.config, run) as office, Interrupts() as interrupts:
         try:
             office.code = launch(plan, run, interrupts, started, office)
