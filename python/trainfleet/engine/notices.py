@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -25,27 +26,23 @@ class Watch(threading.Thread):
     def __init__(self, heed: Callable[[str], None]) -> None:
         super().__init__(name="spot", daemon=True)
         self.heed = heed
-        self.end = threading.Event()
         self.trouble = ""
         self.start()
 
     def run(self) -> None:
-        while not self.end.is_set():
+        while True:
             try:
                 if notice := look():
                     return self.heed(notice)
             except OSError as error:
                 self.complain(str(error))
-            self.end.wait(EVERY)
+            time.sleep(EVERY)
 
     def complain(self, trouble: str) -> None:
         """Says once that nobody would hear of a notice."""
         if not self.trouble:
             print(f"no spot notice can be read from {service()}: {trouble}; fleet.spot says that there may be one", flush=True)
         self.trouble = trouble
-
-    def stop(self) -> None:
-        self.end.set()
 
 
 def look() -> str:
