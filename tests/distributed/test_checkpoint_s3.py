@@ -9,12 +9,15 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ranks
 
 from requirement import need
+from trainfleet.checkpoints import catalogue
 from trainfleet.checkpoints.s3 import PART, Bucket
 
 need("boto3")
@@ -23,15 +26,23 @@ ROOT = Path(__file__).parents[2]
 
 
 class Server:
-    """S3's part of moto."""
+    """S3's part of moto. Where it is `busy`, one request in five is answered 503, as S3 does while it splits a prefix."""
 
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
         self.application = DomainDispatcherApplication(create_backend_app)
-        self.serving = make_server("127.0.0.1", 0, self.application, threaded=True)
+        self.busy, self.refused, self.draw = False, 0, random.Random(1)
+        self.serving = make_server("127.0.0.1", 0, self.answer, threaded=True)
         threading.Thread(target=self.serving.serve_forever, daemon=True).start()
+
+    def answer(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if not self.busy or self.draw.random() > 0.2:
+            return self.application(environment, start)  # type: ignore[no-any-return]
+        self.refused += 1
+        start("503 Slow Down", [("Content-Length", "0")])
+        return []
 
 
 @pytest.fixture
@@ -115,3 +126,18 @@ def test_a_fault_at_any_request_of_a_save_costs_that_save_at_most(tmp_path: Path
     names = [name.split(" ")[1] for name in told["requests"]]
     files = [at for at, name in enumerate(names) if name in ("__0_0.distcp", ".metadata")]
     assert max(files) < names.index("committed.json") < len(names) - 1, "every file, then the marker, then what is old goes"
+
+
+def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(server: Server, tmp_path: Path) -> None:
+    here = Path.cwd()
+    bench = ranks.Bench(tmp_path)
+    unbroken, far = bench.train("unbroken", 2), {"checkpoint.destination": "s3://bucket/far"}
+    store, server.busy = Bucket("s3://bucket/far/killed"), True
+    process = bench.start(run := bench.prepare("killed", 2, **far), 2)
+    ranks.await_that(lambda: bool(store.steps()), process)
+    ranks.kill(process)
+    bench.train("killed", 2, **far)
+    os.chdir(here)
+    assert server.refused > 10 and store.steps() == [16, 20] and not list(run.glob("checkpoints/*"))
+    assert ranks.events(run, "resumed")[0]["step"] >= 4 and ranks.metrics(run) == ranks.metrics(unbroken)
+    assert all(not catalogue.damage(store, 20, name, file) for name, file in catalogue.read(store, 20).files.items())

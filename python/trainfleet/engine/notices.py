@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 
 SERVICE = "http://169.254.169.254"  # AWS_EC2_METADATA_SERVICE_ENDPOINT names another, as it does for AWS's own tools
 EVERY = 5.0  # seconds between two looks, as AWS advises
@@ -34,7 +35,7 @@ class Watch(threading.Thread):
             try:
                 if notice := look():
                     return self.heed(notice)
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 self.complain(str(error))
             time.sleep(EVERY)
 
@@ -49,7 +50,7 @@ def look() -> str:
     """The notice, such as `terminate at 2026-11-20T08:22:00Z`; empty when there is none.
 
     Raises:
-        OSError: the service did not answer, or not as it should.
+        OSError, HTTPException: the service did not answer, or not as it should.
     """
     token = ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(LIFE)})
     try:
