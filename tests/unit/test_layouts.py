@@ -68,6 +68,14 @@ def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_wou
     assert chosen(tmp_path, nodes=2, preset="llama-3-70b", batch=64)[0].fleet.nodes == 2
 
 
+def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_what_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no layout of 8 ranks of 19.8 GiB .*; NODES=2 works"):  # tensor 8 would fit
+        chosen(tmp_path, kind="g6.48xlarge", nodes=1, batch=64, length=4096)
+    with pytest.raises(ConfigError) as caught:
+        chosen(tmp_path, kind="g6.48xlarge", nodes=2, batch=8, length=2048)
+    assert [problem.key for problem in caught.value.problems] == ["train.global_batch"]
+
+
 def test_a_word_that_is_no_layout_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'train.layout: "fast" is not written as in "auto"'):
         chosen(tmp_path, "train.layout=fast")
@@ -85,6 +93,8 @@ def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: 
     config, _ = chosen(tmp_path, nodes=16, preset="llama-3-70b", batch=480 * 128)
     fewer = refit(config, 15)
     assert fewer.train.layout.shard == 120 and fewer.data_parallel == 120
+    config, _ = chosen(tmp_path, "train.layout.shard=16", nodes=16, batch=480 * 128)
+    assert refit(config, 15).train.layout.shard == 15
 
 
 @pytest.mark.parametrize(

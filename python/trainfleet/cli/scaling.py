@@ -64,8 +64,8 @@ def _steps(variables: Variables) -> int:
 
 
 def _remark(config: Config) -> list[str]:
-    """That nodes which this machine plays share it: their efficiency is not that of a fleet."""
-    cores = hardware.local_cores()
-    if config.fleet.backend != "local" or config.world_size <= cores or hardware.local_accelerators():
+    """What nodes that this machine plays can show: they share it, and a single one has all of it."""
+    if config.fleet.backend != "local" or hardware.local_accelerators():
         return []
-    return ["", f"note: {config.world_size} ranks share this machine's {cores} cores, so the largest sizes can't scale here"]
+    cores = hardware.local_cores()
+    return ["", f"note: all sizes share this machine's {cores} cores: this is what dividing costs, not what more machines bring"]

@@ -67,6 +67,8 @@ def lack(config: Config, asked: set[str]) -> str | None:
     device = hardware.accelerator_of(config.fleet.instance_type)
     if device is None or not any(key.startswith("layout.") for key in asked) or needs(config) <= usable_bytes(device):
         return None
+    if any(message for rule in rules.DIVISION for message in rule(config)):
+        return None  # no layout was found for another reason, which that rule tells
     for times in (2, 4, 8, 16, 32, 64):
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         chosen = _choose(replace(more, train=replace(more.train, layout=PLAIN)), asked, device)
