@@ -128,6 +128,15 @@ def test_progress_adds_up_to_the_whole(data: Data, tmp_path: Path) -> None:
     assert (done.documents, done.tokens) == (found.documents, found.tokens + found.validation_tokens)
 
 
+def test_what_a_process_finds_is_raised_by_its_parent(data: Data, tmp_path: Path) -> None:
+    tokenize(data, ALONE, tmp_path / "good")
+    (Path(str(data.sources[0])) / "c.txt").write_bytes(b"caf\xe9 " * 2**16)
+    bad = dataclasses.replace(data, tokenizer=str(tmp_path / "good" / "set" / "tokenizer.json"))
+    with pytest.raises(DataError, match="is not UTF-8") as caught:
+        tokenize(bad, Share(0, 1, 2), tmp_path / "bad")
+    assert "c.txt:1" in str(caught.value)
+
+
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:
     with only_job(Folder(tmp_path / "set")), pytest.raises(DataError, match="another job"):
         tokenize(data, ALONE, tmp_path)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 # Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 from ..config import load_resolved
-from ..errors import TrainfleetError
+from ..errors import DataError, TrainfleetError
+from ..runs import Run
 from .job import Share, exit_on, tokenize
 
 
@@ -23,10 +25,20 @@ def main(arguments: list[str]) -> int:
         finished = tokenize(load_resolved(Path(arguments[0])).data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
+        with suppress(TrainfleetError):  # the disk may be full; the words are in the log then
+            record_fault(Run(Path(arguments[0]).parent), share, error)
         return error.exit_code
     if finished:
         print(f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} to validate", flush=True)
     return 0
+
+
+def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
+    """Leaves an event from which the verdict has its words (watch/verdict.py)."""
+    message = f"{error.where}: {error.what}" if error.where else error.what
+    kind = DataError if isinstance(error, DataError) else type(error)  # of the tree that causes.py knows
+    told = {"error": kind.__name__, "message": message, "why": error.why, "next": error.next}
+    run.record("fault", node=share.node, rank=None, **told)
 
 
 if __name__ == "__main__":

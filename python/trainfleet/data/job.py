@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from types import FrameType
@@ -172,12 +173,12 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left."""
     context = multiprocessing.get_context("spawn")
-    turn = context.Value("q", 0)
-    processes = [context.Process(target=_worker, args=(task, i + 1, units, turn)) for i in range(workers)]
+    turn, errors = context.Value("q", 0), context.SimpleQueue()
+    processes = [context.Process(target=_worker, args=(task, i + 1, units, turn, errors)) for i in range(workers)]
     try:
         for process in processes:
             process.start()
-        _await_all(processes)
+        _await_all(processes, errors)
     finally:
         for process in processes:
             if process.pid is not None:
@@ -185,19 +186,21 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
                 process.join()
 
 
-def _await_all(processes: list[SpawnProcess]) -> None:
-    """Returns when all have ended well; ends this process with the code of the first that did not."""
+def _await_all(processes: list[SpawnProcess], errors: SimpleQueue[TrainfleetError]) -> None:
+    """Returns when all have ended well; raises what one of them found, or ends this process as the first that did not."""
     waiting = list(processes)
     while waiting:
         multiprocessing.connection.wait([process.sentinel for process in waiting])
         for process in [process for process in waiting if process.exitcode is not None]:
             waiting.remove(process)
+            if not errors.empty():
+                raise errors.get()
             if process.exitcode:
                 print(f"worker {processes.index(process) + 1} ended with code {process.exitcode}", file=sys.stderr, flush=True)
-                sys.exit(1)
+                sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
 
 
-def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int]) -> None:
+def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int], errors: SimpleQueue[TrainfleetError]) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
@@ -207,7 +210,7 @@ def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int]
         meter = progress.Meter(task.store, task.node, number)
         _work(UnitWork(task.data, task.preparation, task.store, meter), _in_turn(units, turn))
     except TrainfleetError as error:
-        print(error, file=sys.stderr, flush=True)
+        errors.put(error)
         sys.exit(1)
 
 

@@ -15,6 +15,7 @@ from .diagnosis import Finding, Line, diagnose, quote, read_lines
 from .watchdog import Alarm
 
 TAIL = 12  # lines
+TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Verdict:
         return CAUSES[self.cause]
 
     def __str__(self) -> str:
-        quoted = [f"  | {line}" for line in self.lines if line != self.words]
+        said = [line for line in self.lines if line != self.words]
+        quoted = [f"  | {line}" for line in said if said != [TRACEBACK]]  # its head alone tells nothing
         head = f"failed: {self.who}: {self.kind.words} ({self.cause})"
         block = [head, f"  why: {self.words}", *quoted, f"  done: {self.done}" if self.done else "", f"  next: {self.next}"]
         return "\n".join(filter(None, block))
@@ -119,7 +121,7 @@ def _faults(faults: list[runs.Record], since: Mark) -> Iterator[Line]:
     """What ranks said of themselves, as the end of the traceback that it is."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
-        for text in ("Traceback (most recent call last):", *event.get("traceback", ())[:-1], words):
+        for text in (TRACEBACK, *event.get("traceback", ())[:-1], words):
             yield Line(event["time"] - since.time + 60, event["node"], event["rank"], "rank", text)
 
 
