@@ -22,6 +22,7 @@ from .errors import RunError
 
 RUNS = Path("runs")
 DATA = Path("data")
+COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = "lock"
 Record = dict[str, Any]
 

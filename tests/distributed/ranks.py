@@ -35,15 +35,16 @@ checkpoint: {every: 4}
 class Bench:
     """A folder with a dataset, and the runs made in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: str = CONFIG, patience: float = 100) -> None:
+        """`patience`: seconds that a run may take."""
         from trainfleet.config import Settings, load
         from trainfleet.data.job import Share, tokenize
 
-        self.folder = folder
+        self.folder, self.patience = folder, patience
         (folder / "text").mkdir()
         for file in TEXT:
             shutil.copy(file, folder / "text")
-        (folder / "config.yaml").write_text(CONFIG)
+        (folder / "config.yaml").write_text(config)
         os.chdir(folder)
         tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
 
@@ -72,7 +73,7 @@ class Bench:
         words = [word for run, ranks in runs for word in (str(ranks), str(free_port()), str(run))]
         program = [sys.executable, __file__, *words]
         environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(program, cwd=self.folder, env=environment, text=True, capture_output=True, timeout=280)
+        done = subprocess.run(program, cwd=self.folder, env=environment, text=True, capture_output=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -80,7 +81,7 @@ class Bench:
         """The run folder after training to the end; `values` are config keys with `__` for the dot."""
         run = self.prepare(name, ranks, **{key.replace("__", "."): value for key, value in values.items()})
         process = self.start(run, ranks)
-        output = process.communicate(timeout=100)[0]
+        output = process.communicate(timeout=self.patience)[0]
         assert process.returncode == code, output
         self.output = output
         return run

@@ -1,4 +1,9 @@
-"""Every layout computes what one process computes: losses and gradient norms over 20 steps, on real ranks over gloo."""
+"""Every layout computes what one process computes: losses and gradient norms at each of 20 steps, on real ranks over gloo, in fp32.
+
+Epsilon is large here, so that what is compared is the layout. Adam divides by the root of a mean of squares plus epsilon: where a
+gradient is next to nothing its sign decides, and so does the order in which it was added up. With epsilon 1e-8 the losses are as
+near (4e-7), and the norms drift apart to 4e-4 within the 20 steps; with 1e-3 they stay within 2e-6 (tests/bench/LOG.md).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,8 @@ from ranks import Bench
 
 LAYOUTS = {
     "alone": (1, {}),
+    "one-pass": (1, {"train.micro_batch": 8}),
+    "ddp2": (2, {}),
     "ddp4": (4, {}),
     "fsdp2": (2, {"shard": 2}),
     "zero1": (2, {"shard": 2, "zero": 1}),
@@ -23,30 +30,52 @@ LAYOUTS = {
     "fsdp2-tp2": (4, {"shard": 2, "tensor": 2}),
     "pp2-tp2": (4, {"pipeline": 2, "tensor": 2}),
 }
+FEWER = ("alone", "fsdp2", "tp2", "fsdp2-tp2")
+ENCODER = {"model.kv_heads": 4, "model.tie_embeddings": "true", "model.dropout": 0.0, "model.norm_epsilon": 1e-5}
+KINDS = {  # what is trained, and the layouts in which it is
+    "llama": ({}, tuple(LAYOUTS)),
+    "bert": ({"model.family": "bert", **ENCODER}, tuple(LAYOUTS)),
+    "roberta": ({"model.family": "roberta", **ENCODER}, ("alone", "tp2", "pp2", "cp2")),
+    "gpt2": ({"model.family": "gpt2", **ENCODER}, ("alone", "tp2", "pp2", "cp2")),
+    "lamb": ({"train.optimizer": "lamb"}, FEWER),
+    "muon": ({"train.optimizer": "muon"}, FEWER),
+    "documents": ({"train.separate_documents": "true"}, ("alone", "ddp2", "tp2")),
+    "compiled": ({"train.compile": "true"}, ("alone", "ddp2", "fsdp2")),
+    "recomputed": ({"train.recompute": "selective"}, ("alone", "fsdp2", "tp2")),
+}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+@pytest.fixture(scope="module", params=KINDS)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """Every layout's run, with four blocks (enough for four stages) and two micro-batches or more accumulated."""
     here = Path.cwd()
-    bench = Bench(tmp_path_factory.mktemp("layouts"))
+    bench = Bench(tmp_path_factory.mktemp(request.param))
     made = {}
-    for name, (size, degrees) in LAYOUTS.items():
-        layout = {f"train.layout.{key}": value for key, value in degrees.items()}
-        made[name] = bench.prepare(name, size, **{"train.micro_batch": 2, "model.layers": 4, **layout})
+    values, names = KINDS[request.param]
+    for name in names:
+        size, degrees = LAYOUTS[name]
+        layout = {key if "." in key else f"train.layout.{key}": value for key, value in degrees.items()}
+        common = {"train.micro_batch": 2, "model.layers": 4, "train.epsilon": 1e-3}
+        made[name] = bench.prepare(name, size, **common | values | layout)
     bench.train_all([(run, LAYOUTS[name][0]) for name, run in made.items()])
     yield made
     os.chdir(here)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "alone"])
-def test_a_layout_trains_as_one_process_does(runs: dict[str, Path], name: str) -> None:
-    """The norm may drift further than the loss: AdamW divides by roots of sums, in which an order of additions shows."""
-    for ours, theirs in zip(ranks.metrics(runs[name]), ranks.metrics(runs["alone"]), strict=True):
-        norm = 1e-5 if ours["step"] == 1 else 1e-3
-        assert ours.pop("grad_norm") == pytest.approx(theirs.pop("grad_norm"), rel=norm)
-        assert ours == pytest.approx(theirs, rel=1e-5)
+def test_every_layout_trains_as_one_process_does(runs: dict[str, Path]) -> None:
+    alone = ranks.metrics(runs["alone"])
+    assert len(alone) == 20
+    apart = {name: found for name, run in runs.items() if (found := farthest(ranks.metrics(run), alone)) > 1e-5}
+    assert apart == {}
 
 
-def test_every_layout_says_what_the_model_writes(runs: dict[str, Path]) -> None:
+def farthest(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+    """The largest relative difference of any number of any step; the steps and what is logged must be the same."""
+    assert [line.keys() for line in ours] == [line.keys() for line in theirs]
+    return max(abs(mine[key] / other[key] - 1) for mine, other in zip(ours, theirs, strict=True) for key in mine)
+
+
+def test_every_layout_says_what_the_model_writes(runs: dict[str, Path], request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["runs"] in ("bert", "roberta"):
+        pytest.skip("a model that guesses hidden tokens does not write")
     assert all(ranks.results(run)["sample"]["text"] for run in runs.values())

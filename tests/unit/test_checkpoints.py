@@ -178,6 +178,17 @@ def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set
     assert key in caught.value.what and f"is {value}: " in caught.value.why and "init_from" in caught.value.next
 
 
+@pytest.mark.parametrize(("family", "taken"), [("llama", True), ("gpt2", False)])
+def test_more_positions_may_come_only_where_none_is_learnt(tmp_path: Path, family: str, taken: bool) -> None:
+    shape = f"model.family={family} model.layers=2 model.hidden_size=32 model.heads=2 model.kv_heads=2 model.max_sequence_length="
+    was, now = (config_of(tmp_path, shape + length) for length in ("1024", "2048"))
+    if taken:
+        changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
+        return
+    with pytest.raises(RunError, match=r"another model\.max_sequence_length"):
+        changes.check(commit_of(was, 4), now, "0123456789abcdef", "here")
+
+
 def test_other_data_is_refused(config: Config) -> None:
     with pytest.raises(RunError, match="the dataset's tokens"):
         changes.check(commit_of(config, 4), config, "other", "here")

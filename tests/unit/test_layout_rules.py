@@ -43,7 +43,8 @@ def refusal(folder: Path, settings: str) -> str:
         ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
         ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
         ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches a step"),
-        ("train.optimizer=muon train.layout.shard=2", "train.optimizer: muon needs whole matrices"),
+        ("train.separate_documents=true train.layout.context=2", "train.separate_documents: true: not with train.layout.context"),
+        ("train.separate_documents=true model.family=roberta model.kv_heads=4", "roberta models attend across documents"),
     ],
 )
 def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, told: str) -> None:

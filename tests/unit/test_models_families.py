@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -120,3 +121,37 @@ def test_dropout_is_only_for_training() -> None:
     assert not torch.equal(model(tokens), model(tokens))
     model.eval()
     assert torch.equal(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_documents_packed_into_a_row_are_as_if_alone(family: str) -> None:
+    model, (tokens, targets) = make(SHAPES[family]), batch(family, 3)
+    documents = torch.zeros_like(tokens, dtype=torch.int32)
+    documents[1, 9:], documents[2, 1:], documents[2, 30:] = 1, 1, 2
+    packed = model(tokens, targets=targets, documents=documents, reduction="sum")
+    alone = torch.zeros(())
+    for row, cuts in ((0, (0, LENGTH)), (1, (0, 9, LENGTH)), (2, (0, 1, 30, LENGTH))):
+        for first, last in pairwise(cuts):
+            part = slice(first, last)
+            alone = alone + model(tokens[row : row + 1, part], targets=targets[row : row + 1, part], reduction="sum")
+    assert packed.item() == pytest.approx(alone.item(), rel=1e-6)
+    whole = model(tokens, targets=targets, reduction="sum")
+    assert packed.item() != pytest.approx(whole.item(), rel=1e-6)
+    ours, theirs = (torch.autograd.grad(loss, [*model.parameters()]) for loss in (packed, alone))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_in_pieces_is_the_loss(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
+    """And no tensor is as large as all logits are."""
+    model, (tokens, targets) = make(SHAPES["llama"]), batch("llama", 3)
+    whole = model(tokens, targets=targets, reduction=reduction)
+    monkeypatch.setattr("trainfleet.models.loss.LOGITS_BYTES", 50 * 120 * 4)
+    sizes: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: sizes.append(kept.numel()) or kept, lambda kept: kept):
+        pieces = model(tokens, targets=targets, reduction=reduction)
+    assert pieces.item() == pytest.approx(whole.item(), rel=1e-6) and max(sizes) < 3 * LENGTH * 120
+    ours, theirs = (torch.autograd.grad(loss, [*model.parameters()]) for loss in (pieces, whole))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)

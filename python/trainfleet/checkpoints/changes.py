@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..config import Config
+from ..config.families import FAMILIES
 from ..errors import RunError
 from .marker import Commit
 
@@ -21,7 +22,8 @@ FIXED = {
     "train.global_batch": _ORDER,
     "train.sequence_length": "samples are cut to it, so that it decides which are which",
 }
-FREE = ("model.preset", "model.max_sequence_length")  # a preset is a name for the other keys; positions are computed, not learnt
+LENGTH = "model.max_sequence_length"  # free where positions are computed; where they are learnt, each has a row
+FREE = ("model.preset", LENGTH)  # a preset is a name for the other keys
 SILENT = ("name", "fleet.", "data.", "budget.")  # what changes here changes nothing that is trained
 
 
@@ -52,7 +54,7 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
         RunError: naming each key that may not, with both values and the reason.
     """
     differences = changed(commit, config, dataset)
-    refused = {key: why for key in differences if (why := reason(key))}
+    refused = {key: why for key in differences if (why := reason(key, config))}
     if refused:
         told = [f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}" for key, why in refused.items()]
         raise RunError(
@@ -64,8 +66,8 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
     return {key: values for key, values in differences.items() if not key.startswith(SILENT)}
 
 
-def reason(key: str) -> str:
+def reason(key: str, config: Config) -> str:
     """Why a run can't go on with another value of a key; empty when it can."""
-    if key in FREE:
+    if key in FREE and (key != LENGTH or FAMILIES[config.model.family].rotary):
         return ""
     return next((why for fixed, why in FIXED.items() if key == fixed or (fixed.endswith(".") and key.startswith(fixed))), "")

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import BackendError, TrainfleetError
-from ..runs import DATA, RUNS, Run, is_locked
+from ..runs import COMPILED, DATA, RUNS, Run, is_locked
 from . import stop
 from .place import Place, place_of
 from .settings import run_named
 from .variables import Variables, flag
 
-CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
 
 
 def main(variables: Variables, started: float) -> int:

@@ -151,16 +151,6 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _divided(config: Config) -> Iterator[tuple[str, str]]:
-    """What has been proven equal to one process (tests/distributed/test_layouts.py) is allowed, and nothing else."""
-    layout, family, optimizer = config.train.layout, config.model.family, config.train.optimizer
-    for name in ("tensor", "pipeline", "context"):
-        if (degree := getattr(layout, name)) > 1 and family != "llama":
-            yield f"train.layout.{name}", f"{degree}: {family} models are divided by train.layout.shard alone, so 1 is what works"
-    if optimizer != "adamw" and layout.shard * layout.tensor * layout.context > 1:
-        yield "train.optimizer", f"{optimizer} needs whole matrices, which this train.layout divides; adamw works"
-
-
 def _context(config: Config) -> Iterator[tuple[str, str]]:
     length, context = config.train.sequence_length, config.train.layout.context
     if context > 1 and length % (2 * context):
@@ -197,8 +187,14 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _documents(config: Config) -> Iterator[tuple[str, str]]:
-    if config.train.separate_documents:
-        yield "train.separate_documents", f"true: {config.model.family} models attend across documents, so false is what works"
+    layout, family = config.train.layout, config.model.family
+    if not config.train.separate_documents:
+        return
+    if not FAMILIES[family].causal:
+        yield "train.separate_documents", f"true: {family} models attend across documents, so false is what works"
+    for name in ("pipeline", "context"):
+        if getattr(layout, name) > 1:
+            yield "train.separate_documents", f"true: not with train.layout.{name} of {getattr(layout, name)}; with 1 it works"
 
 
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
@@ -256,7 +252,7 @@ def _nearest(batch: int, ways: int) -> str:
     return ", ".join(str(size) for size in (below, below + ways) if size)
 
 
-DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _divided, _global_batch, _micro_batch)
+DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
     _backend, _instance_type, _local, _hosts, _shared_folder, _heads, *DIVISION, _family, _documents, _sequence, _schedule,
 )  # fmt: skip

@@ -24,7 +24,6 @@ from ..runs import Run
 from . import generate, notices
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
-from .parallel import Division
 from .profile import Profile
 from .record import Recorder
 from .stopping import Vote
@@ -136,8 +135,8 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
     """What the trained model writes; None when it was divided among ranks and one has no room for all of it."""
     model = trainer.model
-    if isinstance(trainer.parts, Division):
-        if trainer.parts.parameters * 4 > trainer.device.memory_bytes() / 4:
+    if not trainer.parts.whole:
+        if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
     return generate.write_sample(model.eval(), dataset, trainer.train.seed)

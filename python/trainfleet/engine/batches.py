@@ -25,6 +25,11 @@ class Batch(NamedTuple):
     targets: Tensor
     documents: Tensor | None = None
 
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """What a model is told beside the inputs."""
+        return {"targets": self.targets} | ({} if self.documents is None else {"documents": self.documents})
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with each of its tensors changed."""
         return Batch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))

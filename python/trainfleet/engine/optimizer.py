@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..config.types import Train
@@ -25,13 +26,24 @@ def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
     vectors = {"params": [parameter for parameter in parameters.values() if parameter.ndim < 2], "weight_decay": 0.0}
     matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
     if train.optimizer == "adamw":
-        return torch.optim.AdamW([{"params": list(matrices.values()), **decayed}, vectors], fused=True, **settings)
+        return torch.optim.AdamW(by_mesh([{"params": [*matrices.values()], **decayed}, vectors]), fused=True, **settings)
     if train.optimizer == "lamb":
         return Lamb([{"params": list(matrices.values()), "matrix": True, **decayed}, vectors], **settings)
     inside = f"{model.plan.blocks}." if isinstance(model, Network) else ""
     straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
     others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]
     return Muon([{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors], **settings)
+
+
+def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups, each in as many as there are ways in which its parameters are divided: a fused step takes only one way."""
+    found = []
+    for group in groups:
+        ways: dict[Any, list[Tensor]] = {}
+        for parameter in group["params"]:
+            ways.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        found += [group | {"params": parameters} for parameters in ways.values()]
+    return found
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

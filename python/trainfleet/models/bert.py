@@ -16,7 +16,7 @@ from ..config.families import FAMILIES
 from ..config.types import Model
 from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
 from .loss import IGNORED, hidden_token_loss
-from .network import Network
+from .network import Network, Total
 from .plan import Plan
 
 
@@ -31,15 +31,17 @@ class Encoder(Network):
         embeddings=("embed.tokens",),
         divided="embed",
         norms=("layers.*.attention_norm", "layers.*.mlp_norm"),
-        gathered=("layers.*.self_attn", "layers.*.mlp", "head"),
+        gathered=("layers.*.self_attn", "layers.*.mlp"),
         column=(*COLUMN, "head.lm_head"),
         row=ROW,
+        alike=("head",),
     )
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.shape, self.family = shape, FAMILIES[shape.family]
         self.embed = Embeddings(shape, norm=True)
+        self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.head = Head(shape)
         if shape.tie_embeddings:
@@ -50,13 +52,17 @@ class Encoder(Network):
         return self.head(x) if targets is None else self.loss(x, targets, reduction)
 
     def features(self, tokens: Tensor) -> Tensor:
-        x = tokens if tokens.is_floating_point() else self.embed(tokens, self.places(tokens))
+        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, self.places(tokens)))
         for layer in self.layers:
             x = layer(x)
         return x
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return hidden_token_loss(x, self.head, targets, self.family.guesses(targets.shape[1]), reduction)
+        return hidden_token_loss(x, self.head, targets, self.guesses(targets), self.parts, reduction)
+
+    def guesses(self, targets: Tensor) -> int:
+        """How many tokens of a sequence are hidden, of which this rank may have a part."""
+        return self.family.guesses(self.parts * targets.shape[1])
 
     def initial(self, name: str) -> tuple[float, float]:
         return initial(name)
@@ -65,19 +71,22 @@ class Encoder(Network):
 class Bert(Encoder):
     """An encoder that also says whether B follows A: its loss is the sum of both means."""
 
-    plan = replace(Encoder.plan, last=("head", "pooler"), gathered=(*Encoder.plan.gathered, "pooler"))
+    plan = replace(Encoder.plan, last=("head", "pooler"), alike=("head", "pooler"))
 
     def __init__(self, shape: Model) -> None:
         super().__init__(shape)
         self.pooler = Pooler(shape)
+        self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of features. A sum counts every sequence as often as its guesses: over these, it is the mean."""
-        guesses = self.family.guesses(targets.shape[1])
-        words = torch.cat((torch.full_like(targets[:, :1], IGNORED), targets[:, 1:]), 1)
-        hidden = hidden_token_loss(x, self.head, words, guesses, reduction)
-        follows = F.cross_entropy(self.pooler(x).float(), targets[:, 0], reduction=reduction)
-        return hidden + follows * (guesses if reduction == "sum" else 1)
+        first = self.places(targets)[:1] == 0  # whether this rank has the token that says it
+        words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
+        hidden: Tensor = self.total(hidden_token_loss(x, self.head, words, self.guesses(targets), self.parts, reduction))
+        labels = targets[:, 0]
+        surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[:, 0]  # cross-entropy of two scores
+        follows = torch.where(first & (labels != IGNORED), surprise, 0).sum()
+        return hidden + follows * (self.guesses(targets) if reduction == "sum" else self.parts / len(targets))
 
 
 class Block(nn.Module):
@@ -97,7 +106,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """[..., D] -> logits [..., V]."""
+    """x [B, T, D] -> logits [B, T, V], or [N, V] of the N `chosen` of all B T positions."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -105,7 +114,8 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+        x = x if chosen is None else x.flatten(0, 1)[chosen]
         return self.lm_head(self.norm(F.gelu(self.dense(x))))  # type: ignore[no-any-return]
 
 

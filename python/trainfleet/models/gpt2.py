@@ -13,7 +13,7 @@ from ..config.types import Model
 from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
 from .llama import Cache
 from .loss import next_token_loss
-from .network import Network
+from .network import Network, causal_within, places_within
 from .plan import Plan
 
 
@@ -37,6 +37,7 @@ class GPT2(Network):
         super().__init__()
         self.shape = shape
         self.embed = Embeddings(shape, norm=False)
+        self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
@@ -44,17 +45,27 @@ class GPT2(Network):
             self.lm_head.weight = self.embed.tokens.weight
 
     def forward(
-        self, tokens: Tensor, cache: Cache | None = None, targets: Tensor | None = None, reduction: str = "mean"
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        targets: Tensor | None = None,
+        reduction: str = "mean",
+        documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place."""
-        x = self.features(tokens, cache)
+        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place.
+
+        With `documents` [B, T], the number of each token's document, every document is as if it stood alone.
+        """
+        x = self.features(tokens, cache, documents)
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
 
-    def features(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        x = tokens if tokens.is_floating_point() else self.embed(tokens, self.places(tokens, start))
+        places = self.places(tokens, start) if documents is None else places_within(documents)
+        mask = None if documents is None else causal_within(documents)
+        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, places))
         for index, layer in enumerate(self.layers):
-            x = layer(x, cache, index)
+            x = layer(x, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
@@ -78,6 +89,6 @@ class Block(nn.Module):
         self.mlp = FeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0) -> Tensor:
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cache, index))
+    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cache, index, mask))
         return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))  # type: ignore[no-any-return]

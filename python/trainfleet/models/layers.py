@@ -16,7 +16,7 @@ ROW = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj")
 
 
 class Embeddings(nn.Module):
-    """Tokens [B, T], or tokens and segments [B, T, 2], at positions [T] -> [B, T, D]."""
+    """Tokens [B, T], or tokens and segments [B, T, 2], at positions [T] or [B, T] -> [B, T, D]."""
 
     def __init__(self, shape: Model, norm: bool) -> None:
         super().__init__()
@@ -26,14 +26,12 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(shape.max_sequence_length + family.positions_from, shape.hidden_size)
         self.segments = nn.Embedding(family.segments, shape.hidden_size) if family.segments else None
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon) if norm else None
-        self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         tokens, segments = tokens.unbind(-1) if tokens.ndim == 3 else (tokens, tokens.new_zeros(()).expand(tokens.shape))
         x = self.tokens(tokens) + self.positions(positions + self.positions_from)
         x = x if self.segments is None else x + self.segments(segments)
-        x = x if self.norm is None else self.norm(x)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -48,11 +46,11 @@ class Attention(nn.Module):
         self.attend = Attend(FAMILIES[shape.family].causal, shape.dropout)
         self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
 
-    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None) -> Tensor:
         q, k, v = (self.split(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if cache is not None:
             k, v = extend(cache, index, k, v)
-        return self.o_proj(self.attend(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.o_proj(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
         """[B, T, heads x E] -> [B, heads, T, E]; the number of heads is read off, since tensor parallelism divides it."""

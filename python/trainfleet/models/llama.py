@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from ..config.types import Model
 from .loss import next_token_loss
-from .network import Attend, Network
+from .network import Attend, Network, causal_within, places_within
 from .plan import Plan
 
 INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initial`
 STRETCHED_FROM = 8192  # tokens: the context that Llama 3 was first trained with
-Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] each
+Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] or [B, 1, T, E] each
 Cache = list[tuple[Tensor, Tensor]]  # keys and values of each block, [B, K, tokens so far, E]
 
 
@@ -55,18 +55,27 @@ class Llama(Network):
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(
-        self, tokens: Tensor, cache: Cache | None = None, targets: Tensor | None = None, reduction: str = "mean"
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        targets: Tensor | None = None,
+        reduction: str = "mean",
+        documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place."""
-        x = self.features(tokens, cache)
+        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place.
+
+        With `documents` [B, T], the number of each token's document, every document is as if it stood alone.
+        """
+        x = self.features(tokens, cache, documents)
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
 
-    def features(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        rotation = rotary_table(self.shape, self.places(tokens, start))
+        places = self.places(tokens, start) if documents is None else places_within(documents)
+        rotation, mask = rotary_table(self.shape, places), None if documents is None else causal_within(documents)
         x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)  # a stage before this one may have done it
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, cache, index)
+            x = layer(x, rotation, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
@@ -93,8 +102,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.mlp = FeedForward(shape)
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: Cache | None = None, index: int = 0) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, cache, index)
+    def forward(
+        self, x: Tensor, rotation: Rotation, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, cache, index, mask)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -110,12 +121,12 @@ class Attention(nn.Module):
         self.attend = Attend(causal=True)
         self.o_proj = nn.Linear(shape.heads * self.head_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: Cache | None, index: int) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, cache: Cache | None, index: int, mask: Tensor | None) -> Tensor:
         q, k, v = (self.split(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, rotation), rotate(k, rotation)
         if cache is not None:
             k, v = extend(cache, index, k, v)
-        out = self.attend(q, k, v)
+        out = self.attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
@@ -137,13 +148,15 @@ class FeedForward(nn.Module):
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
-    """cos and sin [T, E] of position x frequency, the E / 2 frequencies twice (Su et al. 2021, arXiv:2104.09864).
+    """cos and sin of position x frequency, the E / 2 frequencies twice (Su et al. 2021, arXiv:2104.09864): [T, E] of positions
+    [T], and [B, 1, T, E] of [B, T].
 
     Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep equal.
     """
     size = shape.hidden_size // shape.heads
     frequencies = stretched(shape.rope_theta ** (-torch.arange(0, size, 2, device=positions.device).float() / size), shape)
-    angles = torch.outer(positions.float(), frequencies).repeat(1, 2)
+    half = positions.float()[..., None] * frequencies
+    angles = torch.cat((half, half), -1) if positions.ndim == 1 else torch.cat((half, half), -1)[:, None]
     return angles.cos(), angles.sin()
 
 

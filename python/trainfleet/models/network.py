@@ -25,6 +25,7 @@ class Network(nn.Module, ABC):
     shape: Model
     # Where this rank's tokens stand in their sequence, [T]; None: at 0, 1, 2 ... The engine says so when it divides sequences.
     positions: Tensor | None = None
+    parts: int = 1  # ranks over which the engine divides each sequence
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:
@@ -65,6 +66,13 @@ class Network(nn.Module, ABC):
         return values
 
 
+class Total(nn.Module):
+    """A loss as it is: a module, so that the engine can make one whole that it had computed of slices of the vocabulary."""
+
+    def forward(self, loss: Tensor) -> Tensor:
+        return loss
+
+
 class Attend(nn.Module):
     """softmax(q k^T / sqrt(E)) v, a sum over the values of the positions that each query may see.
 
@@ -75,12 +83,25 @@ class Attend(nn.Module):
         super().__init__()
         self.causal, self.dropout = causal, dropout
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q [B, H, T, E], k and v [B, K, S, E] -> [B, H, T, E]; H / K queries share a key and its value.
 
-        One new query sees all keys. Several see themselves causally, which SDPA takes from the top left corner: right only while
-        nothing is cached, which is how `generate` calls it.
+        A mask [B, 1, T, S] says what each query sees. Without one, one new query sees all keys; several see themselves causally,
+        which SDPA takes from the top left corner: right only while nothing is cached, which is how `generate` calls it.
         """
-        causal, dropout = self.causal and q.shape[2] > 1, self.dropout if self.training else 0.0
+        causal, dropout = mask is None and self.causal and q.shape[2] > 1, self.dropout if self.training else 0.0
         shared = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout, enable_gqa=shared)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=shared)
+
+
+def places_within(documents: Tensor) -> Tensor:
+    """Where each token stands in its document, [B, T], given the documents' numbers [B, T]."""
+    places = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    begins = F.pad(documents.diff(dim=1) != 0, (1, 0), value=True)
+    return places - torch.where(begins, places, 0).cummax(1).values
+
+
+def causal_within(documents: Tensor) -> Tensor:
+    """Which keys each query sees [B, 1, T, T]: those before it in its document, and its own."""
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same.tril()

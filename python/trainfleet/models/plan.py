@@ -12,7 +12,8 @@ class Plan:
     Tensor parallelism splits `column` layers by their outputs (whole heads at a time), `row` layers by their inputs, whose
     outputs are then summed, and `embeddings` by the vocabulary. With it, the sequence is divided from what `divided` gives on:
     `norms` each see a part of it, and `gathered` modules need it whole. A pipeline may cut between the `blocks`; `first` lives
-    with the first of them only, `last` with the last; `head` gives the logits.
+    with the first of them only, `last` with the last; `head` gives the logits. `alike` modules are the same on every rank, and
+    are given the whole sequence too.
     """
 
     blocks: str
@@ -25,3 +26,4 @@ class Plan:
     gathered: tuple[str, ...]
     column: tuple[str, ...]
     row: tuple[str, ...]
+    alike: tuple[str, ...] = ()

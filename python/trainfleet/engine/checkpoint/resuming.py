@@ -159,7 +159,7 @@ def fits(commit: Commit, config: Config, where: str) -> None:
     told = [
         f"{key} is {was} there, {now} here"
         for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
-        if key.startswith("model.") and changes.reason(key)
+        if key.startswith("model.") and changes.reason(key, config)
     ]
     if told:
         raise RunError(

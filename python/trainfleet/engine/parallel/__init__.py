@@ -9,14 +9,18 @@ weights     a rank's first values      gradients   their norm and clipping, righ
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ...config import Config
 from ..world import World
-from .division import Division, divide
 from .replicas import Replicas
 
-__all__ = ["Division", "Replicas", "arrange"]
+if TYPE_CHECKING:
+    from .division import Division
+
+__all__ = ["Replicas", "arrange"]
 
 
 def arrange(config: Config, world: World) -> Replicas | Division:
@@ -27,5 +31,7 @@ def arrange(config: Config, world: World) -> Replicas | Division:
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     if divided or world.device.precision(config.train.precision) != torch.float32:
+        from .division import divide  # only now: pipelines and sharding take a while to import
+
         return divide(config, world.device)
     return Replicas(config, world)

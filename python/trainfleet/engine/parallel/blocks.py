@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ...models.network import Network
+from ...runs import COMPILED
 
 # What a matrix product or attention made is kept with selective recomputation: all else is cheap to compute again.
 COSTLY = {
@@ -39,10 +42,16 @@ def keep_costly(context: object, operation: object, *arguments: object, **named:
     return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compile(blocks: Iterable[nn.Module]) -> None:
-    """Compiles blocks, each by itself: as they are alike, the first one's code serves them all."""
+def compile(model: Network, blocks: Iterable[nn.Module], loss: bool = True) -> None:
+    """Compiles blocks, each by itself: as they are alike, the first one's code serves them all. Then the loss, if wished.
+
+    What is made is kept in a folder of the project, so that the next run need not compile anew.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED.absolute()))
     for block in blocks:
-        block.compile()
+        block.compile(dynamic=False)  # validation's last batch may be smaller: it gets code of its own
+    if loss:
+        model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
 
 
 def shard(root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, zero: int, precision: torch.dtype) -> None:
@@ -51,6 +60,8 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, zero: 
     ZeRO 3 gathers a block's weights when it runs and lets go of them after; ZeRO 1 keeps them gathered from the first forward of
     a step to its last backward, so that only the optimizer's state, and the weights that it works on, are divided.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # only now: it takes a while, and DDP needs none of it
+
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)

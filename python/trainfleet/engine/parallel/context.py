@@ -27,7 +27,7 @@ def positions(length: int, rank: int, ranks: int) -> Tensor:
 def spread(model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device) -> None:
     """Has every attention of the model see the whole sequence, of which this rank has `positions`."""
     ranks = group.size()
-    model.positions = positions(length, rank, ranks).to(device)
+    model.positions, model.parts = positions(length, rank, ranks).to(device), ranks
     order = torch.cat([positions(length, other, ranks) for other in range(ranks)]).argsort().to(device)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -43,8 +43,8 @@ class GatheredAttend(nn.Module):
         self.causal, self.dropout = whole.causal, whole.dropout
         self.rank, self.group, self.order = rank, group, order
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
+        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]. There is no mask: config/rules.py refuses what would need one."""
         k, v = (Gather.apply(part, self.group).index_select(2, self.order) for part in (k, v))  # type: ignore[no-untyped-call]
         if not self.causal:
             return self._attend(q, k, v, None)

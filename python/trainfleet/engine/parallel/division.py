@@ -21,7 +21,8 @@ from ..batches import Batch
 from ..meter import Stopwatch
 from . import blocks, context, gradients, pipeline, tensor, weights
 from .mesh import Mesh
-from .pipeline import Pipeline, Stage, Tie, whole
+from .pipeline import Pipeline, Stage, Tie
+from .tensor import whole
 
 
 def divide(config: Config, device: Device) -> Division:
@@ -34,7 +35,7 @@ def divide(config: Config, device: Device) -> Division:
     precision = device.precision(train.precision)
     with torch.device("meta"):
         model = models.build(config.model)
-    parameters, tied = sum(parameter.numel() for parameter in model.parameters()), tied_names(model)
+    tied = tied_names(model)
     if layout.tensor > 1:
         tensor.split(model, mesh.grid["tensor"])
     stages: list[Any] = [model]
@@ -47,11 +48,11 @@ def divide(config: Config, device: Device) -> Division:
             context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
     blocks.recompute(blocks_of(model), train.recompute)
     if train.compile:
-        blocks.compile(blocks_of(model))
+        blocks.compile(model, blocks_of(model), loss=layout.tensor * layout.pipeline == 1)
     if mesh.sharing().size() > 1 or precision != torch.float32:
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision)
-    return Division(config, device, mesh, model, stages, parameters, tied)
+    return Division(config, device, mesh, model, stages, tied)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -70,11 +71,10 @@ def tied_names(model: nn.Module) -> list[str]:
 class Division:
     """What the training loop calls in place of a whole model. `model` has the names of the whole model's parameters."""
 
-    def __init__(
-        self, config: Config, device: Device, mesh: Mesh, model: Network, stages: list[Any], parameters: int, tied: list[str]
-    ) -> None:
-        """`parameters` of the whole model, of which `tied` are also the head's."""
-        self.parameters = parameters
+    whole = False
+
+    def __init__(self, config: Config, device: Device, mesh: Mesh, model: Network, stages: list[Any], tied: list[str]) -> None:
+        """`tied`: parameters that are also the head's."""
         self.mesh, self.device, self.model, self.root = mesh, device, model, stages[0]
         self.stages_here = stages
         self.zero, self.size, self.length = config.train.layout.zero, config.train.micro_batch, config.train.sequence_length
@@ -107,9 +107,9 @@ class Division:
         if isinstance(self.root, FSDPModule) and self.zero == 1:
             self.root.set_requires_gradient_sync(left == 0)
             self.root.set_reshard_after_backward(left == 0)
-        inputs, targets, _ = self.part(batch)
+        batch = self.part(batch)
         with watch.own_work():
-            loss = whole(self.root(inputs, targets=targets)) / self.micro_batches
+            loss = whole(self.root(batch.inputs, **batch.named)) / self.micro_batches
         with watch.part("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -129,8 +129,8 @@ class Division:
                 for start in range(0, len(filled), self.micro_batches):
                     total += self.pipeline.evaluate(*join(filled[start : start + self.micro_batches])[:2])
             else:
-                for inputs, targets, _ in filled:
-                    total += whole(self.root(inputs, targets=targets, reduction="sum"))
+                for part in filled:
+                    total += whole(self.root(part.inputs, **part.named, reduction="sum"))
         self._reshard()
         self.model.train()
         return total

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from ...models.network import Network
 from .gradients import local
 from .mesh import Mesh
-from .tensor import find_tied
+from .tensor import find_tied, whole
 
 
 class Absent(nn.Module):
@@ -38,9 +38,7 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
 
     The model itself keeps the names of what is left, so a checkpoint does not tell how the run was cut.
     """
-    last, owners = stages - 1, {owner for owner, _ in find_tied(model).values()}
-    spare = tuple(name for name in model.plan.first if model.get_submodule(name) not in owners)
-    views = []
+    last, spare, views = stages - 1, spare_of(model), []
     for stage in kept:
         view = copy.copy(model)
         view._modules = dict(model._modules)
@@ -58,6 +56,19 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
     return views
 
 
+def spare_of(model: Network) -> tuple[str, ...]:
+    """The modules of the first stage that hold no weights of the last one's: those that the last stage can do without."""
+    owners = {owner for owner, _ in find_tied(model).values()}
+    found = []
+    for name in model.plan.first:
+        module = model.get_submodule(name)
+        if owners.isdisjoint(module.modules()):
+            found.append(name)
+        else:
+            found += [f"{name}.{child}" for child, part in module.named_children() if part not in owners]
+    return tuple(found)
+
+
 def _bounds(model: Network, stage: int, stages: int) -> tuple[int, int]:
     """The first block of a stage and the first after it; stages differ by one block at most."""
     count = len(model.get_submodule(model.plan.blocks))  # type: ignore[arg-type]
@@ -72,7 +83,8 @@ def _keep_blocks(model: Network, kept: set[int]) -> None:
 
 def _remove(model: Network, names: tuple[str, ...]) -> None:
     for name in names:
-        setattr(model, name, Absent())
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, Absent())
 
 
 class Pipeline:
@@ -117,11 +129,6 @@ class Pipeline:
 def numbers_of(mesh: Mesh) -> list[int]:
     """The stages that a rank has: with interleaving several, each a round of the pipeline apart (Narayanan et al. 2021)."""
     return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.interleave)]
-
-
-def whole(loss: Tensor) -> Tensor:
-    """A loss of slices of the vocabulary as a plain tensor."""
-    return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
 
 
 class Tie:

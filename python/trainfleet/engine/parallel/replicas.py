@@ -23,6 +23,7 @@ class Replicas:
 
     stages = 1
     copies = 1  # ranks that compute the same loss
+    whole = True  # whether this rank has all of the model
 
     def __init__(self, config: Config, world: World) -> None:
         self.device, train = world.device, config.train
@@ -33,12 +34,12 @@ class Replicas:
         self.model.to(self.device.torch_device)
         parts = list(self.model.get_submodule(self.model.plan.blocks).children())
         blocks.recompute(parts, train.recompute)
-        if train.compile:
-            blocks.compile(parts)
         self.shared: torch.nn.Module = self.model
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
+        if train.compile:  # only now: the pass of two tokens would be compiled first, and everything then for any shape
+            blocks.compile(self.model, parts)
 
     def _settle_buckets(self) -> None:
         """Has DDP lay out its buckets for good, with a backward pass of two tokens that nothing remains of.
@@ -53,11 +54,11 @@ class Replicas:
     def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
         """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
         total = torch.zeros((), device=self.device.torch_device)
-        for left, (inputs, targets, _) in batches:
+        for left, batch in batches:
             shared = self.shared
             with shared.no_sync() if left and isinstance(shared, DistributedDataParallel) else nullcontext():
                 with watch.own_work():
-                    loss = shared(inputs, targets=targets) / self.micro_batches
+                    loss = shared(batch.inputs, **batch.named) / self.micro_batches
                 with watch.part("backward"):
                     loss.backward()
             total += loss.detach()
@@ -68,8 +69,8 @@ class Replicas:
         """The summed loss of this rank's batches."""
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
         self.model.eval()
-        for inputs, targets, _ in batches:
-            total += self.model(inputs, targets=targets, reduction="sum")
+        for batch in batches:
+            total += self.model(batch.inputs, **batch.named, reduction="sum")
         self.model.train()
         return total
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ...models.network import Network
+from ...models.network import Network, Total
 from ...models.plan import Plan
 
 PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
@@ -25,6 +25,9 @@ PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
 def split(model: Network, mesh: DeviceMesh) -> None:
     """Gives this rank its slice of every matrix. Between modules a hidden state is the rank's part of the sequence."""
     tied = find_tied(model)
+    for module in model.modules():
+        if isinstance(module, Total):
+            module.register_forward_hook(lambda _, inputs, loss: whole(loss))
     parallelize_module(model, mesh, styles(model.plan))
     for module, (owner, name) in tied.items():  # each was given a slice of its own
         module._parameters[name] = owner._parameters[name]
@@ -39,6 +42,7 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
         found[plan.divided] = PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=PART)
     found |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}
     found |= {name: Gather() for name in plan.gathered if name not in plan.column}
+    found |= {name: Gather(alike=True) for name in plan.alike}
     found |= {name: ColwiseParallel() for name in plan.column}
     found |= {name: RowwiseParallel(output_layouts=PART) for name in plan.row}
     gathered = plan.head in plan.gathered
@@ -47,16 +51,28 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
 
 
 class Gather(ParallelStyle):
-    """Has a module's first input, a part of the sequence, gathered; its gradient is summed over the ranks and scattered."""
+    """Has a module's first input, a part of the sequence, gathered; its gradient is summed over the ranks and scattered.
+
+    What is done `alike` on every rank gets a plain tensor, whose gradient every rank then has whole.
+    """
+
+    def __init__(self, alike: bool = False) -> None:
+        super().__init__()
+        self.alike = alike
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             part: Tensor = inputs[0]
             whole = DTensor.from_local(part, device_mesh, (PART,), run_check=False).redistribute(placements=(WHOLE,))
-            return whole, *inputs[1:]
+            return (whole.to_local() if self.alike else whole), *inputs[1:]
 
         module.register_forward_pre_hook(gather)
         return module
+
+
+def whole(loss: Tensor) -> Tensor:
+    """A loss of slices of the vocabulary as a plain tensor."""
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
