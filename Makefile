@@ -59,7 +59,7 @@ checkpoints: .venv/.stamp ## every checkpoint: step, size, loss, layout, good or
 verify: .venv/.stamp ## read one checkpoint through, every byte and number [STEP=200 CONFIG SET]
 	@.venv/bin/python -m trainfleet verify
 
-eval: .venv/.stamp ## loss, perplexity and accuracy on the validation split [CONFIG SET]
+eval: .venv/.stamp ## loss, perplexity and accuracy on the validation split; or lm-eval's [TASKS CONFIG SET]
 	@.venv/bin/python -m trainfleet eval
 
 export: .venv/.stamp ## the model as a Hugging Face folder [OUT=folder CONFIG SET]

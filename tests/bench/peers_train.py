@@ -94,6 +94,8 @@ def litgpt(steps: int) -> None:
     class Data(lightning.LightningDataModule):  # type: ignore[misc]
         def connect(self, **named: Any) -> None: ...
 
+        def setup(self, stage: str = "") -> None: ...
+
         def train_dataloader(self) -> Any:
             class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc,type-arg]
                 def __iter__(self) -> Iterator[torch.Tensor]:

@@ -35,7 +35,7 @@ VERBS = {
     "stop": ("CONFIG", "SET"),
     "checkpoints": ("CONFIG", "SET"),
     "verify": ("CONFIG", "SET", "STEP"),
-    "eval": ("CONFIG", "SET"),
+    "eval": ("CONFIG", "SET", "TASKS"),
     "export": ("CONFIG", "SET", "OUT"),
     "report": ("CONFIG", "SET"),
     "clean": ("CONFIG", "SET", "PURGE", "YES"),

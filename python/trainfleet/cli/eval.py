@@ -1,15 +1,46 @@
-"""make eval: loss, perplexity and accuracy of the newest checkpoint on the validation split."""
+"""make eval: loss, perplexity and accuracy of the newest checkpoint on the validation split; or TASKS, by lm-eval."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+from ..errors import ConfigError, Problem
 from ..processes import die_with_parent
+from ..runs import Run
+from . import export
 from .settings import run_named
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    command = [sys.executable, "-m", "trainfleet.engine.evaluate", str(run_named(variables).folder)]
-    return subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode  # the control plane never loads torch
+    run = run_named(variables)
+    if "TASKS" in variables:
+        return judge(run, variables["TASKS"])
+    return launch("trainfleet.engine.evaluate", str(run.folder))
+
+
+def judge(run: Run, tasks: str) -> int:
+    """Has EleutherAI's lm-evaluation-harness judge the exported model; what it finds stays in the run folder.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        message = "needs lm-eval, which is not installed"
+        raise ConfigError([Problem(0, "TASKS", "", message)], next=".venv/bin/python -m pip install '.[eval]'")
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "model")
+        if code := export.export(run, model):
+            return code
+        found = run.folder / "evaluation"
+        words = ["--model", "hf", "--model_args", f"pretrained={model}", "--tasks", tasks, "--output_path", str(found)]
+        return launch("lm_eval", *words)
+
+
+def launch(module: str, *words: str) -> int:
+    """The exit code of a module in a process of its own, as the control plane never loads torch."""
+    return subprocess.run([sys.executable, "-m", module, *words], preexec_fn=die_with_parent, check=False).returncode

@@ -26,6 +26,7 @@ VARIABLES = {
     "STEP": "the step of a checkpoint (the newest)",
     "PURGE": "1: datasets and checkpoints too",
     "YES": "1: do not ask",
+    "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",
     "LIFT": "a host to let out of quarantine",
     "RECIPE": "a complete config that comes with the package",

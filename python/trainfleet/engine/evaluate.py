@@ -13,10 +13,10 @@ from torch import Tensor
 from .. import devices
 from ..config import load_resolved
 from ..errors import TrainfleetError
-from ..models import Bert, Network
+from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
 from ..runs import Run
-from .batches import split
+from .batches import Batch, separator, split
 from .generate import load
 from .views import samples_for
 
@@ -60,18 +60,20 @@ def evaluate(run: Run) -> Scores:
     totals, targets = torch.zeros(4, dtype=torch.float64), []
     for first in range(0, count, train.micro_batch):
         size = min(train.micro_batch, count - first)
-        inputs, wanted, _ = split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)))
-        totals += score(model, inputs, wanted)
-        targets.append(wanted[mask(model, wanted)].cpu())
+        rows = samples.batch("validation", first, size, train.sequence_length, train.seed)
+        batch = split(device.place(rows), separator(samples, train))
+        totals += score(model, batch)
+        targets.append(batch.targets[mask(model, batch.targets)].cpu())
     loss, right, pairs, guesses = totals.tolist()
     commonest = torch.cat(targets).bincount().max().item()
     of_pairs = pairs / count if isinstance(model, Bert) else None
     return Scores(count, loss / guesses, math.exp(loss / guesses), right / guesses, commonest / guesses, of_pairs)
 
 
-def score(model: Network, inputs: Tensor, targets: Tensor) -> Tensor:
+def score(model: Network, batch: Batch) -> Tensor:
     """Of one batch: the sum of the losses, how many guesses and how many pairs were right, and how many guesses there were."""
-    x = model.features(inputs)
+    inputs, targets, documents = batch
+    x = model.features(inputs, documents=documents) if isinstance(model, Llama | GPT2) else model.features(inputs)
     head = model.get_submodule(model.plan.head.split(".")[0])
     chosen = mask(model, targets)
     logits, wanted = head(x[chosen]).float(), targets[chosen]
