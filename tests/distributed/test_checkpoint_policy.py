@@ -12,6 +12,8 @@ from ranks import Bench
 
 from trainfleet import runs
 from trainfleet.engine import evaluate, export
+from trainfleet.watch.diagnosis import diagnose, parse
+from trainfleet.watch.verdict import Mark, _faults
 
 HINDERED = str(Path(__file__).with_name("hindered.py"))
 
@@ -50,7 +52,8 @@ def test_a_full_disk_stops_saving_and_not_training(bench: Bench, unhindered: Pat
     assert saved(run) == [4, 16, 20] and there(run) == [16, 20] and not list((run / "checkpoints").glob(".*"))
     failures = ranks.events(run, "unsaved")
     assert [failure["step"] for failure in failures] == [8, 12] and "No space left" in failures[0]["why"]
-    assert "step 8 was not saved: can't write a checkpoint on rank 1" in output and "df -h" in output
+    assert "step 8 was not saved: No space left on device (__1_0.distcp) (can't write a checkpoint on rank 1); free" in output
+    assert diagnose(list(parse(output.splitlines(), 0))) is None, "a later failure would be laid to this one's charge"
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
@@ -68,6 +71,8 @@ def test_the_last_save_must_be_made(bench: Bench) -> None:
     assert code == 1 and saved(run) == [4, 8, 12, 16] and there(run) == [12, 16], output
     assert [event["step"] for event in ranks.events(run, "unsaved")] == [20]
     assert ranks.results(run)["last_checkpoint"].endswith("step-00000016")
+    finding = diagnose(list(_faults(ranks.events(run, "fault"), Mark(0.0, {}))))
+    assert finding and finding.cause == "disk"
 
 
 def test_a_slow_disk_with_a_save_every_step_loses_none(bench: Bench, unhindered: Path) -> None:

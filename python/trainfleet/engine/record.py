@@ -77,7 +77,9 @@ class Recorder:
                 self.update(last_checkpoint=save.address)
             else:
                 self.run.record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                print(f"step {save.step:,} was not saved: {save.error}", flush=True)
+                # In one line, the cause first: to the verdict on a later failure it must not look like that one's cause.
+                told = f"{save.error.why} ({save.error.what}); {save.error.next}"
+                print(f"step {save.step:,} was not saved: {told}", flush=True)
 
     def update(self, **fields: Any) -> None:
         """Brings results.json up to now."""

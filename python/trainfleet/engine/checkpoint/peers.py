@@ -30,7 +30,7 @@ class Failure:
     full: bool  # whether the disk is
 
 
-class Failed(RunError):
+class CheckpointError(RunError):
     """All ranks raise it together."""
 
     def __init__(self, failures: list[Failure]) -> None:
@@ -78,19 +78,19 @@ class Peers:
         """Does it on every rank; what came of it, in rank order, at rank 0.
 
         Raises:
-            Failed: on every rank, when any rank's part failed. Returning means that all are done.
+            CheckpointError: on every rank, when any rank's part failed. Returning means that all are done.
         """
         result, failure = attempt(self.rank, what, work)
         gathered = self.gather((result, failure))
         if failures := self.tell([failure for _, failure in gathered if failure]):
-            raise Failed(failures)
+            raise CheckpointError(failures)
         return [result for result, _ in gathered]  # type: ignore[misc]
 
     def one(self, what: str, work: Callable[[], T]) -> T:
-        """Does it on rank 0; every rank gets the result, or raises Failed."""
+        """Does it on rank 0; every rank gets the result, or raises CheckpointError."""
         result, failure = self.tell(attempt(0, what, work) if self.first else (None, None))
         if failure:
-            raise Failed([failure])
+            raise CheckpointError([failure])
         return result  # type: ignore[return-value]
 
 

@@ -13,7 +13,7 @@ from ...checkpoints import catalogue
 from ...checkpoints.marker import Commit, render
 from ...checkpoints.store import Store
 from ...config.types import Checkpoint
-from .peers import Failed, Peers
+from .peers import CheckpointError, Peers
 from .snapshot import Snapshot
 
 NICE = 10  # of the writing thread: on a CPU it shares the cores with training
@@ -46,8 +46,8 @@ def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy
     """Commits a snapshot as a checkpoint, then lets go of the older ones that need not stay; all ranks call it.
 
     Raises:
-        Failed: on all ranks. Nothing of it is in sight then, and what was committed before is as it was; or, when it was the
-            older ones that could not be removed, it is committed.
+        CheckpointError: on all ranks. Nothing of it is in sight then, and what was committed before is as it was; or, when it
+            was the older ones that could not be removed, it is committed.
     """
     step = commit.step
     try:
@@ -59,7 +59,7 @@ def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy
             store.commit(step, render(replace(commit, files=files)))
 
         peers.one("can't commit a checkpoint", finish)
-    except Failed:
+    except CheckpointError:
         if peers.first:
             abandon(store, step)
         raise
@@ -71,7 +71,8 @@ def begin(store: Store, step: int, size: int) -> None:
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
     if free is not None and free < needed:
-        raise OSError(errno.ENOSPC, f"a checkpoint needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free")
+        told = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free"
+        raise OSError(errno.ENOSPC, told)
 
 
 def abandon(store: Store, step: int) -> None:

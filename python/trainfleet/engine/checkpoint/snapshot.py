@@ -20,7 +20,7 @@ from ...checkpoints.marker import File
 from ...checkpoints.store import Store
 from ...devices import Device
 from .files import Writer
-from .peers import Failed, Peers, attempt
+from .peers import CheckpointError, Peers, attempt
 from .state import State
 
 PLANNING = "can't plan a checkpoint"
@@ -86,7 +86,7 @@ def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[Metadata, SavePlan
     plans = peers.gather(planner.create_local_plan())
     made, failure = attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
     if failure := peers.tell(failure):
-        raise Failed([failure])
+        raise CheckpointError([failure])
     shares, metadata = made or ([], Metadata({}))
     return metadata, planner.finish_plan(peers.scatter(shares))
 
