@@ -9,6 +9,7 @@ than the name says where error correction takes its part.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,7 @@ def local_accelerators() -> int:
     return len(list(gpus.iterdir())) if gpus.is_dir() else len(list(Path("/dev").glob("neuron[0-9]*")))
 
 
+@functools.cache
 def local_accelerator() -> Accelerator | None:
     """The row for this machine's accelerators, by what the driver calls the first of them; None when the table lacks it."""
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))

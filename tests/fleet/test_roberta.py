@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def command(folder: Path, verb: str) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(400)
 def test_the_twin_of_the_recipe_trains_on_hosts(pair: Lab, tmp_path: Path) -> None:
     text = pair.shared / "text"
     text.mkdir()
@@ -87,3 +88,8 @@ def test_the_twin_of_the_recipe_trains_on_hosts(pair: Lab, tmp_path: Path) -> No
         "ssh",
     )
     assert results["last_checkpoint"].endswith("step-00000020")
+
+    profiled = command(there, "profile")
+    assert "steps 4 to 6 of rank 0" in profiled and "communication" in profiled and "backward" in profiled
+    (trace,) = there.glob(f"runs/{NAME}-profile-*/profile/trace.json.gz")
+    assert b"traceEvents" in gzip.decompress(trace.read_bytes()) and not (trace.parents[1] / "checkpoints").exists()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch._C._autograd import DeviceType
 
 from trainfleet.cli.scaling import sized
@@ -66,6 +69,26 @@ def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> No
                 pass
         with watch.part("backward"):
             pass
+        assert watch.parts() == parts
+
+
+def test_what_backward_waits_for_when_all_is_computed_is_communication() -> None:
+    now = [0.0]
+    first, watch = nn.Linear(2, 2), Stopwatch(0.0, mark=lambda: (lambda moment: lambda: moment)(now[0]))
+    watch.hear(first)
+
+    def advance(seconds: float) -> Callable[[torch.Tensor], None]:
+        return lambda gradient: now.__setitem__(0, now[0] + seconds)
+
+    for sampled, parts in ((True, {"forward": 0.0, "backward": 2.0, "communication": 3.0}), (False, {})):
+        watch.begin(1, sampled=sampled)
+        with watch.own_work():
+            features = first(torch.ones(1, 2))
+            loss = (features * 2).sum()
+        loss.register_hook(advance(2.0))  # the blocks' gradients take 2 s, and what comes after the first module's output 3 s
+        with watch.part("backward"):
+            loss.backward()
+            now[0] += 3.0
         assert watch.parts() == parts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from ..heartbeat import Heart
@@ -41,6 +41,7 @@ class Stopwatch:
         self.started, self.heart, self.mark, self.at_step = started, heart, mark, at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
+        self.computed: list[Reading] = []  # when the last gradient of the backward pass was there
         self.place = "load", 0  # phase and step
         self.own = 0.0  # seconds of this step that this rank worked for itself, not waiting for others
         self.startup = 0.0
@@ -75,9 +76,24 @@ class Stopwatch:
             yield
             return
         began = self.mark()
+        self.computed.clear()
         with record_function(name):
             yield
-        self.spans.append((name, began, self.mark()))
+        ended = self.mark()
+        for computed in self.computed[-1:]:
+            self.spans.append(("communication", computed, ended))
+            ended = computed
+        self.spans.append((name, began, ended))
+
+    def hear(self, first: nn.Module) -> None:
+        """Has told apart what a backward pass waits for once its gradients are there: other ranks, and what isn't hidden of the
+        reduction. `first` is the model's first module, whose output's gradient comes last."""
+
+        def listen(_: nn.Module, __: object, output: Tensor) -> None:
+            if self.sampled and output.requires_grad:
+                output.register_hook(lambda gradient: self.computed.append(self.mark()))  # type: ignore[no-untyped-call]
+
+        first.register_forward_hook(listen)
 
     def fetch(self, batches: Iterator[Item]) -> Iterator[Item]:
         """The same batches; the wait for each counts as `data`."""

@@ -31,6 +31,8 @@ class Trainer:
         torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
         self.parts = arrange(config, world)
         self.model = self.parts.model
+        if world.size > 1 and self.parts.stages == 1:
+            watch.hear(self.model.get_submodule(self.model.plan.first[0]))
         self.optimizer = optimizer.build(self.model, self.train)
         self.progress = checkpoints.resume(self.model, self.optimizer)  # last: it also takes up the random numbers
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)

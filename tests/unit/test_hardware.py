@@ -1,0 +1,45 @@
+"""The table of hardware: devices are found by what drivers call them, and its figures are in keeping with one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfleet import hardware
+from trainfleet.hardware import ACCELERATORS, INSTANCE_TYPES, find_accelerator
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "row"),
+    [
+        ("NVIDIA H200", None, "H200-141GB"),
+        ("NVIDIA H100 80GB HBM3", None, "H100-80GB"),
+        ("NVIDIA A100-SXM4-80GB", None, "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", None, "A100-40GB"),
+        ("NVIDIA A100", 79.2, "A100-80GB"),
+        ("NVIDIA A100", None, "A100-40GB"),  # of which the name says too little: the one that less fits
+        ("Tesla V100-SXM2-32GB", None, "V100-32GB"),
+        ("NVIDIA L40S", None, "L40S-48GB"),
+        ("NVIDIA L4", None, "L4-24GB"),
+        ("NVIDIA B200", None, "B200-180GB"),
+    ],
+)
+def test_a_device_is_found_by_its_driver_s_name(name: str, memory_gib: float | None, row: str) -> None:
+    found = find_accelerator(name, int(memory_gib * 2**30) if memory_gib else None)
+    assert found and found.name == row
+
+
+def test_an_unknown_device_is_not_taken_for_another() -> None:
+    assert find_accelerator("NVIDIA GeForce RTX 4090") is None and hardware.accelerator_of("t3.micro") is None
+
+
+def test_products_have_the_peak_of_their_format() -> None:
+    assert hardware.V100.peak(half=True) == hardware.V100.peak(half=False) == 15.7e12  # it has no bf16
+    assert hardware.H100.peak(half=True) == 989.4e12 and hardware.H100.peak(half=False) == 494.7e12  # TF32
+    assert all(row.fp32 <= row.peak(half=True) for row in ACCELERATORS)
+
+
+def test_figures_agree_with_one_another() -> None:
+    for row in INSTANCE_TYPES.values():
+        assert (row.accelerator is None) == (row.accelerators == 0), row.name
+        assert row.efa == 0 or row.network_gbps / row.efa in (50, 100, 200, 400), row.name  # Gbit/s of one EFA interface
+        assert row.usd_per_hour is None or 0.2 < row.usd_per_hour < 200, row.name
