@@ -14,6 +14,7 @@ from .types import Config
 
 MASTER = 4  # bytes of a number that the optimizer works on: fp32, also where products are computed in bf16
 GATHERED_BLOCKS = 2  # with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP, 3.3.2)
+LOGITS_BYTES = 1 << 30  # of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
 LOSS = 3  # fp32 copies of the logits at the peak: their log-softmax, its gradient, and that of the logits (models/loss.py)
 
 
@@ -101,7 +102,8 @@ def _moments(config: Config, stage: Stage, numbers: int) -> int:
 def _loss(config: Config) -> float:
     family, train = FAMILIES[config.model.family], config.train
     guessed = train.micro_batch * family.guesses(train.sequence_length) / train.layout.context
-    return LOSS * 4 * guessed * config.model.vocabulary_size / train.layout.tensor
+    logits = 4 * guessed * config.model.vocabulary_size / train.layout.tensor
+    return LOSS * (min(logits, LOGITS_BYTES) if family.causal and train.layout.tensor == 1 else logits)  # models/loss.py
 
 
 def _activations(config: Config, width: int, stage: Stage) -> float:

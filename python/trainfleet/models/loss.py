@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ..config.memory import LOGITS_BYTES
+
 IGNORED = -100  # the target of a token that is not guessed
-LOGITS_BYTES = 1 << 30  # of fp32 logits at once: 8,192 tokens of a vocabulary of 32,000
 
 
 def next_token_loss(x: Tensor, head: nn.Linear, targets: Tensor, reduction: str = "mean") -> Tensor:
