@@ -92,3 +92,4 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     assert during > KILLS // 3, "most of the kills came while there was work"
     finish(tmp_path / "killed", draw.randint(1, 4))
     assert content(dataset) == expected
+    assert not list(dataset.rglob("*.partial"))

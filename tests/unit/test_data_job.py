@@ -88,11 +88,12 @@ def test_a_restart_does_only_what_is_missing(data: Data, tmp_path: Path) -> None
     (folder / "manifest.json").unlink()
     (folder / "units" / "00001.json").unlink()  # killed between its files and its record
     (folder / "train" / "00002.bin").write_bytes(b"half")  # a file that a crash of the machine cut off
+    (folder / "train" / "00001.1.partial").write_bytes(b"half")  # what a killed process was writing
     tokenize(data, Share(0, 2, 1), tmp_path)
     tokenize(data, Share(1, 2, 1), tmp_path)
     assert content(folder) == whole
     redone = {path.name for path in folder.glob("units/*") if path.stat().st_mtime_ns != times[path.name]}
-    assert redone == {"00001.json", "00002.json"}
+    assert redone == {"00001.json", "00002.json"} and not list(folder.rglob("*.partial"))
 
 
 def test_a_second_run_of_a_finished_dataset_does_nothing(data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,7 @@ def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, store: Store
     mine = plan.units[share.node :: share.nodes]
     done = manifest.read_records(store, [unit.index for unit in mine], preparation)
     missing = [unit for unit in mine if unit.index not in done]
+    _sweep(store.folder, {unit.index for unit in missing})
     meter = progress.Meter(store, share.node, 0)
     for record in done.values():
         tokens = sum(shard.tokens for shard in record.shards)
@@ -151,6 +152,13 @@ def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, store: Store
         from .units import UnitWork
 
         _work(UnitWork(data, preparation, store, meter), iter(missing))
+
+
+def _sweep(folder: Path, units: set[int]) -> None:
+    """Removes what processes that were killed had written of these units."""
+    for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
+        if int(path.name.split(".")[0]) in units:
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,13 @@ class Verdict:
         said = [line for line in self.lines if line != self.words]
         quoted = [f"  | {line}" for line in said if said != [TRACEBACK]]  # its head alone tells nothing
         head = f"failed: {self.who}: {self.kind.words} ({self.cause})"
-        block = [head, f"  why: {self.words}", *quoted, f"  done: {self.done}" if self.done else "", f"  next: {self.next}"]
+        block = [
+            head,
+            f"  why: {self.words.removeprefix('why: ')}",
+            *quoted,
+            f"  done: {self.done}" if self.done else "",
+            f"  next: {self.next}",
+        ]
         return "\n".join(filter(None, block))
 
     def record(self) -> runs.Record:
