@@ -170,6 +170,21 @@ def test_an_encoder_that_turns_out_wrong_is_replaced_and_named(
     assert any(backend.startswith("tokenizers") for backend in found.backends)
 
 
+def test_an_encoder_that_is_opened_anew_changes_nothing(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, opened = tokenize(data, ALONE, tmp_path / "whole"), list[str]()
+
+    def counted(*arguments: object) -> tuple[encoders.Encoder, list[str]]:
+        opened.append("")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    real = encoders.open_encoder
+    monkeypatch.setattr(encoders, "open_encoder", counted)
+    monkeypatch.setattr(units, "RENEWED", 1)
+    renewed = tokenize(data, ALONE, tmp_path / "renewed")
+    assert whole and renewed and renewed.identity == whole.identity and renewed.notes == whole.notes
+    assert len(opened) == len(sources.plan_units(data).units) > 1
+
+
 def test_batches_do_not_depend_on_who_asks(data: Data, tmp_path: Path) -> None:
     tokenize(data, ALONE, tmp_path)
     dataset = Dataset.open(tmp_path / "set")

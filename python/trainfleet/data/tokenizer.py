@@ -79,6 +79,11 @@ class Tokenizer:
         """The fastest library that is exact on this tokenizer."""
         return self._opened[0]
 
+    def renew(self) -> None:
+        """Has the encoder opened anew when it is next used, without what it remembers of the texts so far."""
+        for name in ("encoder", "_opened"):
+            self.__dict__.pop(name, None)
+
     @property
     def backend(self) -> str:
         """Name and version of the library that encodes."""

@@ -23,6 +23,7 @@ from .store import Store
 from .tokenizer import FILE, described, load
 
 CUT_TOKENS = 16
+RENEWED = 2**27  # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to 100 MB
 CHECKED_CHARACTERS = 1024  # of each batch, so that about 0.1 % of the text is encoded twice
 
 
@@ -49,6 +50,7 @@ class UnitWork:
     def __init__(self, data: Data, preparation: Preparation, store: Store, meter: Meter) -> None:
         self.data, self.preparation, self.store, self.meter = data, preparation, store, meter
         self.tokenizer = load(store.folder / FILE)
+        self.encoded = 0  # bytes of text since the encoder was opened
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
@@ -61,6 +63,10 @@ class UnitWork:
             note = f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: done again with the reference"
             print(note, flush=True)
             draft = self._encode(unit, self.tokenizer.reference, (*notes, note))
+        self.encoded += draft.record.text_bytes
+        if self.encoded > RENEWED:
+            self.tokenizer.renew()
+            self.encoded = 0
         self.flush()
         self.pending.append(self.committer.submit(self._commit, draft))
 
