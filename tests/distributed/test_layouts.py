@@ -40,16 +40,17 @@ KINDS = {  # what is trained, and the layouts in which it is
     "lamb": ({"train.optimizer": "lamb"}, FEWER),
     "muon": ({"train.optimizer": "muon"}, FEWER),
     "documents": ({"train.separate_documents": "true"}, ("alone", "ddp2", "tp2")),
-    "compiled": ({"train.compile": "true"}, ("alone", "ddp2", "fsdp2")),
-    "recomputed": ({"train.recompute": "selective"}, ("alone", "fsdp2", "tp2")),
 }
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """Every layout's run, with four blocks (enough for four stages) and two micro-batches or more accumulated."""
-    here = Path.cwd()
-    bench = Bench(tmp_path_factory.mktemp(request.param))
+    here, folder = Path.cwd(), tmp_path_factory.mktemp(request.param)
+    (folder / "short").mkdir()
+    for number, text in enumerate(ranks.TEXT[0].read_text().split("\n\n")):
+        (folder / "short" / f"{number}.py").write_text(text)
+    bench = Bench(folder, ranks.CONFIG.replace("[text]", "[short]") if request.param == "documents" else ranks.CONFIG)
     made = {}
     values, names = KINDS[request.param]
     for name in names:

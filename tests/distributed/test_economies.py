@@ -1,0 +1,45 @@
+"""What saves time or memory changes no loss: recomputation, compiled blocks, and, nearly, bf16."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ranks
+from ranks import Bench
+
+SHARDED = {"train.layout.shard": 2}
+TENSOR = {"train.layout.tensor": 2}
+# what differs, ranks, and how far losses and norms may be from one process without it
+KINDS = {
+    "recompute-full": ({"train.recompute": "full"}, 1, 1e-5, 1e-5),
+    "recompute-selective-sharded": ({"train.recompute": "selective", **SHARDED}, 2, 1e-5, 1e-5),
+    "recompute-full-tensor": ({"train.recompute": "full", **TENSOR}, 2, 1e-5, 1e-5),
+    "compiled": ({"train.compile": "true"}, 1, 1e-5, 1e-5),
+    "compiled-replicas": ({"train.compile": "true"}, 2, 1e-5, 1e-5),
+    "compiled-sharded-recomputed": ({"train.compile": "true", "train.recompute": "selective", **SHARDED}, 2, 1e-5, 1e-5),
+    "bf16": ({"train.precision": "bf16"}, 1, 1e-3, 2e-2),
+    "bf16-sharded": ({"train.precision": "bf16", **SHARDED}, 2, 1e-3, 2e-2),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    here = Path.cwd()
+    bench = Bench(tmp_path_factory.mktemp("economies"))
+    common = {"train.steps": 8, "train.validate_every": 4, "train.epsilon": 1e-3}
+    made = {name: bench.prepare(name, size, **common | values) for name, (values, size, *_) in KINDS.items()}
+    plain = bench.prepare("plain", 1, **common | {"train.recompute": "none", "train.compile": "false"})
+    bench.train_all([(plain, 1), *((run, KINDS[name][1]) for name, run in made.items())])
+    yield {"plain": plain, **made}
+    os.chdir(here)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_trains_as_without(runs: dict[str, Path], name: str) -> None:
+    *_, near, norm_near = KINDS[name]
+    for ours, theirs in zip(ranks.metrics(runs[name]), ranks.metrics(runs["plain"]), strict=True):
+        assert ours.pop("grad_norm") == pytest.approx(theirs.pop("grad_norm"), rel=norm_near)
+        assert ours == pytest.approx(theirs, rel=near)
