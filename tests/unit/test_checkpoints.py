@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from requirement import need
 from trainfleet import runs
 from trainfleet.checkpoints import catalogue, changes
 from trainfleet.checkpoints.marker import MARKER, Broken, Commit, File, parse, render
@@ -222,11 +223,11 @@ def test_the_destination_is_the_runs_own_folder_or_one_of_its_name(tmp_path: Pat
 # make checkpoints, make verify
 
 
-def shell(folder: Path, verb: str, *words: str) -> tuple[int, str]:
+def shell(folder: Path, verb: str, *words: str, **environment: str) -> tuple[int, str]:
     """A verb in a process that may not import torch."""
     code = "import sys; sys.modules['torch'] = None; from trainfleet.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", code, verb, *words], cwd=folder, text=True, capture_output=True,
-                          env={"PYTHONPATH": str(ROOT / "python"), "PATH": ""})  # fmt: skip
+                          env={"PYTHONPATH": str(ROOT / "python"), "PATH": "", **environment})  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
@@ -257,6 +258,21 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Pa
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
     assert code == 1 and "can't go on with another model.layers" in text and "is 3: the weights are of that shape" in text
     assert run.config.read_text() == before and not run.events.exists()
+
+
+def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(tmp_path: Path, config: Config) -> None:
+    need("boto3")
+    run = runs.run_of("line", tmp_path / "runs")
+    runs.write_atomic(run.config, dump_resolved(config_of(tmp_path, "checkpoint.destination=s3://bucket/far")))
+    closed = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_MAX_ATTEMPTS": "1",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+    }
+    code, text = shell(tmp_path, "checkpoints", **closed)
+    assert code == 1 and text.startswith("error: s3://bucket/far/line/: S3 gives no good answer") and "aws s3 ls" in text
+    assert "Traceback" not in text
 
 
 def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:

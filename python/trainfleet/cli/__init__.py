@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import TrainfleetError
+from ..checkpoints.store import S3
+from ..errors import RunError, TrainfleetError
 from ..runs import unwritable
 from .variables import Variables, read_variables
 
@@ -58,13 +59,21 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.errno not in ENVIRONMENT or not error.filename:
+        if (told := explained(error)) is None:
             raise
-        print(f"error: {unwritable(Path(error.filename), error)}", file=sys.stderr)
-        return 1
+        print(f"error: {told}", file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def explained(error: OSError) -> TrainfleetError | None:
+    """What to tell a user of an error that is the environment's fault; None when it is ours."""
+    name = str(error.filename or "")
+    if name.startswith(S3):
+        return RunError("S3 gives no good answer", where=name, why=error.strerror or str(error), next=f"aws s3 ls {name}")
+    return unwritable(Path(name), error) if name and error.errno in ENVIRONMENT else None
 
 
 def _verb(arguments: Sequence[str]) -> str:
