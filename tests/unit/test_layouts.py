@@ -112,6 +112,13 @@ def test_a_fleet_that_is_not_there_yet_is_planned(recipe: str, told: tuple[str, 
     assert all(words in said for words in (*told, "FI_PROVIDER", "hosts: none yet", "MFU")), said
 
 
+def test_a_layout_that_was_written_and_hardly_fits_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = " ".join(f"train.layout.{name}=1" for name in ("shard", "tensor", "pipeline", "context", "zero", "interleave"))
+    for settings, warned in ((whole, True), ("", False)):
+        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == 0
+        assert ("warning: that will hardly fit" in capsys.readouterr().out) == warned
+
+
 def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["train", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml"]) == 2
     assert "fleet.hosts: the ssh backend needs the machines that you have" in capsys.readouterr().err

@@ -91,11 +91,10 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         f"{train.global_batch} sequences = {config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}",
     )
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
-    yield (
-        "memory",
-        f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: "
-        + ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size),
-    )
+    held = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
+    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: {held}"
+    if needs.usable and needs.memory.total > needs.usable:
+        yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
     yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
