@@ -24,6 +24,8 @@ CAPTIONS = {
 def write(run: Run) -> Path:
     """report.html of a run, written anew from its folder as it is now."""
     history = read(run)
+    told = history.results.get("mfu_formula")
+    formula = f"{escape(str(told))}<br>" if told else ""
     parts = [
         _header(history),
         *_verdicts(history),
@@ -31,7 +33,7 @@ def write(run: Run) -> Path:
         _stages(history),
         _pair(_sample(history), _next(history)),
         _pair(_events(history), _settings(history)),
-        f"<footer>trainfleet · written {moment(time.time())} UTC</footer>",
+        f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",
     ]
     page = Template(PAGE.read_text(encoding="utf-8"))
     write_atomic(run.report, page.substitute(title=escape(run.name), body="\n".join(filter(None, parts))))
