@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from trainfleet.config import schema
 from trainfleet.config.families import FAMILIES
-from trainfleet.config.types import Data
+from trainfleet.config.load import build
+from trainfleet.config.types import Data, Train
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.job import Share, tokenize
 from trainfleet.data.masking import IGNORED, Masked, Specials, specials_of
 from trainfleet.data.tokenizer import load
+from trainfleet.devices.cpu import Cpu
+from trainfleet.engine.batches import Batches
 from trainfleet.errors import DataError
 
 DOCUMENTS = 300
+CHOSEN = {
+    "global_batch": 24, "micro_batch": 1, "sequence_length": 64, "seed": 1, "learning_rate": 0.01, "warmup_steps": 1,
+    "schedule_steps": 1, "decay_steps": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +72,32 @@ def test_masking_has_the_published_proportions(dataset: Dataset, specials: Speci
     masked, kept = (inside == specials.mask)[chosen].mean(), (inside == plain)[chosen].mean()
     assert abs(masked - 0.8) < 0.01 and abs(kept - 0.1) < 0.01
     assert abs(chosen.mean(axis=0) - 19 / 126).max() < 0.1, "any place may be chosen"
+
+
+@pytest.mark.parametrize("view", [Dataset, roberta, bert])
+def test_global_batches_are_the_same_for_any_world_after_a_resume_and_over_an_epoch(dataset: Dataset, view: Any) -> None:
+    samples = dataset if view is Dataset else view(dataset)
+    train = build(Train, schema.fill({"name": "worlds"}, schema.load_schema())["train"] | CHOSEN)
+    first = samples.samples("train", train.sequence_length) // train.global_batch - 4  # an epoch ends in the middle of these
+    steps = range(first, first + 10)
+
+    def hashes(world: int, steps: range) -> list[str]:
+        """Of the global batch at each step, as a job of so many ranks sees it that begins with the first of these steps."""
+        config: Any = SimpleNamespace(train=train)
+        ranks = [Batches(samples, config, rank, world, Cpu()) for rank in range(world)]
+        found = []
+        for step in steps:
+            parts = [batch for rank in ranks for _, batch in rank.of(step)]
+            whole = torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
+            found.append(hashlib.sha256(b"".join(part.numpy().tobytes() for part in whole)).hexdigest())
+        for rank in ranks:
+            rank.close()
+        return found
+
+    expected = hashes(1, steps)
+    assert len(set(expected)) == len(expected)
+    assert hashes(2, steps) == expected
+    assert hashes(3, steps[:4]) + hashes(8, steps[4:7]) + hashes(4, steps[7:]) == expected
 
 
 def test_masks_do_not_depend_on_who_asks_and_change_every_epoch(dataset: Dataset) -> None:
