@@ -48,6 +48,7 @@ TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronL
 TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink")  # logical core of two physical ones
 
 
+TRAINED_ON = ("cuda",)  # the kinds that devices/ has a file for (a test compares)
 ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
 
 
@@ -141,6 +142,12 @@ def accelerator_of(instance_type: str | None) -> Accelerator | None:
     """What a rank computes on: of an EC2 type, or of this machine without one; None for a CPU or an unknown device."""
     row = INSTANCE_TYPES.get(instance_type or "")
     return row.accelerator if row else None if instance_type else local_accelerator()
+
+
+def awaited(instance_type: str | None) -> Accelerator | None:
+    """The accelerator of a type that can be planned and set up, and not trained on yet."""
+    device = accelerator_of(instance_type)
+    return device if device and device.kind not in TRAINED_ON else None
 
 
 def local_cores() -> int:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from trainfleet import hardware
+from trainfleet.cli.train import require_engine
+from trainfleet.config import Settings, load
+from trainfleet.devices.cpu import Cpu
+from trainfleet.devices.cuda import Cuda
+from trainfleet.errors import ConfigError
 from trainfleet.hardware import ACCELERATORS, INSTANCE_TYPES, find_accelerator
+from trainfleet.recipes import FOLDER
 
 
 @pytest.mark.parametrize(
@@ -36,6 +42,14 @@ def test_products_have_the_peak_of_their_format() -> None:
     assert hardware.V100.peak(half=True) == hardware.V100.peak(half=False) == 15.7e12  # it has no bf16
     assert hardware.H100.peak(half=True) == 989.4e12 and hardware.H100.peak(half=False) == 494.7e12  # TF32
     assert all(row.fp32 <= row.peak(half=True) for row in ACCELERATORS)
+
+
+def test_what_nothing_trains_on_yet_is_planned_and_refused() -> None:
+    assert {device.kind for device in (Cpu, Cuda)} == {"cpu", *hardware.TRAINED_ON}
+    config, _ = load(Settings(FOLDER / "llama-2-7b-trn1.yaml", "fleet.hosts=[a,b,c,d]"))
+    with pytest.raises(ConfigError, match="training on NeuronCore-v2 is not built yet"):
+        require_engine(config)
+    require_engine(load(Settings(FOLDER / "llama-3-8b-p5.yaml"))[0])
 
 
 def test_figures_agree_with_one_another() -> None:

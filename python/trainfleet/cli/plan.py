@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from .. import hardware
 from ..config import Config, Derived, dump_resolved, load
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
@@ -35,6 +36,8 @@ def main(variables: Variables, started: float) -> int:
         for name, text in scripts.items():
             write_atomic(folder / name, text)
         print(f"\nwritten to {folder}/: {', '.join([*write(plan, folder), *scripts])}")
+    if device := hardware.awaited(config.fleet.instance_type):
+        print(f"\nnote: training on {device.name} is not built yet, so make train refuses this fleet")
     print(f"\nnext: {'make train' if plan.requests else 'write fleet.hosts, then make setup'}")
     return 0
 

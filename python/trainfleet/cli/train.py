@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
-from .. import runs
+from .. import hardware, runs
 from ..backends import backend_of
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config, dump_resolved
-from ..errors import RunError, TrainfleetError
+from ..errors import ConfigError, Problem, RunError, TrainfleetError
 from ..plan.plan import Plan
 from ..report import html, plots
 from ..report.live import Live
@@ -31,6 +31,7 @@ def main(variables: Variables, started: float) -> int:
 
 def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
     """Trains by this plan; the command's exit code."""
+    require_engine(plan.config)
     run = runs.run_of(plan.config.name)
     if not backend_of(plan.config).shares_disk:
         return carry.hand_over("train", plan, started)
@@ -64,6 +65,13 @@ def require_same(config: Config, run: Run) -> None:
             continue  # the ranks set it aside
         changes.check(commit, config, commit.dataset, store.address(step))
         return
+
+
+def require_engine(config: Config) -> None:
+    """ConfigError where nothing trains on the accelerators of the nodes yet: their CPUs must not stand in for them."""
+    if device := hardware.awaited(config.fleet.instance_type):
+        message = f"{config.fleet.instance_type}: training on {device.name} is not built yet; planning and setting up are"
+        raise ConfigError([Problem(0, "", "fleet.instance_type", message)], next="make plan")
 
 
 def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office: Office) -> int:

@@ -69,9 +69,11 @@ def lack(config: Config, asked: set[str]) -> str | None:
         return None
     if any(message for rule in rules.DIVISION for message in rule(config)):
         return None  # no layout was found for another reason, which that rule tells
+    least = {name: value for name, value in asdict(PLAIN).items() if f"layout.{name}" in asked}
+    train = replace(config.train, layout=replace(config.train.layout, **least))
     for times in (2, 4, 8, 16, 32, 64):
-        more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
-        chosen = _choose(replace(more, train=replace(more.train, layout=PLAIN)), asked, device)
+        more = replace(config, train=train, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
+        chosen = _choose(more, asked, device)
         if chosen and needs(chosen) <= usable_bytes(device):
             return f"{_lacking(config, device)}; NODES={more.fleet.nodes} works"
     return f"{_lacking(config, device)}, nor would many more nodes; a shorter train.sequence_length or a smaller model would"
@@ -159,32 +161,33 @@ def _reasons(config: Config, device: hardware.Accelerator | None) -> dict[str, s
     part = max(1, train.global_batch // max(1, config.data_parallel))
     dividing = f"largest that divides {part} (train.global_batch over {config.data_parallel} data-parallel ranks)"
     if device is None:
-        whole = "every rank has the whole model: on CPUs the fastest (tests/bench/LOG.md)"
+        known = "on CPUs the fastest (tests/bench/LOG.md)"
+        unknown = "hardware.py does not have this device, so nobody knows what fits; train.layout says more"
+        whole = f"every rank has the whole model: {unknown if hardware.local_accelerators() else known}"
         return {"layout.shard": whole, "micro_batch": f"{dividing} within {CPU_TOKENS} tokens"}
     there = f"of {usable_bytes(device) / 2**30:.1f} GiB usable ({device.name})"
 
-    def instead(recompute: str = train.recompute, **degrees: int) -> str:
+    def gib(recompute: str = train.recompute, **degrees: int) -> float:
         other = replace(train, recompute=recompute, layout=replace(layout, **degrees))
-        return f"{needs(replace(config, train=other)) / 2**30:.1f}"
+        return needs(replace(config, train=other)) / 2**30
 
-    without = needs(replace(config, train=replace(train, layout=replace(layout, tensor=1))))
-    too_few = f"train.global_batch {train.global_batch} has too few sequences for more data-parallel ranks"
+    fits = f"a whole model takes {gib():.1f} {there}"
+    alone = "all that NxD Core can" if config.fleet.stack == "neuron-xla" else "the least that fits"
+    few = f"train.global_batch {train.global_batch} has too few sequences for more data-parallel ranks"
+    without = gib(tensor=1)
+    split = few if without * 2**30 <= usable_bytes(device) else f"without it {without:.1f} GiB"
     return {
-        "layout.shard": f"a whole model takes {instead()} {there}"
-        if layout.shard == 1
-        else f"not sharded, a rank would take {instead(shard=1)} {there}",
-        "layout.zero": f"weights and gradients are sharded too: with ZeRO 1 {instead(zero=1)} GiB"
-        if layout.zero == 3
-        else "the optimizer's state alone is sharded: the least that fits"
-        if config.fleet.stack != "neuron-xla"
-        else "the optimizer's state alone is sharded: all that NxD Core can",
-        "layout.tensor": f"within a node, over {device.links}: "
-        + (too_few if without <= usable_bytes(device) else f"without it {without / 2**30:.1f} GiB"),
-        "layout.pipeline": f"over nodes: without it {instead(pipeline=1)} GiB",
+        "layout.shard": fits if layout.shard == 1 else f"not sharded, a rank would take {gib(shard=1):.1f} {there}",
+        "layout.zero": {
+            1: f"the optimizer's state alone is sharded: {alone}",
+            3: f"weights and gradients are sharded too: with ZeRO 1 {gib(zero=1):.1f} GiB",
+        }[layout.zero],
+        "layout.tensor": f"within a node, over {device.links}: {split}",
+        "layout.pipeline": f"over nodes: without it {gib(pipeline=1):.1f} GiB",
         "recompute": {
             "none": "all that backward needs fits",
-            "selective": f"to keep all would take {instead(recompute='none')} GiB",
-            "full": f"to keep products and attention would take {instead(recompute='selective')} GiB",
+            "selective": f"to keep all would take {gib('none'):.1f} GiB",
+            "full": f"to keep products and attention would take {gib('selective'):.1f} GiB",
         }[train.recompute],
         "micro_batch": f"{dividing} and fits, of at most {MOST_TOKENS} tokens",
     }
