@@ -139,6 +139,15 @@ def test_a_measured_run_has_its_own_name_and_leaves_nothing_to_resume(tmp_path: 
     assert steady([{"step": step} for step in range(1, 7)]) == [{"step": 4}, {"step": 5}, {"step": 6}]
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"), [("6-4", "no step of train.steps 500"), ("900-910", "no step"), ("4", 'is not written as in "4-6"')]
+)
+def test_steps_that_are_none_are_refused(tmp_path: Path, steps: str, told: str) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    with pytest.raises(ConfigError, match=f"train.profile_steps.*{told}"):
+        load(Settings(tmp_path / "config.yaml", f"train.profile_steps='\"{steps}\"'"))
+
+
 def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     done = [

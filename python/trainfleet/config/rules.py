@@ -238,6 +238,15 @@ def _schedule(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.decay_steps", f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} are left"
 
 
+def _profile(config: Config) -> Iterator[tuple[str, str]]:
+    first, last = map(int, (config.train.profile_steps or "1-1").split("-"))
+    if first > last or first > config.train.steps:
+        yield (
+            "train.profile_steps",
+            f"{config.train.profile_steps}: no step of train.steps {config.train.steps} is among these; 4-6 works",
+        )
+
+
 def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
@@ -255,4 +264,5 @@ def _nearest(batch: int, ways: int) -> str:
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
     _backend, _instance_type, _local, _hosts, _shared_folder, _heads, *DIVISION, _family, _documents, _sequence, _schedule,
+    _profile,
 )  # fmt: skip
