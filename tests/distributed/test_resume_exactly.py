@@ -123,7 +123,7 @@ def sequences(run: Path) -> dict[tuple[int, int], str]:
 @pytest.fixture(scope="module")
 def cases(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Witness]:
     """Two runs for each case that is to be judged: one whole, one killed on its way."""
-    chosen = {item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")}
+    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     plan = [
         (size, bench.prepare(f"{name}.{kind}", size, **(COMMON | values)), kind, "")
         for name, (size, values) in CASES.items()
