@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import encoders, job, manifest, sources, units
 from trainfleet.data.dataset import Dataset, find
@@ -25,6 +26,7 @@ from trainfleet.data.store import Folder, open_store
 from trainfleet.data.tokenizer import load
 from trainfleet.data.verify import verify
 from trainfleet.errors import DataError
+from trainfleet.report import lengths
 
 ALONE = Share(0, 1, 1)
 
@@ -136,6 +138,15 @@ def test_what_a_process_finds_is_raised_by_its_parent(data: Data, tmp_path: Path
     with pytest.raises(DataError, match="is not UTF-8") as caught:
         tokenize(bad, Share(0, 1, 2), tmp_path / "bad")
     assert "c.txt:1" in str(caught.value)
+
+
+def test_the_lengths_of_all_documents_are_drawn(data: Data, tmp_path: Path) -> None:
+    need("matplotlib")
+    found = tokenize(data, ALONE, tmp_path)
+    assert found and sum(found.lengths) == found.documents == 401
+    lengths.draw("set", found, tmp_path / "set" / "lengths.png")
+    assert (tmp_path / "set" / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert [lengths._power(number) for number in (0, 9, 10, 17, 20)] == ["1", "512", "1k", "128k", "1M"]
 
 
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from ..backends import backend_of
 from ..config import dump_resolved
 from ..data import summary
 from ..data.dataset import find
+from ..report import lengths
 from ..watch.interrupts import Interrupts
 from . import carry
 from .settings import plan_for
@@ -29,7 +30,7 @@ def main(variables: Variables, started: float) -> int:
     dataset = find(plan.config.data)
     assert dataset is not None
     folder = runs.DATA / plan.config.data.name
-    summary.plot_lengths(dataset, folder / "lengths.png")
+    lengths.draw(plan.config.data.name, dataset, folder / "lengths.png")
     for name, value in [*summary.table(dataset), ("lengths", str(folder / "lengths.png"))]:
         print(f"{name:>16}  {value}")
     print("next: make train")

@@ -1,8 +1,6 @@
-"""What a finished dataset is, as a table and as a plot of its documents' lengths: from the manifest alone."""
+"""What a finished dataset is, as a table: from the manifest alone."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from .manifest import Manifest
 
@@ -21,22 +19,3 @@ def table(manifest: Manifest) -> list[tuple[str, str]]:
         ("identity", manifest.identity[:16]),
         *(("note", note) for note in manifest.notes),
     ]
-
-
-def plot_lengths(manifest: Manifest, path: Path) -> None:
-    """Writes a PNG with how many documents have how many tokens; each bar's lengths are twice those of the one before."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    used = [i for i, count in enumerate(manifest.lengths) if count]
-    classes = range(used[0], used[-1] + 1)
-    figure, axes = pyplot.subplots(figsize=(8, 3.5), layout="constrained")
-    axes.bar([str(2**i) for i in classes], [manifest.lengths[i] for i in classes], width=0.9)
-    axes.set(xlabel="tokens in a document, from", ylabel="documents", title=f"{manifest.documents:,} documents")
-    axes.tick_params(axis="x", rotation=45)
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
