@@ -6,32 +6,21 @@ Shapes: B sequences, T tokens, D hidden size, V vocabulary.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from ..config.types import Model
-from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
-from .llama import Cache
+from .layers import COLUMN, Attention, Embeddings, FeedForward, initial
+from .llama import Cache, Llama
 from .loss import next_token_loss
 from .network import Network, causal_within, places_within
-from .plan import Plan
 
 
 class GPT2(Network):
     """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
 
-    plan = Plan(
-        blocks="layers",
-        first=("embed",),
-        last=("norm", "lm_head"),
-        head="lm_head",
-        embeddings=("embed.tokens",),
-        divided="embed",
-        norms=("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"),
-        gathered=("layers.*.self_attn", "layers.*.mlp", "lm_head"),
-        column=(*COLUMN, "lm_head"),
-        row=ROW,
-    )
+    plan = replace(Llama.plan, first=("embed",), embeddings=("embed.tokens",), divided="embed", column=(*COLUMN, "lm_head"))
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
