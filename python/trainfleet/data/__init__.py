@@ -1,12 +1,13 @@
 """From text to batches: sources → tokenizer → shards → order.
 
 sources     where the text is, and how it is cut into units of work        (light: no torch, no numpy)
-documents   the texts of a unit, read in bounded memory                    (light)
+documents   the texts of a unit, read in bounded memory                    (light; formats, storage, objects, hub)
 dataset     the finished set: its manifest, and batches of its samples     (light until the first batch)
 progress    what the nodes have done so far                                (light)
-tokenizer   one encoder over several libraries, checked against one reference
-bpe         a byte-level BPE trained on a bounded sample
-shards      token files: Megatron .bin/.idx and their checksums
+tokenizer   one definition, whatever it was made from (conversion, bpe)
+encoders    the libraries that turn texts into ids, checked against one reference (words: WordPiece)
+shards      token files: Megatron .bin/.idx and their checksums (store: on disk or in S3)
 order       which tokens sample g is: a bijection, no index in memory
-job         one node's part of `make tokenize`                             (python -m trainfleet.data)
+masking     samples with tokens hidden, for BERT and RoBERTa
+job         one node's part of `make tokenize`                             (python -m trainfleet.data; units, lock)
 """
