@@ -39,6 +39,7 @@ CAUSES = {
         Cause("disk", "the disk is full or can't be written", "df -h; checkpoint.keep=1 keeps fewer"),
         Cause("storage", "the file system failed", "mount; dmesg on the node; lfs df -h on Lustre", again=True),
         Cause("data", "the data is broken or missing", "look at the file that is named; make tokenize"),
+        Cause("busy", "another job is at work on the same dataset", "wait for it, or: make stop"),
         Cause("nan", "numbers not finite, or a spike", "lower train.learning_rate or raise train.warmup_steps; make train"),
         Cause("code", "the program has a bug, or can't run with this config", "make logs shows all of it"),
         Cause("port", "another process has the rendezvous port", "make train takes a free one; fleet.port asks for this one",
@@ -155,6 +156,7 @@ SIGNATURES = _signatures({
         r"NRT_EXEC_COMPLETED_WITH_NUM_ERR|nrt_execute status=1003",
         r"FloatingPointError",
     ),
+    ("busy", PROOF): (r"another job is tokenizing this dataset",),
     ("data", WORD): (
         r"^DataError: ",
         r"JSONDecodeError: ",
