@@ -57,7 +57,7 @@ def derive(values: Values, tokens: int) -> list[Derived]:
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Whether compiling pays: it takes about a minute on a CPU, once, and gains a fifth (tests/bench/LOG.md)."""
+    """Whether compiling pays: it takes about a minute on a CPU, once, and gains an eighth (tests/bench/LOG.md)."""
     fleet, train, model = values["fleet"], values["train"], values["model"]
     row = hardware.INSTANCE_TYPES.get(fleet["instance_type"] or "")
     if (row and row.accelerator) or hardware.local_accelerators():

@@ -12,6 +12,8 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
+
 from .. import devices, runs
 from ..config import Config, load_resolved
 from ..config.families import FAMILIES
@@ -139,7 +141,8 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
-    return generate.write_sample(model.eval(), dataset, trainer.train.seed)
+    with torch.compiler.set_stance("force_eager"):  # every length of a text would be compiled for itself
+        return generate.write_sample(model.eval(), dataset, trainer.train.seed)
 
 
 def record_fault(run: Run, error: Exception) -> None:
