@@ -15,14 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LEFT_OUT = {
-    "checkpoints",
-    "heartbeats",
-    "config.yaml",
-    "launch.yaml",
-    "lock",
-}  # of the run folder; config.yaml is each side's own
-GROWING = (".log", ".jsonl", ".gz")  # what a large file is sent of in one answer, the next goes on from
+# Of the run folder: what is large, what only its ranks need, and config.yaml, which each side has of its own.
+LEFT_OUT = {"checkpoints", "huggingface", "heartbeats", "config.yaml", "launch.yaml", "lock"}
+GROWING = (".log", ".jsonl")
 MOST = 8 << 20  # bytes in one answer; the rest comes with the next
 Known = dict[str, tuple[int, float, int]]
 
@@ -36,7 +31,8 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (stat.st_size, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        offset = size if name.endswith(GROWING) and stat.st_size >= size and stat.st_ino == inode else 0
+        goes_on = name.endswith(GROWING) or stamp == 0.0  # the time of a file of which only a part was sent
+        offset = size if goes_on and stat.st_size >= size and stat.st_ino == inode else 0
         with open(path, "rb") as file:
             file.seek(offset)
             data = file.read(room)
