@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.job import Share, tokenize
 from trainfleet.data.lock import only_job
 from trainfleet.data.progress import read_progress
-from trainfleet.data.shards import read_index
 from trainfleet.data.store import Folder, open_store
 from trainfleet.data.tokenizer import load
 from trainfleet.data.verify import verify
@@ -64,12 +64,30 @@ def test_the_bytes_are_the_same_for_any_number_of_nodes(data: Data, tmp_path: Pa
     assert len([name for name in folders[0] if name.startswith("units/")]) > 3
 
 
+def documented_index(path: Path) -> tuple[str, np.ndarray]:
+    """The type of the ids and the length of every document, of an index that is to the last byte as Megatron-LM's format has it.
+
+    Field by field: magic, version (u64), code of the type (u8), sequences (u64), bounds of documents (u64), lengths (i32), where
+    each sequence begins in bytes (i64), and the first sequence of each document and their number last (i64).
+    """
+    content = path.read_bytes()
+    magic, version, code, count, bounds = struct.unpack_from("<9sQBQQ", content)
+    assert (magic, version, bounds) == (b"MMIDIDX\0\0", 1, count + 1)
+    dtype = {4: "int32", 8: "uint16"}[code]
+    lengths = np.frombuffer(content, "<i4", count, 34)
+    pointers = np.frombuffer(content, "<i8", count, 34 + 4 * count)
+    documents = np.frombuffer(content, "<i8", bounds, 34 + 12 * count)
+    assert pointers.tolist() == [int(lengths[:i].sum()) * np.dtype(dtype).itemsize for i in range(count)]
+    assert documents.tolist() == list(range(bounds)) and len(content) == 34 + 12 * count + 8 * bounds
+    return dtype, lengths
+
+
 def test_every_document_is_there_once_whole_and_ended(data: Data, tmp_path: Path) -> None:
     found = tokenize(data, ALONE, tmp_path)
     assert found is not None and found == find(data, tmp_path)
     tokenizer, texts = load(tmp_path / "set"), []
     for shard in found.shards:
-        dtype, lengths = read_index(tmp_path / "set" / f"{shard.path}.idx")
+        dtype, lengths = documented_index(tmp_path / "set" / f"{shard.path}.idx")
         ids = np.fromfile(tmp_path / "set" / f"{shard.path}.bin", dtype)
         assert (len(lengths), int(lengths.sum()), int(lengths.max())) == (shard.documents, shard.tokens, shard.longest)
         assert (int(ids.min()), int(ids.max())) == (shard.min_id, shard.max_id)

@@ -11,13 +11,11 @@ import hashlib
 import os
 import struct
 import zlib
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DataError
 from ..runs import unwritable
 from .manifest import BLOCK, LENGTHS, Shard
 from .store import Store
@@ -133,17 +131,3 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
     header = HEADER.pack(MAGIC, 1, TYPE_CODES[np.dtype(dtype).name], count, count + 1)
     parts = (lengths.astype("<i4"), (pointers * size).astype("<i8"), np.arange(count + 1, dtype="<i8"))
     return header + b"".join(part.tobytes() for part in parts)
-
-
-def read_index(path: Path) -> tuple[str, npt.NDArray[np.int32]]:
-    """The type of the ids and the length of every document. DataError when the file is no index or is cut off."""
-    content = path.read_bytes()
-    names = {code: name for name, code in TYPE_CODES.items()}
-    if len(content) < HEADER.size or not content.startswith(MAGIC):
-        raise DataError("is no token index", where=str(path), why="it does not begin with MMIDIDX")
-    _, version, code, count, _ = HEADER.unpack_from(content)
-    if version != 1 or code not in names or len(content) != HEADER.size + count * 12 + (count + 1) * 8:
-        raise DataError(
-            "is no token index that is read here", where=str(path), why=f"version {version}, type {code}, {len(content)} bytes"
-        )
-    return names[code], np.frombuffer(content, "<i4", count, HEADER.size)

@@ -64,6 +64,7 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         notices.Watch(lambda notice: heed(run, vote, world.node, notice))
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    dataset.check_vocabulary(config.model.vocabulary_size)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
