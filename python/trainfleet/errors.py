@@ -24,10 +24,14 @@ class TrainfleetError(Exception):
         self.what, self.where, self.why, self.next = what, where, why, next
         super().__init__(what)
 
+    @property
+    def head(self) -> str:
+        """Where and what, in one line."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
         return "\n".join(
-            [head, *(f"  why: {self.why}" for _ in [0] if self.why), *(f"  next: {self.next}" for _ in [0] if self.next)]
+            [self.head, *(f"  why: {self.why}" for _ in [0] if self.why), *(f"  next: {self.next}" for _ in [0] if self.next)]
         )
 
 

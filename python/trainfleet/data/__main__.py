@@ -35,9 +35,8 @@ def main(arguments: list[str]) -> int:
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Leaves an event from which the verdict has its words (watch/verdict.py)."""
-    message = f"{error.where}: {error.what}" if error.where else error.what
     kind = DataError if isinstance(error, DataError) else type(error)  # of the tree that causes.py knows
-    told = {"error": kind.__name__, "message": message, "why": error.why, "next": error.next}
+    told = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record("fault", node=share.node, rank=None, **told)
 
 

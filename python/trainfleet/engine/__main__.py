@@ -155,7 +155,7 @@ def record_fault(run: Run, error: Exception) -> None:
         rank=int(os.environ.get("RANK", "0")),
         node=int(os.environ.get("GROUP_RANK", "0")),
         error=type(error).__name__,
-        message=error.what if isinstance(error, TrainfleetError) else str(error),
+        message=error.head if isinstance(error, TrainfleetError) else str(error),
         why=error.why if isinstance(error, TrainfleetError) else "",
         next=error.next if isinstance(error, TrainfleetError) else "",
         traceback=lines,
