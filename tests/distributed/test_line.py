@@ -106,7 +106,7 @@ def test_text_that_can_not_be_read_is_the_verdict(tmp_path: Path) -> None:
 
 
 def test_train_report_sample_extend_clean(desk: Desk) -> None:
-    output = desk.type("train")
+    output = desk.type("train", "SET=checkpoint.export=true")
     results = desk.results()
     assert results.keys() >= KEYS
     assert (results["status"], results["world_size"], results["nodes"], results["steps"], results["restarts"]) == (
@@ -125,6 +125,7 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
         "events.jsonl",
         "report.html",
         "plots/loss.png",
+        "huggingface/step-00000012/model.safetensors",
         "logs/node-0.log",
         "logs/node-1.log",
     ):

@@ -32,6 +32,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     os.chdir(here)
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("family", ["roberta", "bert"])
 def test_it_guesses_hidden_tokens_at_twice_the_baseline(bench: Bench, family: str) -> None:
     scores = evaluate.evaluate(runs.Run(bench.train(family, 2, model__family=family)))
