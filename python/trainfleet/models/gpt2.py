@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from ..config.types import Model
 from .layers import COLUMN, Attention, Embeddings, FeedForward, initial
-from .llama import Cache, Llama
-from .loss import next_token_loss
-from .network import Network, causal_within, places_within
+from .llama import Cache, Decoder, Llama
+from .network import causal_within, places_within
 
 
-class GPT2(Network):
+class GPT2(Decoder):
     """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
 
     plan = replace(Llama.plan, first=("embed",), embeddings=("embed.tokens",), divided="embed", column=(*COLUMN, "lm_head"))
@@ -33,21 +32,6 @@ class GPT2(Network):
         if shape.tie_embeddings:
             self.lm_head.weight = self.embed.tokens.weight
 
-    def forward(
-        self,
-        tokens: Tensor,
-        cache: Cache | None = None,
-        targets: Tensor | None = None,
-        reduction: str = "mean",
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place.
-
-        With `documents` [B, T], the number of each token's document, every document is as if it stood alone.
-        """
-        x = self.features(tokens, cache, documents)
-        return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
-
     def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
         places = self.places(tokens, start) if documents is None else places_within(documents)
@@ -56,9 +40,6 @@ class GPT2(Network):
         for index, layer in enumerate(self.layers):
             x = layer(x, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
-
-    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return next_token_loss(x, self.lm_head, targets, reduction)
 
     def initial(self, name: str) -> tuple[float, float]:
         """What writes to the residual stream gets 1/sqrt(2 L) of the others' std, so that depth does not make it grow."""

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens, D hidden size, H heads, K key-value heads, E feat
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,34 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] or [B, 1, T, E] each
 Cache = list[tuple[Tensor, Tensor]]  # keys and values of each block, [B, K, tokens so far, E]
 
 
-class Llama(Network):
+class Decoder(Network):
+    """tokens [B, T] -> logits [B, T, V] of what comes next, or with targets the loss."""
+
+    lm_head: nn.Linear
+
+    @abstractmethod
+    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        targets: Tensor | None = None,
+        reduction: str = "mean",
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place.
+
+        With `documents` [B, T], the number of each token's document, every document is as if it stood alone.
+        """
+        x = self.features(tokens, cache, documents)
+        return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
+
+    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return next_token_loss(x, self.lm_head, targets, reduction)
+
+
+class Llama(Decoder):
     """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
 
     plan = Plan(
@@ -54,21 +82,6 @@ class Llama(Network):
         if shape.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(
-        self,
-        tokens: Tensor,
-        cache: Cache | None = None,
-        targets: Tensor | None = None,
-        reduction: str = "mean",
-        documents: Tensor | None = None,
-    ) -> Tensor:
-        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place.
-
-        With `documents` [B, T], the number of each token's document, every document is as if it stood alone.
-        """
-        x = self.features(tokens, cache, documents)
-        return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
-
     def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
         places = self.places(tokens, start) if documents is None else places_within(documents)
@@ -77,9 +90,6 @@ class Llama(Network):
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
-
-    def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return next_token_loss(x, self.lm_head, targets, reduction)
 
     def initial(self, name: str) -> tuple[float, float]:
         """Matrices have std 0.02, and 1/sqrt(2 L) of that where a block writes to the residual stream; norms are 1.
