@@ -77,6 +77,6 @@ def farthest(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> fl
 
 
 def test_every_layout_says_what_the_model_writes(runs: dict[str, Path], request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["runs"] in ("bert", "roberta"):
-        pytest.skip("a model that guesses hidden tokens does not write")
-    assert all(ranks.results(run)["sample"]["text"] for run in runs.values())
+    writes = request.node.callspec.params["runs"] not in ("bert", "roberta")  # a model that guesses hidden tokens does not
+    samples = [ranks.results(run).get("sample") for run in runs.values()]
+    assert all(bool(sample and sample["text"]) == writes for sample in samples)
