@@ -71,7 +71,9 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     for i in range(10):  # a unit each: files of about 4 MB
         (text / f"{i}.txt").write_text("\n".join(f"{i} {j} {source}" for j in range(-(-4_000_000 // len(source)))))
     prepare(tmp_path / "whole")
+    began = time.monotonic()
     finish(tmp_path / "whole", 1)
+    took = time.monotonic() - began
     expected = content(tmp_path / "whole" / "data" / "set")
     assert sum(name.startswith("units/") for name in expected) >= 8
 
@@ -79,15 +81,15 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     dataset, draw, during = tmp_path / "killed" / "data" / "set", random.Random(KILLS), 0
     for _ in range(KILLS):
         processes = start(tmp_path / "killed", draw.randint(1, 4))
-        time.sleep(draw.uniform(0.3, 2.5))
+        time.sleep(draw.uniform(0.15, 0.55) * took)  # on any machine, most of them in the middle of work
         during += any(process.poll() is None for process in processes)
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        assert all(process.returncode in (0, -signal.SIGKILL) for process in processes)
+            _, errors = process.communicate()
+            assert process.returncode in (0, -signal.SIGKILL), errors.decode()
         if (dataset / "manifest.json").exists():  # it was quicker: some of it is lost, and made again
-            for path in [dataset / "manifest.json", *draw.sample(sorted(dataset.glob("units/*")), 4)]:
+            for path in [dataset / "manifest.json", *draw.sample(sorted(dataset.glob("units/*")), 7)]:
                 path.unlink()
     assert during > KILLS // 3, "most of the kills came while there was work"
     finish(tmp_path / "killed", draw.randint(1, 4))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -102,8 +103,13 @@ class Folder:
         """Name and size of the files in one of the dataset's folders."""
         if not (self.folder / part).is_dir():
             return {}
+        found = {}
         with os.scandir(self.folder / part) as entries:
-            return {f"{part}/{entry.name}": entry.stat().st_size for entry in entries if not entry.name.endswith(".partial")}
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another node has just removed what an earlier job had left
+                    if not entry.name.endswith(".partial"):
+                        found[f"{part}/{entry.name}"] = entry.stat().st_size
+        return found
 
     def describe(self, name: str) -> str:
         """How an error names a file."""
