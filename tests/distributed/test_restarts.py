@@ -40,7 +40,8 @@ def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, flo
     verdict, restarted = [next(event for event in read_lines(desk.run / "events.jsonl") if event["event"] == kind)
                           for kind in ("verdict", "restarted")]  # fmt: skip
     assert (verdict["cause"], verdict["rank"], verdict["node"]) == (cause, 1, 1), verdict
-    assert verdict["time"] - began < 15 and restarted["time"] - began < 25
+    # Some 10 s in a step; a rank that is stopped while it writes a checkpoint has a minute (watch/watchdog.py).
+    assert verdict["time"] - began < 75 and restarted["time"] - began < 85
     assert desk.results()["restarts"] == 1 and desk.results()["status"] == "finished"
     assert desk.losses() == whole
     assert f"({cause})" in output and "attempt 2 of" in output

@@ -76,21 +76,31 @@ def test_whoever_was_taken_for_dead_leaves_when_it_sees_a_successor(tmp_path: Pa
 
 
 STANDBY = (
-    "import sys; from trainfleet.watch import lease, standby; lease.PATIENCE = standby.PATIENCE = 2.0; standby.LOOK_EVERY = 0.1\n"
+    "import sys; from trainfleet.watch import lease, standby\n"
+    "lease.PATIENCE = standby.PATIENCE = 2.0; standby.LOOK_EVERY = standby.TYPE_AGAIN = 0.1\n"
 )
 STANDBY += "sys.exit(standby.main(sys.argv[1:]))"
 
 
+LAUNCH = """import sys; from pathlib import Path; from trainfleet.watch.lease import Office
+tries = Path(sys.argv[1]) / "tries"
+tries.write_text((tries.read_text() if tries.exists() else "") + "x")
+if len(tries.read_text()) < 3: sys.exit("a host is missing")
+with Office(Path(sys.argv[1])) as office: office.code = 0
+print("launched again")"""
+
+
 def test_a_standby_types_the_command_again_when_the_launcher_dies(tmp_path: Path) -> None:
+    """And again, when the launcher could not begin."""
     holder = start("-c", HOLD, str(tmp_path))
     await_tenure(tmp_path)
-    standby = start("-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('launched again')")
+    standby = start("-c", STANDBY, str(tmp_path), sys.executable, "-c", LAUNCH, str(tmp_path))
     time.sleep(3.5)
     assert standby.poll() is None, "it takes over from a launcher that lives"
     holder.kill()
     holder.communicate()
     output = standby.communicate(timeout=15)[0]
-    assert "launched again" in output and "has not been heard of" in output
+    assert "launched again" in output and "has not been heard of" in output and standby.returncode == 0
 
 
 @pytest.mark.parametrize("code", [0, 1, 130])

@@ -5,7 +5,7 @@ The launcher is only a command that resumes (`make train`), so taking over is ty
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +14,8 @@ from ..processes import die_with_parent
 from .lease import PATIENCE, read_tenure
 
 LOOK_EVERY = 1.0
+TYPE_AGAIN = 5.0
+HOSTS_MAY_RETURN = 900.0  # seconds
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +24,17 @@ def main(arguments: list[str]) -> int:
     if not vacant(Path(folder)):
         return 0
     print(f"the launcher has not been heard of for {PATIENCE:.0f} s; this host takes over", flush=True)
-    os.execv(command[0], command)
+    return take_over(Path(folder), command)
+
+
+def take_over(folder: Path, command: list[str]) -> int:
+    """The exit code of the next launcher. One that can't begin, as hosts are still missing, is typed again for a while."""
+    before, deadline = read_tenure(folder), time.monotonic() + HOSTS_MAY_RETURN
+    while True:
+        code = subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
+        if read_tenure(folder) != before or time.monotonic() > deadline:
+            return code
+        time.sleep(TYPE_AGAIN)
 
 
 def vacant(folder: Path) -> bool:
