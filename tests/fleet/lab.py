@@ -113,9 +113,9 @@ class Lab:
 
     def recreate(self, node: int) -> None:
         """It boots again, with a new boot id."""
-        self._off.discard(node)
         self._boot(node)
         self._await(node)
+        self._off.discard(node)  # last: the keeper boots what is not off and does not run, and would boot it a second time
 
     def new_host_key(self, node: int) -> None:
         """As after a reinstallation: the host shows another key than known_hosts has. Takes effect at once."""
