@@ -37,7 +37,7 @@ def bare(config: Config, steps: int) -> tuple[float, float]:
     seconds = []
     for _ in range(steps):
         began = time.perf_counter()
-        with device.compute(device.precision("auto")):
+        with torch.autocast(device.kind, torch.bfloat16, enabled=device.native_bf16):
             loss = model(rows[:, :-1], targets=rows[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

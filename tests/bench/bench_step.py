@@ -75,7 +75,7 @@ def main(steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("config.yaml").write_text(
-            f"name: bench\nfleet: {{nodes: 1}}\ntrain: {{steps: {steps}, validate_every: 0}}\ncheckpoint: {{every: 1000000}}\n"
+            f"name: bench\nfleet: {{nodes: 1}}\ntrain: {{steps: {steps}, validate_every: 0, precision: fp32}}\ncheckpoint: {{every: 1000000}}\n"
         )
         config, _ = load(Settings(Path("config.yaml")))
         tokenize(config.data, Share(0, 1, 1))

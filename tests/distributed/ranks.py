@@ -27,7 +27,7 @@ name: base
 data: {name: text, sources: [text], vocabulary_size: 384, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 48, heads: 4, kv_heads: 2, intermediate_size: 96}
 fleet: {nodes: 1}
-train: {steps: 20, global_batch: 8, sequence_length: 64, log_every: 1, validate_every: 8, validation_sequences: 6}
+train: {steps: 20, precision: fp32, global_batch: 8, sequence_length: 64, log_every: 1, validate_every: 8, validation_sequences: 6}
 checkpoint: {every: 4}
 """
 

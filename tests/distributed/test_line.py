@@ -21,7 +21,7 @@ CONFIG = """
 name: line
 data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 12, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
+train: {steps: 12, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
 checkpoint: {every: 4}
 """
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ranks
 from ranks import Bench
+
+AGREE = """
+import sys
+from trainfleet.devices.cpu import Cpu
+from trainfleet.engine.world import join
+Cpu.native_bf16 = sys.argv[1] == "native"
+with join(Cpu()) as world:
+    print(world.precision("auto"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +126,16 @@ def test_a_refusal_is_said_once_and_recorded(bench: Bench) -> None:
     bench.train("changed", 2, code=1, train__steps=4, train__seed=9)
     assert bench.output.count("train.seed was 1, is 9") == 1 and "Traceback" not in bench.output, bench.output
     assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1}
+
+
+def test_hosts_of_unlike_cpus_agree_on_a_precision() -> None:
+    """A rank in bf16 shards its weights, one in fp32 does not: they would wait for each other for ever."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | world | {"PYTHONPATH": str(ranks.ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGREE, kind], env=environment | {"RANK": str(rank)}, text=True, stdout=subprocess.PIPE
+        )
+        for rank, kind in enumerate(("native", "not"))
+    ]
+    assert [process.communicate(timeout=100)[0] for process in started] == ["torch.float32\n"] * 2

@@ -18,6 +18,7 @@ from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.batches import Batches
 from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.world import World
 
 CHOSEN = {
     "steps": 100, "global_batch": 8, "micro_batch": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
@@ -148,13 +149,9 @@ def test_every_second_is_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.trained == 1006.0
 
 
-def test_a_cpu_computes_in_fp32_unless_told_otherwise() -> None:
-    device = Cpu()
-    assert device.precision("auto") == torch.float32 and device.precision("bf16") == torch.bfloat16
-    with device.compute(torch.bfloat16):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
-    with device.compute(torch.float32):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+def test_precision_is_what_all_devices_are_good_at() -> None:
+    found = [[World(0, 1, 0, Cpu(), native).precision(asked) for asked in ("auto", "fp32", "bf16")] for native in (False, True)]
+    assert found == [[torch.float32, torch.float32, torch.bfloat16], [torch.bfloat16, torch.float32, torch.bfloat16]]
 
 
 def test_a_device_knows_itself() -> None:

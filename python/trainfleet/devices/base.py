@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Device(Protocol):
@@ -28,14 +25,6 @@ class Device(Protocol):
     @property
     def native_bf16(self) -> bool:
         """Whether bf16 products have instructions of their own."""
-        ...
-
-    def precision(self, asked: str) -> torch.dtype:
-        """The number format of forward and backward for `train.precision`: what `auto` means is the device's to say."""
-        ...
-
-    def compute(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        """Within it, matrix products take `dtype`; weights, sums and norms stay as they are."""
         ...
 
     def peak_flops(self, dtype: torch.dtype) -> float:

@@ -7,17 +7,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import hardware
-from .base import PRECISIONS
 
 AMX_FLOPS_PER_CYCLE = 1024  # of a core: TDPBF16PS, 16 x 16 x 32 multiply-adds in 16 cycles (Intel optimization manual, ch. 20)
 
@@ -43,14 +40,6 @@ class Cpu:
     def _cpuinfo(self) -> str:
         path = Path("/proc/cpuinfo")
         return path.read_text() if path.exists() else ""
-
-    def precision(self, asked: str) -> torch.dtype:
-        """`auto` is fp32 also where AMX would be faster: with bf16, which rank rounds what shows in the losses after a few
-        steps (5e-3 relative after 20, against 7e-7), and on CPUs that the same losses come at every world size counts more."""
-        return PRECISIONS["fp32" if asked == "auto" else asked]
-
-    def compute(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Threads x clock x vector lanes x 2 units x 2 (hardware.local_core_flops); for bf16 with AMX, 16 times that of fp32."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import hardware
-from .base import PRECISIONS
 
 
 class Cuda:
@@ -28,13 +25,6 @@ class Cuda:
         self.properties = torch.cuda.get_device_properties(index)
         self.name = str(self.properties.name)
         self.native_bf16 = self.properties.major >= 8
-
-    def precision(self, asked: str) -> torch.dtype:
-        best = "bf16" if self.native_bf16 else "fp32"
-        return PRECISIONS[best if asked == "auto" else asked]
-
-    def compute(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", dtype, enabled=dtype != torch.float32)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""

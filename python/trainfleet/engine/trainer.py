@@ -27,7 +27,7 @@ class Trainer:
     def __init__(self, config: Config, samples: Samples, world: World, checkpoints: Checkpoints, watch: Stopwatch) -> None:
         self.config, self.train, self.samples = config, config.train, samples
         self.world, self.checkpoints, self.watch, self.device = world, checkpoints, watch, world.device
-        self.precision = self.device.precision(self.train.precision)
+        self.precision = world.precision(self.train.precision)
         torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
         self.parts = arrange(config, world)
         self.model = self.parts.model

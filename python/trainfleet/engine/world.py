@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from ..devices import Device
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,16 @@ class World:
     size: int
     node: int
     device: Device
+    native_bf16: bool = False  # every rank's device has instructions for it
 
     @property
     def first(self) -> bool:
         """Whether this is the rank that writes for all."""
         return self.rank == 0
+
+    def precision(self, asked: str) -> torch.dtype:
+        """The number format of forward and backward that `train.precision` asks for, the same on all ranks."""
+        return PRECISIONS[("bf16" if self.native_bf16 else "fp32") if asked == "auto" else asked]
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a device tensor over all ranks."""
@@ -54,7 +62,9 @@ def join(device: Device) -> Iterator[World]:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     else:
         dist.init_process_group(backend, rank=rank, world_size=size)
-    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device)
+    native = torch.tensor(device.native_bf16, dtype=torch.uint8)
+    dist.all_reduce(native, dist.ReduceOp.MIN)  # hosts of one fleet may have CPUs of several generations
+    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bool(native))
     dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
 
 

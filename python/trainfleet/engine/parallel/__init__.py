@@ -30,8 +30,9 @@ def arrange(config: Config, world: World) -> Replicas | Division:
     """
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
-    if divided or world.device.precision(config.train.precision) != torch.float32:
+    precision = world.precision(config.train.precision)
+    if divided or precision != torch.float32:
         from .division import divide  # only now: pipelines and sharding take a while to import
 
-        return divide(config, world.device)
+        return divide(config, world.device, precision)
     return Replicas(config, world)

@@ -25,14 +25,13 @@ from .pipeline import Pipeline, Stage, Tie
 from .tensor import whole
 
 
-def divide(config: Config, device: Device) -> Division:
+def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     """Makes this rank's part; all ranks call it together.
 
     The order is fixed by what each step must find: matrices are sliced before anything wraps a block, recomputation must be
     inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
     """
     train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
-    precision = device.precision(train.precision)
     with torch.device("meta"):
         model = models.build(config.model)
     tied = tied_names(model)
