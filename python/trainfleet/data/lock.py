@@ -6,7 +6,6 @@ has not changed for LAPSE is taken over. Whoever looks waits that long himself, 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -15,8 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 from .. import runs
@@ -32,12 +30,11 @@ POLL = 1.0
 @contextmanager
 def only_job(store: Store) -> Iterator[None]:
     """Held for as long as the block runs. DataError when another job is at work on the dataset."""
-    with _locked(store.folder / "lock") as file:
-        if isinstance(store, Bucket):
-            with Claim(store.describe("lock"), _name(file)):
-                yield
-        else:
-            yield
+    file = runs.take_lock(store.folder)
+    if file is None:
+        raise _busy(str(store.folder), "")
+    with file, Claim(store.describe("lock"), _name(file)) if isinstance(store, Bucket) else nullcontext():
+        yield
 
 
 class Claim:
@@ -93,22 +90,6 @@ class Claim:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self.version = version
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[TextIO]:
-    """The lock file, while this process alone holds it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+")  # noqa: SIM115  closed below
-    except OSError as error:
-        raise runs.unwritable(path, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _busy(str(path.parent), "") from None
-        yield file
 
 
 def _name(file: TextIO) -> str:
