@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from trainfleet.data.lock import Claim
 from trainfleet.data.progress import read_progress
 from trainfleet.data.sources import plan_units
 from trainfleet.errors import DataError
+from trainfleet.report.live import TokenizeLive
 
 need("boto3")
 need("moto.server", "pip install moto[server,s3]")
@@ -117,6 +119,9 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
     assert found and found.identity == manifest.find(local, tmp_path / "local").identity  # type: ignore[union-attr]
     progress = read_progress(tmp_path / "elsewhere" / "set", remote.store)
     assert progress.finished and progress.bytes_done == progress.bytes_total
+    with TokenizeLive(tmp_path / "desk" / "set", remote.store, out := io.StringIO()):
+        pass
+    assert "MB/s" in out.getvalue() and f"{progress.documents:,} documents" in out.getvalue()
     assert not list(tmp_path.glob("node-*/set/train/*")), "shards don't stay on the nodes"
 
     monkeypatch.setattr("trainfleet.data.dataset.BLOCK_BYTES", 2**14)

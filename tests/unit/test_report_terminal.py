@@ -124,12 +124,12 @@ def test_tokenizing_shows_bytes_speed_and_tokens(tmp_path: Path, monkeypatch: py
     seen = iter([(0, 0, 0), (0, 40, 0), (10, 40, 1), (40, 40, 4), (40, 40, 4)])
     total = 4
 
-    def read(folder: Path) -> progress.Progress:
+    def read(folder: Path, address: str | None) -> progress.Progress:
         done, size, units = next(seen)
         return progress.Progress(done * 10**6, size * 10**6, done * 100, done * 250_000, units, total)
 
     monkeypatch.setattr(progress, "read_progress", read)
-    with TokenizeLive(tmp_path, out, every=0.0) as live:
+    with TokenizeLive(tmp_path, stream=out, every=0.0) as live:
         for _ in range(4):
             live.update()
     lines = out.getvalue().splitlines()

@@ -114,4 +114,4 @@ def tokenize(plan: Plan, request: Request, interrupts: Interrupts) -> bool:
         raise BackendError(
             f"another command is tokenizing {request.job.name}", where=str(request.job.folder), next="wait for it, or make stop"
         )
-    return carry(plan, request, interrupts, TokenizeLive(request.job.folder))
+    return carry(plan, request, interrupts, TokenizeLive(request.job.folder, plan.config.data.store))

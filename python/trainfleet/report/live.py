@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from ..errors import DataError
 from ..runs import Lines, Record, Run
 from .history import clock, decimal, describe, duration, number, percent, quantity
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..data.progress import Progress
+
 Part = tuple[str, str]  # a name, which may be empty, and its figure
 ASelf = TypeVar("ASelf", bound="Shown")
+REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/store.py)
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", "stopped": "yellow", "notice": "yellow",
           "restarted": "yellow", "finished": "green"}  # fmt: skip
@@ -173,21 +179,31 @@ def _written(path: Path) -> int:
 
 
 class TokenizeLive(Shown):
-    """A tokenizing job, from the progress that its workers leave in the dataset's folder."""
+    """A tokenizing job, from the progress that its workers leave in the dataset's folder, or in S3 at `address`."""
 
-    def __init__(self, folder: Path, stream: TextIO | None = None, every: float = 2.0) -> None:
+    def __init__(self, folder: Path, address: str | None = None, stream: TextIO | None = None, every: float = 2.0) -> None:
+        """`every`: seconds between two lines where there is no bar."""
         super().__init__(stream)
-        self.folder, self.every = folder, every
+        self.folder, self.address, self.every = folder, address, every
+        self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
+        self.progress: Progress | None = None
         self.said, self.ended = self.started, False
         self.first: int | None = None  # bytes done when first seen: what an earlier job did is not this one's speed
 
-    def update(self) -> None:
-        from ..data.progress import read_progress
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.looked = -math.inf  # the last look is not put off
+        super().__exit__(kind, *rest)
 
-        progress, now = read_progress(self.folder), time.monotonic()
-        if not progress.bytes_done:
+    def update(self) -> None:
+        now = time.monotonic()
+        if now - self.looked >= self.look_every:
+            self.looked = now
+            self._look()
+        progress = self.progress
+        if progress is None or not progress.bytes_done:
             self.first, self.began = 0, now
-            self.line.wait("preparing the tokenizer" if progress.bytes_total else "listing sources", now - self.started)
+            prepares = progress is not None and progress.bytes_total
+            self.line.wait("preparing the tokenizer" if prepares else "listing sources", now - self.started)
             return
         if self.first is None:
             self.first, self.began = progress.bytes_done, now
@@ -203,3 +219,9 @@ class TokenizeLive(Shown):
         if not self.line.fancy and not self.ended and (progress.finished or now - self.said >= self.every):
             self.said, self.ended = now, progress.finished
             self.line.say("  ".join(name + figure for name, figure in parts))
+
+    def _look(self) -> None:
+        from ..data.progress import read_progress
+
+        with suppress(DataError):  # S3 is away: the workers say so, and it is for them to end the job
+            self.progress = read_progress(self.folder, self.address)
