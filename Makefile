@@ -4,71 +4,73 @@
 # ever data. That is what the loop is for: make would export (and expand) what stood on its command line.
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
+export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .PHONY: help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:
-	@echo "trainfleet: one config.yaml, from bare nodes to a trained model. First: make train"
-	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf "  make %-11s %-58s %s\n", $$1, $$2, $$3 ? "[" $$3 : "" }' Makefile
+	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
+	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
+	@echo "CONFIG=path names another config; SET='train.steps=50 name=mine' sets any key"
 
-setup: .venv/.stamp ## make this machine or the fleet ready [NODES CONFIG SET]
+setup: .venv/.stamp ## make this machine or the fleet ready [NODES]
 	@.venv/bin/python -m trainfleet setup
 
-doctor: .venv/.stamp ## is the fleet fit to train: versions, links, health [LIFT=host NODES CONFIG SET]
+doctor: .venv/.stamp ## is the fleet fit to train: health, links [LIFT=host NODES]
 	@.venv/bin/python -m trainfleet doctor
 
 recipes: .venv/.stamp ## the complete configs that come with this
 	@.venv/bin/python -m trainfleet recipes
 
-config: .venv/.stamp ## write a recipe to config.yaml [RECIPE=ssh-4-nodes CONFIG=path YES=1]
+config: .venv/.stamp ## write a recipe to config.yaml [RECIPE=name YES=1]
 	@.venv/bin/python -m trainfleet config
 
-plan: .venv/.stamp ## print what would run, and what was derived and why [NODES CONFIG SET OUT=folder]
+plan: .venv/.stamp ## what would run, what was derived and why [NODES OUT=folder]
 	@.venv/bin/python -m trainfleet plan
 
-tokenize: .venv/.stamp ## turn the sources into tokens [NODES CONFIG SET]
+tokenize: .venv/.stamp ## turn the sources into tokens [NODES]
 	@.venv/bin/python -m trainfleet tokenize
 
-train: .venv/.stamp ## tokenize if need be, train, report; again resumes [NODES CONFIG SET='train.steps=50 ...']
+train: .venv/.stamp ## tokenize, train, report; again: resumes [NODES]
 	@.venv/bin/python -m trainfleet train
 
-profile: .venv/.stamp ## a short run, and where its time goes; the trace stays [NODES CONFIG SET]
+profile: .venv/.stamp ## a short run, and where its time goes [NODES]
 	@.venv/bin/python -m trainfleet profile
 
-scaling: .venv/.stamp ## the same job at several sizes: speed, efficiency, plot [NODES='1 2 4' WEAK=1 STEPS=20 CONFIG SET]
+scaling: .venv/.stamp ## one job at several sizes: how it scales [NODES='1 2 4' WEAK]
 	@.venv/bin/python -m trainfleet scaling
 
-inspect: .venv/.stamp ## show a sample of the training order; check the dataset [SAMPLE=0 VERIFY=1 CONFIG SET]
+inspect: .venv/.stamp ## a sample of the training order, as text [SAMPLE=0 VERIFY=1]
 	@.venv/bin/python -m trainfleet inspect
 
-sample: .venv/.stamp ## continue a text with the trained model [PROMPT='def ' CONFIG SET]
+sample: .venv/.stamp ## continue a text with the trained model [PROMPT='def ']
 	@.venv/bin/python -m trainfleet sample
 
-status: .venv/.stamp ## how the run stands [CONFIG SET]
+status: .venv/.stamp ## how the run stands
 	@.venv/bin/python -m trainfleet status
 
-logs: .venv/.stamp ## what every node wrote [FOLLOW=1 CONFIG SET]
+logs: .venv/.stamp ## what every node wrote [FOLLOW=1]
 	@.venv/bin/python -m trainfleet logs
 
-stop: .venv/.stamp ## stop the run at its next step, with a checkpoint [CONFIG SET]
+stop: .venv/.stamp ## stop the run at its next step, with a checkpoint
 	@.venv/bin/python -m trainfleet stop
 
-checkpoints: .venv/.stamp ## every checkpoint: step, size, loss, layout, good or broken [CONFIG SET]
+checkpoints: .venv/.stamp ## every checkpoint, good or broken
 	@.venv/bin/python -m trainfleet checkpoints
 
-verify: .venv/.stamp ## read one checkpoint through, every byte and number [STEP=200 CONFIG SET]
+verify: .venv/.stamp ## read one through, every byte and number [STEP=200]
 	@.venv/bin/python -m trainfleet verify
 
-eval: .venv/.stamp ## loss, perplexity and accuracy on the validation split; or lm-eval's [TASKS CONFIG SET]
+eval: .venv/.stamp ## loss and perplexity, on validation text [TASKS]
 	@.venv/bin/python -m trainfleet eval
 
-export: .venv/.stamp ## the model as a Hugging Face folder [OUT=folder CONFIG SET]
+export: .venv/.stamp ## the model as a Hugging Face folder [OUT=folder]
 	@.venv/bin/python -m trainfleet export
 
-report: .venv/.stamp ## draw the plots and report.html again [CONFIG SET]
+report: .venv/.stamp ## draw the plots and report.html again
 	@.venv/bin/python -m trainfleet report
 
-clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1 CONFIG SET]
+clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1]
 	@.venv/bin/python -m trainfleet clean
 
 test: .venv/.stamp-test ## run the tests
@@ -82,7 +84,8 @@ check: .venv/.stamp-test ## lint, types and shell scripts
 	@.venv/bin/python -m trainfleet check
 
 .DEFAULT:
-	@echo "error: no such verb; make alone lists them" >&2; exit 2
+	@[ -x .venv/bin/python ] || { echo "error: no such verb; make alone lists them" >&2; exit 2; }
+	@.venv/bin/python -m trainfleet "$$MAKECMDGOALS"
 
 .venv/.stamp: requirements.lock scripts/venv.sh
 	@scripts/venv.sh apply requirements.lock

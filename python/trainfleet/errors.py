@@ -11,6 +11,7 @@ Anything else that escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,12 @@ class TrainfleetError(Exception):
         return "\n".join(
             [self.head, *(f"  why: {self.why}" for _ in [0] if self.why), *(f"  next: {self.next}" for _ in [0] if self.next)]
         )
+
+
+def tell(error: TrainfleetError) -> int:
+    """The exit code of a process that ends with this error, which it has said."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 @dataclass(frozen=True, order=True)

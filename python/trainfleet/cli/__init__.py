@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..checkpoints.store import S3
-from ..errors import RunError, TrainfleetError
+from ..errors import RunError, TrainfleetError, tell
 from ..runs import unwritable
 from .variables import Variables, read_variables
 
@@ -53,16 +53,14 @@ def main(arguments: Sequence[str]) -> int:
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
         return run(read_variables(verb, VERBS[verb], arguments[1:]), started)
     except TrainfleetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
     except BrokenPipeError:  # the reader of our output left, as `head` does
         sys.stderr.close()
         return 0
     except OSError as error:
         if (told := explained(error)) is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
-        return told.exit_code
+        return tell(told)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -10,7 +10,7 @@ from ..config import load_resolved
 from ..errors import RunError
 from ..report.history import decimal, moment
 from .clean import size
-from .settings import run_named
+from .settings import run_started
 from .variables import Variables
 
 HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")
@@ -40,9 +40,7 @@ def store_named(variables: Variables) -> tuple[str, Store]:
     Raises:
         RunError: it was never started.
     """
-    run = run_named(variables)
-    if not run.config.exists():
-        raise RunError("was never started", where=str(run.folder), next="make train")
+    run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
 
 

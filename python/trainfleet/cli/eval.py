@@ -12,12 +12,12 @@ from ..errors import ConfigError, Problem
 from ..processes import die_with_parent
 from ..runs import Run
 from . import export
-from .settings import run_named
+from .settings import run_started
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    run = run_named(variables)
+    run = run_started(variables)
     if "TASKS" in variables:
         return judge(run, variables["TASKS"])
     return launch("trainfleet.engine.evaluate", str(run.folder))

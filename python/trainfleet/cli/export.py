@@ -9,14 +9,14 @@ from pathlib import Path
 from ..errors import ConfigError, Problem
 from ..processes import die_with_parent
 from ..runs import Run
-from .settings import run_named
+from .settings import run_started
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     if "OUT" not in variables:
         raise ConfigError([Problem(0, "OUT", "", "says which folder to make")], next="make export OUT=my-model")
-    return export(run_named(variables), variables["OUT"])
+    return export(run_started(variables), variables["OUT"])
 
 
 def export(run: Run, out: str | Path) -> int:

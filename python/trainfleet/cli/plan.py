@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +20,8 @@ from ..plan.request import Request
 from ..runs import write_atomic
 from .settings import plan_of, settings_of
 from .variables import Variables
+
+INDENT = "    "
 
 
 def main(variables: Variables, started: float) -> int:
@@ -65,9 +69,9 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     keys, values = (
         max(map(len, column), default=0) for column in ([row.key for row in derived], [str(row.value) for row in derived])
     )
-    yield from (f"  {row.key:{keys}}  {row.value!s:>{values}}  {row.why}" for row in derived)
+    yield from (hung(f"  {row.key:{keys}}  {row.value!s:>{values}}  ", row.why) for row in derived)
     yield from ("", "estimate")
-    yield from (f"  {name:10} {text}" for name, text in _estimates(config, needs))
+    yield from (hung(f"  {name:10} ", text) for name, text in _estimates(config, needs))
     settings = fabric_settings(fleet.instance_type, "<card>") if fleet.reached_by_ssh and fleet.instance_type else ()
     if settings:
         yield from ("", "environment")
@@ -82,7 +86,30 @@ def describe_requests(requests: tuple[Request, ...], notes: tuple[str, ...]) -> 
         yield from ("", f"{request.job.kind} ({request.job.name})")
         for command in request.commands:
             host = f" on {command.host}" if command.host else ""
-            yield f"  node {command.node}{host}: {command.shell()}\n          > {command.log}"
+            yield f"  node {command.node}{host} > {command.log}"
+            yield from folded(command.words())
+
+
+def hung(head: str, text: str) -> str:
+    """A line that begins with `head`; what the terminal has no room for stands below, where the text begins."""
+    return textwrap.fill(text, columns(), initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+
+
+def folded(words: list[str]) -> Iterator[str]:
+    """A command over as many lines as it needs, so that it can still be copied into a shell."""
+    line = INDENT + words[0]
+    for word in words[1:]:
+        if len(line) + len(word) + 3 > columns():
+            yield line + " \\"
+            line = INDENT + word
+        else:
+            line += f" {word}"
+    yield line
+
+
+def columns() -> int:
+    """How wide a line may be: the terminal's width, in a pipe 100, and no more than can be read well."""
+    return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:

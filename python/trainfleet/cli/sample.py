@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 from ..processes import die_with_parent
-from .settings import run_named
+from .settings import run_started
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    run = run_named(variables)
+    run = run_started(variables)
     prompt = variables.get("PROMPT", "def ")
     # A process of its own: the control plane never loads torch. The prompt goes by the environment, as any text may be in it.
     command = [sys.executable, "-m", "trainfleet.engine.generate", str(run.folder), prompt]

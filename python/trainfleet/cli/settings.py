@@ -9,6 +9,7 @@ from ..backends import Backend, backend_of
 from ..config import Config, Derived, Settings, load, load_name
 from ..data.dataset import find
 from ..data.sources import plan_units
+from ..errors import RunError
 from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan, make_plan
 from ..runs import DATA, Run, run_of
@@ -24,6 +25,18 @@ def settings_of(variables: Variables) -> Settings:
 def run_named(variables: Variables) -> Run:
     """The run that the config names, for verbs that only look at it."""
     return run_of(load_name(settings_of(variables)))
+
+
+def run_started(variables: Variables) -> Run:
+    """The run that the config names, for verbs that need what it has made.
+
+    Raises:
+        RunError: it was never started.
+    """
+    run = run_named(variables)
+    if not run.config.exists():
+        raise RunError("was never started", where=str(run.folder), next="make train")
+    return run
 
 
 def plan_for(variables: Variables, kinds: tuple[str, ...] = ("tokenize", "train")) -> Plan:

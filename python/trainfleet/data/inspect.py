@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import runs
 from ..config import load_resolved
 from ..config.types import Config
-from ..errors import TrainfleetError
+from ..errors import TrainfleetError, tell
 from .dataset import Dataset
 from .summary import table
 from .tokenizer import load
@@ -47,8 +47,7 @@ def main(arguments: list[str]) -> int:
         for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
             print(line)
     except TrainfleetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        return tell(error)
     return 0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import devices
 from ..config import load_resolved
-from ..errors import TrainfleetError
+from ..errors import TrainfleetError, tell
 from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
 from ..runs import Run
@@ -40,8 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         scores = evaluate(run)
     except TrainfleetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        return tell(error)
     run.update_results(evaluation=asdict(scores))
     for name, value in asdict(scores).items():
         if value is not None:

@@ -14,7 +14,7 @@ from ..config.families import FAMILIES
 from ..data.dataset import Dataset
 from ..data.tokenizer import FILE, SPECIALS, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
-from ..errors import RunError, TrainfleetError
+from ..errors import RunError, TrainfleetError, tell
 from ..models import Network
 from ..models import huggingface as weights
 from ..runs import Run, unwritable
@@ -29,8 +29,7 @@ def main(arguments: list[str]) -> int:
         print(f"{out}: {', '.join(files)}\nnext: transformers' from_pretrained({str(out)!r}) loads it")
         return 0
     except TrainfleetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        return tell(error)
 
 
 def export(run: Run, out: Path) -> list[str]:

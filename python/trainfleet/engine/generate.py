@@ -16,7 +16,7 @@ from ..config import load_resolved
 from ..data.dataset import Dataset
 from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
-from ..errors import RunError, TrainfleetError
+from ..errors import RunError, TrainfleetError, tell
 from ..models import GPT2, Llama
 from ..models.llama import Cache
 from ..models.network import Network
@@ -92,8 +92,7 @@ def main(arguments: list[str]) -> int:
         print()
         return 0
     except TrainfleetError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+        return tell(error)
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:

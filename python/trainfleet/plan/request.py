@@ -21,8 +21,12 @@ class Command:
 
     def shell(self) -> str:
         """The command as a shell would take it."""
+        return " ".join(self.words())
+
+    def words(self) -> list[str]:
+        """The same, a word of the shell each."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
-        return " ".join([*settings, shlex.join(self.argv)])
+        return [*settings, *map(shlex.quote, self.argv)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Requests to stop: Ctrl-C, SIGTERM and a closed terminal all mean a clean stop; a second one means at once."""
+"""Requests to stop: Ctrl-C, SIGTERM and a closed terminal all mean a clean stop; a second Ctrl-C means at once.
+
+One SIGTERM to a process group, as timeouts and service managers send it, comes twice: make hands its own on to us. A closed
+terminal's SIGHUP comes from the kernel and again from the shell. So these count as one request, however often they come.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the requests that came since `with` began, instead of dying of them."""
+    """Counts the requests that came since `with` began, instead of the process dying of them."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.pressed, self.told = 0, False  # Ctrl-C, and by another process
+
+    @property
+    def count(self) -> int:
+        return self.pressed + self.told
 
     def __enter__(self) -> Interrupts:
         self._before = [signal.signal(number, self._count) for number in SIGNALS]
@@ -23,4 +31,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _count(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        if number == signal.SIGINT:
+            self.pressed += 1
+        else:
+            self.told = True

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from ...checkpoints.store import Store
-from ...errors import RunError, TrainfleetError
+from ...errors import RunError, TrainfleetError, tell
 from .files import Reader
 from .resuming import fill, locate
 
@@ -38,8 +38,7 @@ def main(arguments: list[str]) -> int:
         print("every tensor is whole and finite")
         return 0
     except TrainfleetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
 
 
 def tensors(store: Store, step: int) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,92 @@
+"""What a user meets first: make's help, a slip in a verb, a verb too early; on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainfleet.cli.plan import folded, hung
+from trainfleet.recipes import all_recipes
+from trainfleet.watch.interrupts import Interrupts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with our Makefile and default config, whose environment is the one of these tests."""
+    for name in ("Makefile", "config.yaml", "python", "schema", "scripts", "requirements.lock"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / ".stamp").touch()
+    return tmp_path
+
+
+def make(desk: Path, *words: str) -> tuple[int, str]:
+    done = subprocess.run(["make", *words], cwd=desk, text=True, capture_output=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
+    code, text = make(desk)
+    assert code == 0 and "make train" in text and len(text.splitlines()) > 20
+    width = max(len(recipe.name) for recipe in all_recipes()) + 2
+    lines = [*text.splitlines(), *(" " * width + recipe.line for recipe in all_recipes())]
+    assert [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("goal", ["trian", "$(shell touch evil)", "`touch evil`;touch evil", "tr'ain\""])
+def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(desk: Path, goal: str) -> None:
+    code, text = make(desk, goal)
+    assert code != 0 and "is not a verb" in text and "next: make shows them all" in text
+    assert ("did you mean train?" in text) == ("evil" not in goal)
+    assert not (desk / "evil").exists()
+
+
+def test_a_misspelt_verb_installs_nothing_on_a_bare_machine(desk: Path) -> None:
+    (desk / ".venv" / "bin" / "python").unlink()
+    code, text = make(desk, "trian")
+    assert code != 0 and "no such verb" in text and "installing" not in text
+
+
+@pytest.mark.parametrize("verb", ["sample", "eval", "export", "checkpoints", "verify"])
+def test_a_verb_that_needs_a_run_says_that_there_is_none(desk: Path, verb: str) -> None:
+    code, text = make(desk, verb, *(["OUT=model"] if verb == "export" else []))
+    assert code != 0 and text.startswith("error: runs/first-run: was never started\n  next: make train\n")
+    assert not (desk / "runs").exists()
+
+
+def test_a_look_at_the_data_leaves_no_run_behind(desk: Path) -> None:
+    code, text = make(desk, "inspect")
+    assert code != 0 and text.startswith("error: data/stdlib: holds no finished dataset\n  next: make tokenize\n")
+    assert not (desk / "runs").exists()
+
+
+def test_one_request_to_stop_counts_once_however_often_make_and_the_shell_pass_it_on() -> None:
+    with Interrupts() as interrupts:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        assert interrupts.count == 1
+    with Interrupts() as interrupts:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.count == 2
+
+
+def test_a_planned_command_is_folded_so_that_a_shell_still_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *"x" * 60, "a b " * 8, "--log={scratch}"]
+    lines = list(folded([shlex.quote(word) for word in words]))
+    assert len(lines) > 2 and max(map(len, lines)) <= max(80, 8 + len(sys.executable))
+    done = subprocess.run(["sh", "-c", "\n".join(lines)], text=True, capture_output=True, check=True)
+    assert done.stdout == f"{words[3:]}\n"
+    assert hung("  head  ", "word " * 30).splitlines()[1].startswith("        word")
