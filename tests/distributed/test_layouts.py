@@ -29,6 +29,7 @@ LAYOUTS = {
     "cp2": (2, {"context": 2}),
     "fsdp2-tp2": (4, {"shard": 2, "tensor": 2}),
     "pp2-tp2": (4, {"pipeline": 2, "tensor": 2}),
+    "hsdp-tp2": (8, {"shard": 2, "tensor": 2}),
 }
 FEWER = ("alone", "fsdp2", "tp2", "fsdp2-tp2")
 ENCODER = {"model.kv_heads": 4, "model.tie_embeddings": "true", "model.dropout": 0.0, "model.norm_epsilon": 1e-5}

@@ -52,6 +52,11 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
     "bert-dropout": (2, BERT),
     "bert-dropout-4": (4, BERT),
     "bert-dropout-fsdp2": (2, BERT | layout(shard=2)),
+    "hsdp-tp2": (8, layout(shard=2, tensor=2)),
+    "gpt2-dropout-tp2": (2, GPT2 | layout(tensor=2)),
+    "gpt2-dropout-pp2": (2, GPT2 | layout(pipeline=2)),
+    "bert-dropout-tp2": (2, BERT | layout(tensor=2)),
+    "bert-dropout-pp2": (2, BERT | layout(pipeline=2)),
 }
 # Odd numbers everywhere: three layers, 389 tokens, 42 and 20 features, over degrees of 2, 3 and 4.
 ODD = {"model.layers": 3, "model.vocabulary_size": 389, "model.hidden_size": 20, "model.heads": 2, "model.kv_heads": 2,
