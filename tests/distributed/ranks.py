@@ -68,12 +68,13 @@ class Bench:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
-    def train_all(self, runs: Sequence[tuple[Path, int]]) -> str:
-        """Trains prepared runs one after another, each with so many ranks, in one program; its output."""
+    def train_all(self, runs: Sequence[tuple[Path, int]], program: str = __file__) -> str:
+        """Trains prepared runs one after another, each with so many ranks, in one program (this one); its output."""
         words = [word for run, ranks in runs for word in (str(ranks), str(free_port()), str(run))]
-        program = [sys.executable, __file__, *words]
         environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(program, cwd=self.folder, env=environment, text=True, capture_output=True, timeout=900)
+        done = subprocess.run(
+            [sys.executable, program, *words], cwd=self.folder, env=environment, text=True, capture_output=True, timeout=900
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -24,6 +24,7 @@ STEPS = 12
 COMMON = {"train.steps": STEPS, "train.validate_every": 5, "checkpoint.every": 2, "train.micro_batch": 2, "model.layers": 4}
 LEARNT = {"model.kv_heads": 4, "model.dropout": 0.1, "model.tie_embeddings": "true"}  # positions, and dropout: random numbers
 GPT2, BERT = {"model.family": "gpt2", **LEARNT}, {"model.family": "bert", **LEARNT}
+HALF = {"train.precision": "bf16", "train.weights": "bf16"}
 
 
 def layout(**degrees: int) -> dict[str, object]:
@@ -52,6 +53,9 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
     "bert-dropout": (2, BERT),
     "bert-dropout-4": (4, BERT),
     "bert-dropout-fsdp2": (2, BERT | layout(shard=2)),
+    "half-weights": (2, HALF),
+    "half-weights-fsdp2-tp2": (4, HALF | layout(shard=2, tensor=2)),
+    "half-weights-pp2": (2, HALF | {"model.tie_embeddings": "true"} | layout(pipeline=2)),
     "hsdp-tp2": (8, layout(shard=2, tensor=2)),
     "gpt2-dropout-tp2": (2, GPT2 | layout(tensor=2)),
     "gpt2-dropout-pp2": (2, GPT2 | layout(pipeline=2)),

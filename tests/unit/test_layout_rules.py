@@ -44,6 +44,14 @@ def refusal(folder: Path, settings: str) -> str:
         ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
         ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches a step"),
         ("train.separate_documents=true train.layout.context=2", "train.separate_documents: true: not with train.layout.context"),
+        (
+            "train.weights=bf16 train.precision=fp32",
+            "train.weights: bf16: products are of bf16 then, so not with train.precision fp32; bf16 works",
+        ),
+        (
+            "train.weights=bf16 train.precision=bf16 train.optimizer=muon",
+            "train.weights: bf16: train.optimizer muon works on fp32 alone; adamw works on both",
+        ),
         ("train.separate_documents=true model.family=roberta model.kv_heads=4", "roberta models attend across documents"),
     ],
 )

@@ -36,7 +36,8 @@ fleet: {nodes: 8, ranks_per_node: 1}
 train: {steps: 20, global_batch: 64, sequence_length: 128, micro_batch: 4, compile: false, recompute: none, layout: {shard: 1, zero: 3}}
 """
 ALONE = "fleet.nodes=1 train.global_batch=8"
-GPT2 = f"{ALONE} model.family=gpt2 model.intermediate_size=1024"
+GPT2 = "model.family=gpt2 model.intermediate_size=1024 train.precision=bf16"  # its norms keep bf16 on CPUs too, Llama's fp32
+HALF = f"{GPT2} train.weights=bf16"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,12 +56,16 @@ def world() -> Iterator[None]:
         ALONE,
         f"{ALONE} train.recompute=selective",
         f"{ALONE} train.optimizer=muon",
-        f"{GPT2} train.precision=bf16",
+        f"{ALONE} {GPT2}",
         "train.layout.shard=8",
         "train.layout.shard=8 train.layout.zero=1",
         "train.layout.shard=8 train.recompute=full",
         "train.layout.tensor=4",
         "train.layout.context=4 train.layout.shard=2",
+        f"{ALONE} {HALF}",
+        f"train.layout.shard=8 {HALF}",
+        f"train.layout.shard=8 train.layout.zero=1 {HALF}",
+        HALF,
     ],
 )
 def test_what_is_reckoned_is_what_a_step_allocates(layout: str, tmp_path: Path) -> None:

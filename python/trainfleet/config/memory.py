@@ -12,7 +12,8 @@ from .families import FAMILIES
 from .sizes import Numbers, parts_of
 from .types import Config
 
-MASTER = 4  # bytes of a number that the optimizer works on: fp32, also where products are computed in bf16
+FORMATS = {"fp32": 4, "bf16": 2}  # bytes of a number
+REDUCED = 4  # bytes of a number while gradients are summed over ranks, which is done in fp32
 GATHERED_BLOCKS = 2  # with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP, 3.3.2)
 LOGITS_BYTES = 1 << 30  # of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
 LOSS = 3  # fp32 copies of the logits at the peak: their log-softmax, its gradient, and that of the logits (models/loss.py)
@@ -76,27 +77,27 @@ def passes_of(config: Config) -> int:
 
 def _memory(config: Config, half: bool, stage: Stage) -> Memory:
     layout = config.train.layout
-    numbers, width = stage.blocks * stage.block + stage.around, 2 if half else 4
+    numbers, width, format = stage.blocks * stage.block + stage.around, 2 if half else 4, FORMATS[config.train.weights]
     ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
-    sharded = half or ranks * layout.tensor * layout.pipeline > 1  # otherwise DDP, which keeps no other copy
+    copied = ranks > 1 or width != format or (half and config.data_parallel > 1)  # by FSDP; DDP keeps no other copy
     gathered = numbers if layout.zero == 1 else min(numbers, stage.around + GATHERED_BLOCKS * stage.block)
     summed = layout.zero == 1 and passes_of(config) > 1 and ranks > 1  # between micro-batches gradients stay whole
     most = max(stage.around, stage.block)  # the weights whose gradients are reduced at once
-    reducing = width * (stage.around + stage.block) + MASTER * most if sharded and (half or ranks > 1) else 0
+    reducing = width * (stage.around + stage.block) + REDUCED * most if copied else 0
     return Memory(
-        weights=MASTER * numbers // ranks,
-        gradients=MASTER * numbers // (1 if summed else ranks),
-        moments=_moments(config, stage, numbers) // ranks,
-        copies=width * gathered if sharded and (half or ranks > 1) else 0,
+        weights=format * numbers // ranks,
+        gradients=REDUCED * numbers if summed else format * numbers // ranks,
+        moments=format * _moments(config, stage, numbers) // ranks,
+        copies=width * gathered if copied else 0,
         activations=int(_activations(config, width, stage)),
         loss=max(reducing, int(_loss(config)) if stage.last else 0),
     )
 
 
 def _moments(config: Config, stage: Stage, numbers: int) -> int:
-    """Two of each number; Muon keeps one of those in the blocks' matrices."""
+    """How many: two of each number; Muon keeps one of those in the blocks' matrices."""
     straight = stage.blocks * parts_of(config.model).block.matrices // config.train.layout.tensor
-    return MASTER * (2 * numbers - (straight if config.train.optimizer == "muon" else 0))
+    return 2 * numbers - (straight if config.train.optimizer == "muon" else 0)
 
 
 def _loss(config: Config) -> float:

@@ -238,6 +238,16 @@ def _schedule(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.decay_steps", f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} are left"
 
 
+def _formats(config: Config) -> Iterator[tuple[str, str]]:
+    train = config.train
+    if train.weights != "bf16":
+        return
+    if train.precision != "bf16":
+        yield "train.weights", f"bf16: products are of bf16 then, so not with train.precision {train.precision}; bf16 works"
+    if train.optimizer != "adamw":
+        yield "train.weights", f"bf16: train.optimizer {train.optimizer} works on fp32 alone; adamw works on both"
+
+
 def _profile(config: Config) -> Iterator[tuple[str, str]]:
     first, last = map(int, (config.train.profile_steps or "1-1").split("-"))
     if first > last or first > config.train.steps:
@@ -264,5 +274,5 @@ def _nearest(batch: int, ways: int) -> str:
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
     _backend, _instance_type, _local, _hosts, _shared_folder, _heads, *DIVISION, _family, _documents, _sequence, _schedule,
-    _profile,
+    _formats, _profile,
 )  # fmt: skip

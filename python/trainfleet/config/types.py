@@ -136,6 +136,7 @@ class Train:
     spike_sigmas: float
     skips_in_a_row: int
     precision: str
+    weights: str
     seed: int
     log_every: int
     validate_every: int

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..config.types import Train
 from ..models.network import Network
+from .rounding import RoundedAdamW
 from .schedule import learning_rate
 from .updates import Lamb, Muon
 
@@ -25,6 +26,9 @@ def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
     decayed = {"weight_decay": train.weight_decay}
     vectors = {"params": [parameter for parameter in parameters.values() if parameter.ndim < 2], "weight_decay": 0.0}
     matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
+    if train.weights == "bf16":
+        names = {parameter: name for name, parameter in parameters.items()}
+        return RoundedAdamW([{"params": [*matrices.values()], **decayed}, vectors], names, train.seed, train.compile, **settings)
     if train.optimizer == "adamw":
         return torch.optim.AdamW(by_mesh([{"params": [*matrices.values()], **decayed}, vectors]), fused=True, **settings)
     if train.optimizer == "lamb":

@@ -19,6 +19,7 @@ from ...models.loss import IGNORED
 from ...models.network import Network
 from ..batches import Batch
 from ..meter import Stopwatch
+from ..world import PRECISIONS
 from . import blocks, context, gradients, pipeline, tensor, weights
 from .mesh import Mesh
 from .pipeline import Pipeline, Stage, Tie
@@ -32,6 +33,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
     """
     train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
+    format = PRECISIONS[train.weights]
     with torch.device("meta"):
         model = models.build(config.model)
     tied = tied_names(model)
@@ -40,7 +42,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     stages: list[Any] = [model]
     if layout.pipeline > 1:
         stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
-    weights.draw(model, train.seed, device.torch_device)
+    weights.draw(model, train.seed, device.torch_device, format)
     for part in (model, *(stage.part for stage in stages if isinstance(stage, Stage))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
         if mesh.context_group:
@@ -48,7 +50,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     blocks.recompute(blocks_of(model), train.recompute)
     if train.compile:
         blocks.compile(model, blocks_of(model), loss=layout.tensor * layout.pipeline == 1)
-    if mesh.sharing().size() > 1 or precision != torch.float32:
+    if mesh.sharing().size() > 1 or precision != format:
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision)
     return Division(config, device, mesh, model, stages, tied)

@@ -36,7 +36,7 @@ def norm(parameters: list[Tensor], mesh: Mesh, copies: frozenset[int]) -> Tensor
     device = local(parameters[0]).device
     total = torch.zeros((), device=device)
     for dimensions, gradients in sorted(parts.items()):
-        square = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        square = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
         for dimension in dimensions:
             dist.all_reduce(square, group=mesh.group(dimension))
         total += square

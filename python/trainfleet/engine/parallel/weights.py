@@ -10,8 +10,8 @@ from ...models.network import Network
 
 
 @torch.no_grad()
-def draw(model: Network, seed: int, device: torch.device) -> None:
-    """Gives every parameter that the model has left memory on the device and its first values.
+def draw(model: Network, seed: int, device: torch.device, format: torch.dtype) -> None:
+    """Gives every parameter that the model has left memory on the device and its first values, in a number format.
 
     They are those that one process would draw: of a matrix of which a rank has a slice, all is drawn and the slice is kept. So
     no rank ever holds more than its own part and one whole matrix.
@@ -23,7 +23,7 @@ def draw(model: Network, seed: int, device: torch.device) -> None:
                 continue
             if id(parameter) not in made:
                 values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device)
-                made[id(parameter)] = nn.Parameter(slice_of(values, parameter))
+                made[id(parameter)] = nn.Parameter(slice_of(values, parameter).to(format))
             module._parameters[name] = made[id(parameter)]
 
 

@@ -1,0 +1,121 @@
+"""AdamW on weights and moments in bf16, each rounded up or down by chance: half the memory of fp32, and no change is lost.
+
+bf16 has 8 significant bits, so a change of less than a 512th of a weight, as most are, would be rounded away at every step, and
+with a beta2 of 0.999 a second moment would never fall. Rounded up with the probability of what is cut off, each is right on
+average (Gupta et al. 2015, arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
+
+Chance is a function of the seed, the step, the parameter's name and the number's place in the whole matrix, and of nothing else.
+So a resumed run rounds as an unbroken one does, on any layout, and the copies of a weight on several ranks stay equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .updates import Groups
+
+CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
+WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
+MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))  # MurmurHash3's multipliers (Appleby 2011), as int32
+AT_ONCE = 1 << 26  # numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
+Place = tuple[Tensor, Tensor, Tensor]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
+
+
+class RoundedAdamW(torch.optim.Optimizer):
+    """AdamW on bf16 parameters. Where `found_inf`, on the device, is 1.0, a step changes nothing."""
+
+    found_inf: Tensor | None = None
+
+    def __init__(self, groups: Groups, names: Mapping[nn.Parameter, str], seed: int, compiled: bool, **settings: Any) -> None:
+        """`settings`: lr, betas and eps. Compiled, a step reads and writes each number once."""
+        super().__init__(list(groups), {"weight_decay": 0.0, **settings})
+        self.names, self.seed = names, seed
+        self.places: dict[Tensor, Place] = {}
+        self.renew: Callable[..., None] = torch.compile(renew, dynamic=True) if compiled else renew
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and local(parameter).numel():
+                    self._update(parameter, group)
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        state, device = self.state[parameter], parameter.device
+        if not state:
+            state["step"] = torch.zeros((), device=device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        keep = torch.ones((), device=device) if self.found_inf is None else 1 - self.found_inf
+        state["step"] += keep
+        key, rows, columns = self._place(parameter)
+        parts = [local(tensor).view(len(rows), -1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+        parts += [local(parameter.grad).reshape(len(rows), -1), rows]  # type: ignore[arg-type]
+        rate = torch.full((), group["lr"], device=device)  # unlike torch.tensor, no copy that the host waits for
+        for pieces in zip(*(torch.split(part, max(1, AT_ONCE // columns.numel())) for part in parts), strict=True):
+            self.renew(*pieces, columns, key, state["step"], keep, rate, *group["betas"], group["eps"], group["weight_decay"])
+
+    def _place(self, parameter: nn.Parameter) -> Place:
+        if parameter not in self.places:
+            digest = hashlib.sha256(f"{self.seed} {self.names[parameter]}".encode()).digest()
+            key = torch.tensor(int.from_bytes(digest[:4], "big", signed=True), dtype=torch.int32, device=parameter.device)
+            self.places[parameter] = key, *place_of(parameter)
+        return self.places[parameter]
+
+
+def renew(
+    parameter: Tensor, first: Tensor, second: Tensor, gradient: Tensor, rows: Tensor, columns: Tensor, key: Tensor, step: Tensor,
+    keep: Tensor, rate: Tensor, beta1: float, beta2: float, epsilon: float, decay: float,
+) -> None:  # fmt: skip
+    """A step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter 2017, arXiv:1711.05101).
+
+    `keep` is 1, or 0 for a step that changes nothing: what bf16 holds exactly is never rounded away from itself.
+    """
+    gradient = torch.where(keep > 0, gradient.float(), 0.0)
+    mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
+    square = second.float() + (gradient.square() - second.float()) * ((1 - beta2) * keep)
+    steps = step.clamp(min=1)
+    change = mean / (1 - beta1**steps) / ((square / (1 - beta2**steps)).sqrt() + epsilon)
+    weight = parameter.float() * (1 - keep * rate * decay) - change * (keep * rate)
+    for stream, (tensor, value) in enumerate(((parameter, weight), (first, mean), (second, square))):
+        tensor.copy_(rounded(value, chance(key, step.int() * 3 + stream, rows, columns)))
+
+
+def rounded(value: Tensor, chance: Tensor) -> Tensor:
+    """fp32 as bf16: its upper half, and one more in it where `chance`, of 16 bits, and the lower half make more than 16 bits."""
+    return ((value.view(torch.int32) + chance) & ~CUT).view(torch.float32).to(torch.bfloat16)
+
+
+def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """16 random bits, int32 [R, C], for each place in a matrix, of the `draw`-th draw for it."""
+    return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL) & CUT
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Each int32 as another one, of which every bit depends on all of it: how MurmurHash3 ends."""
+    x = (x ^ x >> 16 & 0xFFFF) * MURMUR[0]
+    x = (x ^ x >> 13 & 0x7FFFF) * MURMUR[1]
+    return x ^ x >> 16 & 0xFFFF
+
+
+def place_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows [R, 1] and columns [1, C] of the whole parameter this rank has; a vector is one column."""
+    size: tuple[int, ...] = tuple(parameter.shape)
+    start: tuple[int, ...] = (0, 0)
+    if isinstance(parameter, DTensor):
+        size, start = compute_local_shape_and_global_offset(size, parameter.device_mesh, parameter.placements)
+    (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]
+    rows = torch.arange(row, row + height, dtype=torch.int32, device=parameter.device)
+    columns = torch.arange(column, column + width, dtype=torch.int32, device=parameter.device)
+    return rows[:, None], columns[None]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, which shares the tensor's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
