@@ -1,7 +1,8 @@
 """Our training beside others': `python tests/bench/bench_train.py [--threads 1|2] [--steps 16] [--rounds 1] [--peers PYTHON]`.
 
-A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens a step, fp32, in turns; each figure is
-the median of its steps' tokens/s, then of its rounds. Ours is the whole job: data, guard, vote, metrics. With two threads ours is
+A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens a step, in turns; each figure is the
+median of its steps' tokens/s, then of its rounds. Ours is the whole job: data, guard, vote, metrics; compiled, as any run long enough
+is by itself, and in what `train.precision: auto` comes to here unless its name says fp32. With two threads ours is
 two ranks of one thread each, which is the default of two cores, and the others have both threads in one process. PYTHON is an
 interpreter with transformers, accelerate and litgpt.
 """
@@ -88,21 +89,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peers", default=sys.executable)
-    parser.add_argument("--only", default="ours,compiled-ours,bf16-ours,bare,compiled,hf,litgpt")
+    parser.add_argument("--only", default="ours,fp32-ours,bare,compiled,hf,litgpt,bare-bf16,compiled-bf16,hf-bf16,litgpt-bf16")
     parser.add_argument("--folder", default=None, help="keeps the dataset and what was compiled")
     told = parser.parse_args()
     folder = Path(told.folder or tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
     prepare(folder)
-    kinds = {"ours": "train.compile=false", "compiled-ours": "train.compile=true",
-             "bf16-ours": "train.compile=true train.precision=bf16"}  # fmt: skip
+    kinds = {"ours": "train.compile=true", "fp32-ours": "train.compile=true train.precision=fp32",
+             "plain-ours": "train.compile=false train.precision=fp32"}  # fmt: skip
     found: dict[str, list[float]] = {}
     for turn in range(told.rounds):
         for name in told.only.split(","):
             if name in kinds:
                 speed = ours(f"{name}-{turn}-{os.getpid()}", told.threads, told.steps, kinds[name])
             else:
-                python = told.peers if name in ("hf", "litgpt") else sys.executable
+                python = told.peers if name.startswith(("hf", "litgpt")) else sys.executable
                 speed = theirs(name, python, told.steps, told.threads)
             found.setdefault(name, []).append(speed)
             print(f"{name}: {speed:,.0f} tokens/s", flush=True)

@@ -1,7 +1,8 @@
-"""The model of bench_train.py in others' trainers, as they come: `peers_train.py bare|compiled|hf|litgpt STEPS`.
+"""The model of bench_train.py in others' trainers: `peers_train.py bare|compiled|hf|litgpt[-bf16] STEPS [THREADS]`.
 
 Prints the median tokens/s of the steps after the first WARM_UP. Every trainer gets a fresh batch of random tokens a step, clips to a
-norm of 1, computes in fp32 and logs every 10 steps. `hf` and `litgpt` need an interpreter that has them.
+norm of 1, computes in fp32 as they all do on a CPU unless told, or by its own way to bf16, and logs every 10 steps. `hf` and
+`litgpt` need an interpreter that has them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ def report(stamps: list[float]) -> None:
     print(f"== {BATCH * LENGTH / seconds:.1f}", flush=True)
 
 
-def bare(steps: int, compiled: bool = False) -> None:
+def bare(steps: int, half: bool, compiled: bool = False) -> None:
     """A loop as a tutorial has it, around our modules; `compiled` as a whole."""
     from trainfleet import models
     from trainfleet.config.types import Model
@@ -40,7 +42,8 @@ def bare(steps: int, compiled: bool = False) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     stamps = []
     for batch in rows(steps * BATCH).split(BATCH):
-        loss = model(batch[:, :-1], targets=batch[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(batch[:, :-1], targets=batch[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -49,7 +52,7 @@ def bare(steps: int, compiled: bool = False) -> None:
     report(stamps)
 
 
-def hf(steps: int) -> None:
+def hf(steps: int, half: bool) -> None:
     """transformers' Trainer with its LlamaForCausalLM."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -67,13 +70,13 @@ def hf(steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(
             folder, max_steps=steps, per_device_train_batch_size=BATCH, logging_steps=10, save_strategy="no", report_to=[],
-            use_cpu=True, disable_tqdm=True,
+            use_cpu=True, disable_tqdm=True, bf16=half,
         )  # fmt: skip
         Trainer(LlamaForCausalLM(shape), options, train_dataset=data, callbacks=[Clock()]).train()
     report(stamps)
 
 
-def litgpt(steps: int) -> None:
+def litgpt(steps: int, half: bool) -> None:
     """litgpt's pretraining loop, which compiles the whole model."""
     import lightning
     from litgpt import pretrain
@@ -117,13 +120,19 @@ def litgpt(steps: int) -> None:
             max_norm=1.0, max_seq_length=LENGTH, lr_warmup_steps=1, min_lr=1e-4, tie_embeddings=False,
         )  # fmt: skip
         pretrain.setup(
-            "small", model_config=shape, out_dir=folder, precision="32-true", data=Data(), train=train,
+            "small", model_config=shape, out_dir=folder, precision="bf16-mixed" if half else "32-true", data=Data(), train=train,
             eval=EvalArgs(interval=10**6, max_iters=1, initial_validation=False, final_validation=False), log=LogArgs(),
             devices=1, logger_name="csv",
         )  # fmt: skip
 
 
 if __name__ == "__main__":
-    name, count = sys.argv[1], int(sys.argv[2])
+    (name, _, half), count = sys.argv[1].partition("-"), int(sys.argv[2])
     torch.set_num_threads(int(sys.argv[3]) if len(sys.argv) > 3 else torch.get_num_threads())
-    {"bare": bare, "compiled": lambda steps: bare(steps, True), "hf": hf, "litgpt": litgpt}[name](count)
+    trainers: dict[str, Callable[[int, bool], None]] = {
+        "bare": bare,
+        "compiled": partial(bare, compiled=True),
+        "hf": hf,
+        "litgpt": litgpt,
+    }
+    trainers[name](count, half == "bf16")
