@@ -112,7 +112,7 @@ class Away:
         return answer.stdout
 
 
-def carry_away(verb: str, plan: Plan, started: float) -> int:
+def carry_away(verb: str, plan: Plan, started: float, summarize: bool) -> int:
     """Gives a verb to the fleet's head, or joins the one that is at work there, and stays until it ends or is left alone."""
     run = runs.run_of(plan.config.name)
     with Away(plan.config, run) as away:
@@ -125,7 +125,7 @@ def carry_away(verb: str, plan: Plan, started: float) -> int:
             print(f"{run.name} is at work on {tenure.host if tenure else 'the fleet'}; looking on", flush=True)
         else:
             launch(verb, plan, away, started)
-        return attend(away, verb, said)
+        return attend(away, said, summarize)
 
 
 def launch(verb: str, plan: Plan, away: Away, started: float) -> None:
@@ -187,7 +187,7 @@ class LeftAlone(Exception):
     """The person here turned away; the run goes on."""
 
 
-def attend(away: Away, verb: str, shown: int) -> int:
+def attend(away: Away, shown: int, summarize: bool) -> int:
     """Shows the launcher's words, from byte `shown` on, until it has ended; its exit code. Ctrl-C only ends the looking on."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -210,7 +210,7 @@ def attend(away: Away, verb: str, shown: int) -> int:
                 away.refresh()
                 show(launcher_log(away.run), shown)
                 learn(away)
-                if verb == "train" and tenure.code != 1 and away.run.metrics.exists():
+                if summarize and tenure.code != 1 and away.run.metrics.exists():
                     print_summary(away.run)
                 return tenure.code
             check_alive(away)

@@ -71,11 +71,11 @@ def say_finished(plan: Plan, run: runs.Run) -> int:
     return 0
 
 
-def hand_over(verb: str, plan: Plan, started: float) -> int:
-    """Gives a verb to the head of the fleet; its exit code there."""
+def hand_over(verb: str, plan: Plan, started: float, summarize: bool = False) -> int:
+    """Gives a verb to the head of the fleet; its exit code there. `summarize`: when it has ended, the run is summed up."""
     from .away import carry_away  # loads SSH
 
-    return carry_away(verb, plan, started)
+    return carry_away(verb, plan, started, summarize)
 
 
 def carry(plan: Plan, request: Request, interrupts: Interrupts, live: Live | TokenizeLive) -> bool:

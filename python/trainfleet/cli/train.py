@@ -34,7 +34,7 @@ def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
     require_engine(plan.config)
     run = runs.run_of(plan.config.name)
     if not backend_of(plan.config).shares_disk:
-        return carry.hand_over("train", plan, started)
+        return carry.hand_over("train", plan, started, summarize)
     require_same(plan.config, run)
     if carry.is_finished(plan, run):
         return carry.say_finished(plan, run)
