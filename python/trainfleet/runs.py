@@ -4,6 +4,7 @@ runs/<name>/
   config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   profile/
+  search.json  the micro-batch that this run found to be the fastest, and what was tried (train.search_micro_batch)
   stop         exists from the moment that a stop was asked for until the ranks have obeyed
   lock         held (flock) by the launcher while the job runs
 """
@@ -43,6 +44,7 @@ class Run:
         self.tensorboard = folder / "tensorboard"
         self.plots = folder / "plots"
         self.profile = folder / "profile"
+        self.search = folder / "search.json"
 
     @property
     def name(self) -> str:

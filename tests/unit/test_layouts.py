@@ -8,7 +8,7 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Derived, Settings, load
-from trainfleet.config.layouts import needs, usable_bytes
+from trainfleet.config.layouts import needs, sizes_to_try, usable_bytes
 from trainfleet.config.refit import refit
 from trainfleet.errors import ConfigError
 from trainfleet.hardware import INSTANCE_TYPES
@@ -117,6 +117,24 @@ def test_a_layout_that_was_written_and_hardly_fits_is_warned_of(capsys: pytest.C
     for settings, warned in ((whole, True), ("", False)):
         assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == 0
         assert ("warning: that will hardly fit" in capsys.readouterr().out) == warned
+
+
+def test_a_micro_batch_that_is_searched_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    for settings, told in (("", False), ("train.search_micro_batch=true", True)):
+        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == 0
+        assert ("a new run tries 1, 2, 4 sequences first" in capsys.readouterr().out) == told
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ("train.sequence_length=4096", [1, 2, 4, 8]),  # a rank's part is 8 sequences
+        ("train.sequence_length=4096 train.global_batch=384", [1, 2]),  # 6
+        ("train.layout.pipeline=4 train.sequence_length=1024", [1, 2, 4, 8]),  # 32, in passes that 4 divides
+    ],
+)
+def test_powers_of_two_that_divide_are_tried(tmp_path: Path, settings: str, sizes: list[int]) -> None:
+    assert sizes_to_try(chosen(tmp_path, settings)[0]) == sizes
 
 
 def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:

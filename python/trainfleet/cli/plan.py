@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .. import hardware
 from ..config import Config, Derived, dump_resolved, load
+from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..plan.estimate import ASSUMED_MFU, Estimate, estimate
@@ -120,6 +121,12 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         "batch",
         f"{train.global_batch} sequences = {config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}",
     )
+    if train.search_micro_batch:
+        sizes = ", ".join(map(str, sizes_to_try(config)))
+        yield (
+            "",
+            f"a new run tries {sizes} sequences first and takes the fastest that fits; here is reckoned with {train.micro_batch}",
+        )
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     held = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
     yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: {held}"

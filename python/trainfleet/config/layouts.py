@@ -140,6 +140,12 @@ def _sizes(config: Config) -> list[int]:
     return sorted({size for one in low for size in (one, part // one) if part // size % pipeline == 0}) or [1]
 
 
+def sizes_to_try(config: Config) -> list[int]:
+    """The micro-batches that `train.search_micro_batch` may try: powers of two, within a sensible number of tokens."""
+    sizes = [size for size in _sizes(config) if size & (size - 1) == 0]
+    return [size for size in sizes if size == sizes[0] or size * config.train.sequence_length <= 2 * MOST_TOKENS]
+
+
 def _grown(config: Config, asked: set[str], device: hardware.Accelerator) -> Config:
     """With the largest micro-batch that fits, of so many tokens that more would not be faster."""
     grown = config

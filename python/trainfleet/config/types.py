@@ -147,6 +147,7 @@ class Train:
     profile_steps: str | None
     separate_documents: bool
     layout: Layout
+    search_micro_batch: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..errors import TrainfleetError
 from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
-from . import generate, notices
+from . import generate, notices, search
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .profile import Profile
@@ -65,6 +65,8 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
         notices.Watch(lambda notice: heed(run, vote, world.node, notice))
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
+    if config.train.search_micro_batch:
+        config = search.settle(run, config, world, heart, vote)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None
@@ -104,6 +106,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         layout=config.degrees,
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
         global_batch_sequences=train.global_batch,
+        micro_batch_sequences=train.micro_batch,
         sequence_length=train.sequence_length,
         restarts=run.read_results().get("restarts", 0),
     )

@@ -53,10 +53,15 @@ class Vote:
     def agreed(self, wish: Wish) -> Answer:
         """What all ranks do here."""
         answer = self.settle()
-        self.heard = self.heard or (self.file is not None and self.file.exists())
+        self.look()
         self.votes = torch.tensor([self.heard, wish.save, wish.fail], dtype=torch.float32)
         self.under_way = dist.all_reduce(self.votes, async_op=True)
         return answer
+
+    def look(self) -> bool:
+        """Whether this rank has heard of a stop."""
+        self.heard = self.heard or (self.file is not None and self.file.exists())
+        return self.heard
 
     def settle(self) -> Answer:
         """The answer of the vote under way, if there is one; none is under way after it."""

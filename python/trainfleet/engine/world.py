@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ..devices import Device
 
@@ -51,21 +51,28 @@ class World:
 
 
 @contextmanager
-def join(device: Device) -> Iterator[World]:
+def join(device: Device, apart: str = "") -> Iterator[World]:
     """The world that torchrun's environment describes, for as long as this lasts.
 
-    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator.
+    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator. `apart`
+    names another world on the same devices, of processes that each rank has started beside itself.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     backend = "gloo" if device.backend == "gloo" else f"cpu:gloo,{device.kind}:{device.backend}"
     if size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     else:
-        dist.init_process_group(backend, rank=rank, world_size=size)
+        dist.init_process_group(backend, store=_store(apart) if apart else None, rank=rank, world_size=size)
     native = torch.tensor(device.native_bf16, dtype=torch.uint8)
     dist.all_reduce(native, dist.ReduceOp.MIN)  # hosts of one fleet may have CPUs of several generations
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bool(native))
     dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
+
+
+def _store(apart: str) -> Store:
+    """Where processes beside the ranks meet: in the ranks' own store, under another name."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return PrefixStore(apart, TCPStore(address, port, is_master=False))
 
 
 def first_to_say(key: str) -> bool:
