@@ -128,14 +128,16 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
             f"a new run tries {sizes} sequences first and takes the fastest that fits; here is reckoned with {train.micro_batch}",
         )
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
-    held = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
+    named = {"loss": "loss or gradient sums"}
+    held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
     yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: {held}"
     if needs.usable and needs.memory.total > needs.usable:
         yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
     yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
-        yield "speed", f"about {speed:,.0f} tokens/s at an MFU of {ASSUMED_MFU:.0%}, which is assumed"
+        assumed = f"an MFU of {ASSUMED_MFU[train.recompute]:.0%}, which is assumed (train.recompute {train.recompute})"
+        yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} a rank, at {assumed}"
         peak, format = needs.peak / config.world_size / 1e12, "bf16" if needs.half else "fp32"
         yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {format})"
         yield "", flops_in_words(config.model)
@@ -143,7 +145,15 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     else:
         yield "time", "unknown on this hardware"
     here = "" if fleet.instance_type else " (this machine)"
-    yield "cost", "unknown: no list price" if needs.usd is None else f"${needs.usd:,.2f}{here}"
+    yield (
+        "cost",
+        "unknown: no list price" if needs.usd is None else f"about ${rough(needs.usd)}{here}" if needs.usd else f"$0{here}",
+    )
+
+
+def rough(value: float) -> str:
+    """With the three digits that an estimate has: 492,000, 7,690, 1.25."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def duration(seconds: float) -> str:

@@ -50,7 +50,9 @@ def derive(values: Values, tokens: int) -> list[Derived]:
     if train["schedule_steps"] is None:
         put(train, "train", "schedule_steps", train["steps"], "train.steps")
     if train["decay_steps"] is None:
-        put(train, "train", "decay_steps", max(1, train["schedule_steps"] // 5), "a fifth of train.schedule_steps")
+        train["decay_steps"] = max(1, train["schedule_steps"] // 5)
+        if train["schedule"] == "wsd":  # no other looks at it
+            put(train, "train", "decay_steps", train["decay_steps"], "a fifth of train.schedule_steps")
     if train["warmup_steps"] is None:
         put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
     return found

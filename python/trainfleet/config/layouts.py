@@ -195,5 +195,19 @@ def _reasons(config: Config, device: hardware.Accelerator | None) -> dict[str, s
             "selective": f"to keep all would take {gib('none'):.1f} GiB",
             "full": f"to keep products and attention would take {gib('selective'):.1f} GiB",
         }[train.recompute],
-        "micro_batch": f"{dividing} and fits, of at most {MOST_TOKENS} tokens",
+        "micro_batch": f"{dividing} and fits: {_next_size(config, there)}",
     }
+
+
+def _next_size(config: Config, there: str) -> str:
+    """Why the micro-batch is no larger."""
+    train = config.train
+    size = min((size for size in _sizes(config) if size > train.micro_batch), default=None)
+    if size is None:
+        return "it is all of that"
+    if config.train.layout.pipeline > 1:
+        return "of smaller ones a pipeline idles less"
+    if size * train.sequence_length > MOST_TOKENS:
+        return f"{size} are over {MOST_TOKENS} tokens, beyond which products get no faster"
+    larger = needs(replace(config, train=replace(train, micro_batch=size))) / 2**30
+    return f"{size} would take {larger:.1f} {there}"
