@@ -140,7 +140,8 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     assert "finished" in desk.type("status")
     assert "node-1" in desk.type("logs")
 
-    desk.type("train", "SET=train.steps=15")
+    (desk.folder / "text" / "0.txt").write_text("Another text.\n")
+    assert "warning: data.sources have changed since; data/text stays as it was made" in desk.type("train", "SET=train.steps=15")
     assert desk.results()["steps"] == 15 and sorted(desk.losses()) == list(range(1, 16))
 
     kept = desk.type("clean")

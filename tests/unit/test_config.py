@@ -131,6 +131,12 @@ steps: 4
         ),
         ("name: a\ntrain: {layout: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
         ("name: ../evil\n", "must be lower-case letters"),
+        ("name: a\ntrain: {lr: 1e-3}\n", "train.lr: unknown key; did you mean learning_rate?"),
+        ("name: a\ntrain: {batch_size: 8}\n", "train.batch_size: unknown key; did you mean global_batch?"),
+        (
+            "name: a\ndata: {tokenizer: no/such.json}\n",
+            "data.tokenizer: no/such.json: can't be read as a tokenizer: No such file",
+        ),
     ],
 )
 def test_each_mistake_says_what_would_be_right(tmp_path: Path, text: str, message: str) -> None:
@@ -188,3 +194,9 @@ def test_loading_a_config_is_light() -> None:
         "heavy = {'torch', 'tokenizers', 'matplotlib', 'rich', 'boto3'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "python")})
+
+
+def test_a_whole_number_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: a\ntrain: {steps: 1e3, learning_rate: 1}\n")
+    train = load(Settings(tmp_path / "config.yaml", "fleet.nodes=2e0"))[0].train
+    assert isinstance(train.steps, int) and train.steps == 1000 and isinstance(train.learning_rate, float)

@@ -286,8 +286,9 @@ def test_a_changed_byte_is_found_by_sampling_and_by_verifying(data: Data, tmp_pa
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"is damaged"):
+    with pytest.raises(DataError, match=r"is damaged") as told:
         Dataset.open(tmp_path / "set")
+    assert told.value.next == f"rm -r {tmp_path / 'set'} && make tokenize"  # nothing else is lost with it
     with pytest.raises(DataError, match=r"is damaged"):
         list(verify(store, found))
 

@@ -16,7 +16,7 @@ from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import formats, sources
 from trainfleet.data.documents import read_piece, read_unit
-from trainfleet.data.sources import Piece, plan_units
+from trainfleet.data.sources import Piece, have_changed, plan_units
 from trainfleet.data.storage import stat
 from trainfleet.errors import DataError
 
@@ -252,3 +252,15 @@ def test_the_same_file_twice_is_read_once_and_said(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", ["x"])
     plan = plan_units(data_of(path, f"{tmp_path}/*.jsonl"))
     assert plan.files == 1 and "twice" in plan.warnings[0]
+
+
+def test_sources_that_change_after_the_listing_are_noticed_and_ones_that_are_gone_are_not_missed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    data = data_of(tmp_path)
+    listed = plan_units(data).identity
+    assert not have_changed(data, listed)
+    (tmp_path / "b.txt").write_text("two")
+    assert have_changed(data, listed)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert not have_changed(data, listed)

@@ -66,10 +66,13 @@ def test_pipe_gets_a_line_each_logged_step(tmp_path: Path) -> None:
         live.update()
         live.update()
         run.record("fault", rank=1, message="lost")
+        run.record("fault", rank=0, message="its peer is lost")
+        run.record("verdict", who="rank 1", cause="lost-node", words="lost")
         log(run, 50, 55)  # the last look is taken when the block ends
     lines = out.getvalue().splitlines()
     assert [line.split("  loss")[0] for line in lines[1:3]] == ["step   5/500", "step  10/500"]
     assert lines[0] == "starting ranks, loading data" and lines[3] == "  fault        rank 1 · lost"
+    assert "verdict" not in out.getvalue()  # it follows as a block of its own
     assert lines[4].endswith("valid 5.643") and "valid" not in lines[5] and len(lines) == 6
     assert len({line.index("tokens/s") for line in lines if "tokens/s" in line}) == 1  # aligned
 

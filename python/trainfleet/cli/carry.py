@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,13 @@ def held(run: runs.Run, patience: float = 0.0) -> Iterator[None]:
         raise BackendError(what, where=str(run.folder), next=next)
     with lock:
         yield
+
+
+def warn(plan: Plan) -> None:
+    """Says what of the data is not as it should be, before the work begins."""
+    for note in plan.notes:
+        if note.startswith("warning:"):
+            print(note, file=sys.stderr)
 
 
 def is_finished(plan: Plan, run: runs.Run) -> bool:

@@ -8,7 +8,7 @@ from .. import hardware
 from ..backends import Backend, backend_of
 from ..config import Config, Derived, Settings, load, load_name
 from ..data.dataset import find
-from ..data.sources import plan_units
+from ..data.sources import have_changed, plan_units
 from ..errors import RunError
 from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan, make_plan
@@ -57,7 +57,10 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], list[Job]]:
     folder = DATA / config.data.name
     dataset = find(config.data) if backend.shares_disk else None
     if dataset is not None:
-        return [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents"], []
+        notes = [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents"]
+        if have_changed(config.data, dataset.listing):
+            notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
+        return notes, []
     job = tokenize_job(config)
     if not backend.shares_disk:
         return [f"{folder} is made from what data.sources are on the nodes"], [job]

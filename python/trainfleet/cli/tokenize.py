@@ -16,6 +16,7 @@ from .variables import Variables
 
 def main(variables: Variables, started: float) -> int:
     plan = plan_for(variables, ("tokenize",))
+    carry.warn(plan)
     run = runs.run_of(plan.config.name)
     if not backend_of(plan.config).shares_disk:
         return carry.hand_over("tokenize", plan, started)

@@ -26,7 +26,8 @@ from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    return carry_out(plan_for(variables), started)
+    carry.warn(plan := plan_for(variables))
+    return carry_out(plan, started)
 
 
 def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:

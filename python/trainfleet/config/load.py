@@ -77,7 +77,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
     try:
         return vocabulary_size_of(data)
     except DataError as error:
-        report("data.tokenizer", error.what)
+        report("data.tokenizer", f"{error.head}: {error.why}" if error.why else error.head)
         return data.vocabulary_size
 
 

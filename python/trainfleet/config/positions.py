@@ -31,8 +31,9 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return int(loader.construct_scalar(node))  # PyYAML takes 010 for octal
 
 
-def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)).replace(".inf", "inf").replace(".nan", "nan"))
+def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
+    number = float(str(loader.construct_scalar(node)).replace(".inf", "inf").replace(".nan", "nan"))
+    return int(number) if number.is_integer() else number  # 1e3 steps are 1,000 steps; where a key is a real, it is one again
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)

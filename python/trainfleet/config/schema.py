@@ -126,12 +126,18 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def nearest(word: str, known: list[str], cutoff: float = 0.6) -> str | None:
-    """The word that was probably meant: a slip of the finger, one that it abbreviates (`seqlen`), or the most alike."""
+    """The word that was probably meant: a slip of the finger, one that it abbreviates (`lr`, `seqlen`), or the most alike.
+
+    Where none is alike, one that has a word in common with it: `batch_size` is a global_batch.
+    """
     alike = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     if alike and difflib.SequenceMatcher(None, word, alike[0]).ratio() > 0.85:
         return alike[0]
-    abbreviated = [name for name in known if name[0] == word[:1] and _is_within(word, name)]
-    return min(abbreviated, key=len) if abbreviated else next(iter(alike), None)
+    initials = [name for name in known if "".join(part[0] for part in name.split("_")) == word]
+    abbreviated = initials or [name for name in known if name[0] == word[:1] and _is_within(word, name)]
+    parts = {part for part in word.split("_") if len(part) > 3}
+    common = [name for name in known if parts & set(name.split("_"))]
+    return min(abbreviated, key=len) if abbreviated else next(iter(alike or common), None)
 
 
 def _is_within(word: str, name: str) -> bool:

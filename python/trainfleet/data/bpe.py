@@ -10,6 +10,7 @@ from .documents import read_piece
 from .sources import MEBIBYTE, UnitPlan
 from .tokenizer import END_OF_DOCUMENT, MASK, PADDING
 
+SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
 SAMPLE_BYTES = 10 * MEBIBYTE
 GRAIN = MEBIBYTE // 16  # so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
 LONGEST = MEBIBYTE  # characters of one document that are looked at
@@ -39,11 +40,9 @@ def train(data: Data, plan: UnitPlan) -> str:
     )
     tokenizer.train_from_iterator(sample(data, plan), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
-        raise DataError(
-            f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}",
-            where="data.vocabulary_size",
-            next=f"add text to data.sources, or set data.vocabulary_size to at most {size}",
-        )
+        what = f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}"
+        other = f"set data.vocabulary_size to at most {size}" if size >= SMALLEST else "set data.tokenizer to a tokenizer.json"
+        raise DataError(what, where="data.vocabulary_size", next=f"add text to data.sources, or {other}")
     return str(tokenizer.to_str(pretty=True))
 
 

@@ -185,7 +185,7 @@ def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
         raise DataError(
             f"the dataset `{data.name}` was made with other settings: {'; '.join(different)}",
             where=store.describe(""),
-            next="set another data.name, or remove this one: make clean PURGE=1",
+            next=f"set another data.name, or make this one anew: {store.remake()}",
         )
     return manifest
 
@@ -197,20 +197,18 @@ def differences(made: Settings, wanted: Settings) -> list[str]:
 
 
 def read_manifest(store: Store) -> Manifest | None:
-    return _parse(Manifest, store.read(MANIFEST), store.describe(MANIFEST))
+    return _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
 
 
 def read_preparation(store: Store) -> Preparation | None:
-    return _parse(Preparation, store.read(PLAN), store.describe(PLAN))
+    return _parse(Preparation, store.read(PLAN), store, PLAN)
 
 
 def read_records(store: Store, indices: Sequence[int], preparation: Preparation) -> dict[int, UnitRecord]:
     """The records of those units that are done, were made with this preparation and have their files."""
     sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
     names = [name for index in indices if (name := unit_name(index)) in sizes]
-    records = [
-        _parse(UnitRecord, content, store.describe(name)) for name, content in zip(names, store.read_all(names), strict=True)
-    ]
+    records = [_parse(UnitRecord, content, store, name) for name, content in zip(names, store.read_all(names), strict=True)]
     width = ITEM_BYTES[preparation.dtype]
 
     def whole(shard: Shard) -> bool:
@@ -279,15 +277,15 @@ def _shown(value: Any) -> str:
     return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
-def _parse(kind: type[T], content: bytes | None, where: str) -> T | None:
+def _parse(kind: type[T], content: bytes | None, store: Store, name: str) -> T | None:
     """A dataclass from its JSON; None when there is none. DataError when it is not of this format."""
     if content is None:
         return None
     try:
         return _build(kind, json.loads(content))
     except (ValueError, KeyError, TypeError) as error:
-        remedy = "make clean PURGE=1, then make tokenize"
-        raise DataError("is not what this version of trainfleet writes", where=where, why=str(error), next=remedy) from error
+        what, where = "is not what this version of trainfleet writes", store.describe(name)
+        raise DataError(what, where=where, why=str(error), next=store.remake()) from error
 
 
 def _build(kind: type[T], content: dict[str, Any]) -> T:

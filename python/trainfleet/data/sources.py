@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from ..config.types import Data, Source
 from ..errors import DataError
 from .hub import HUB, list_shards
-from .storage import File, list_files, unreadable
+from .storage import File, is_remote, list_files, unreadable
 
 TEXT = (".txt", ".md", ".py")
 LINES = (".jsonl",)
@@ -93,6 +93,16 @@ def plan_units(data: Data) -> UnitPlan:
         units += _cut(files, aim, source, len(units))
     identity = hashlib.sha256(json.dumps([asdict(unit) for unit in units]).encode()).hexdigest()
     return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings))
+
+
+def have_changed(data: Data, identity: str) -> bool:
+    """Whether the sources on this machine are others than at the listing of that identity. Those that are gone did their duty."""
+    if any(is_remote(source.path) or source.path.startswith(HUB) for source in data.mixture):
+        return False  # to list these takes requests
+    try:
+        return plan_units(data).identity != identity
+    except DataError:
+        return False
 
 
 def is_long_text(file: File) -> bool:

@@ -45,6 +45,8 @@ class Store(Protocol):
 
     def describe(self, name: str) -> str: ...
 
+    def remake(self) -> str: ...
+
 
 def open_store(folder: Path, address: str | None) -> Store:
     """The store at an address such as s3://bucket/prefix, or the folder itself."""
@@ -115,6 +117,10 @@ class Folder:
         """How an error names a file."""
         return str(self.folder / name)
 
+    def remake(self) -> str:
+        """What to type to have this dataset made anew, and nothing else lost."""
+        return f"rm -r {self.folder} && make tokenize"
+
 
 class Bucket:
     """A prefix in S3, with a local folder for what is on its way."""
@@ -157,3 +163,6 @@ class Bucket:
 
     def describe(self, name: str) -> str:
         return f"{self.address}/{name}"
+
+    def remake(self) -> str:
+        return f"aws s3 rm --recursive {self.address}/ && rm -r {self.folder} && make tokenize"

@@ -11,7 +11,7 @@ def table(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("documents", f"{manifest.documents:,} ({manifest.validation_documents:,} for validation)"),
         ("tokens", f"{tokens:,} ({manifest.validation_tokens:,} for validation)"),
-        ("text", f"{manifest.text_bytes / 1e6:,.1f} MB, {manifest.text_bytes / tokens:.2f} bytes a token"),
+        ("text", f"{_size(manifest.text_bytes)}, {manifest.text_bytes / tokens:.2f} bytes a token"),
         ("document length", f"{tokens / manifest.documents:,.0f} tokens on average, {manifest.longest:,} at most"),
         ("tokenizer", f"{manifest.vocabulary_size:,} tokens, sha256 {manifest.tokenizer_sha256[:12]}"),
         ("encoded by", f"{', '.join(manifest.backends)}; {manifest.checked:,} documents compared with the reference"),
@@ -19,3 +19,7 @@ def table(manifest: Manifest) -> list[tuple[str, str]]:
         ("identity", manifest.identity[:16]),
         *(("note", note) for note in manifest.notes),
     ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"

@@ -76,14 +76,14 @@ class Tokens:
             content = store.read_range(
                 f"{shard.path}.bin", block * BLOCK, min(shard.tokens * self.dtype.itemsize, (block + 1) * BLOCK)
             )
-            check_block(content, shard, block, store.describe(f"{shard.path}.bin"))
+            check_block(content, shard, block, store)
             return content
 
         return self.cache.get(f"{shard.bin_sha256[:16]}-{block}", fetch)
 
 
-def check_block(content: bytes | memoryview, shard: Shard, block: int, where: str) -> None:
+def check_block(content: bytes | memoryview, shard: Shard, block: int, store: Store) -> None:
     """DataError when a block of a shard is not what was written."""
     if zlib.crc32(content) != shard.blocks[block]:
         why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} is another one"
-        raise DataError("is damaged", where=where, why=why, next="make clean PURGE=1, then make tokenize")
+        raise DataError("is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=store.remake())

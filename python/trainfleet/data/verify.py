@@ -13,7 +13,6 @@ from .tokenizer import FILE
 from .tokens import check_block
 
 SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 MiB, some 10 ms
-REMEDY = "make clean PURGE=1, then make tokenize"
 
 
 def check_opening(store: Store, manifest: Manifest) -> None:
@@ -26,7 +25,7 @@ def check_opening(store: Store, manifest: Manifest) -> None:
     for shard in manifest.shards:
         if sizes.get(f"{shard.path}.bin") != shard.tokens * width or f"{shard.path}.idx" not in sizes:
             where = store.describe(f"{shard.path}.bin")
-            raise DataError("is missing or not as long as the manifest says", where=where, next=REMEDY)
+            raise DataError("is missing or not as long as the manifest says", where=where, next=store.remake())
     _check_tokenizer(store, manifest)
     if isinstance(store, Folder):
         for shard, block in _some_blocks(manifest.shards):
@@ -43,7 +42,7 @@ def verify(store: Store, manifest: Manifest) -> Iterator[str]:
             for part in store.stream(name):
                 digest.update(part)
             if digest.hexdigest() != expected:
-                raise DataError("is damaged: its SHA-256 is another one", where=store.describe(name), next=REMEDY)
+                raise DataError("is damaged: its SHA-256 is another one", where=store.describe(name), next=store.remake())
             yield f"{name}  sha256 {expected[:16]}…  right"
 
 
@@ -52,7 +51,7 @@ def _check_tokenizer(store: Store, manifest: Manifest) -> None:
     content = path.read_bytes() if path.exists() else store.read(FILE)
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
         what = "is not the tokenizer that the dataset was made with" if content else "is missing"
-        raise DataError(what, where=store.describe(FILE), next=REMEDY)
+        raise DataError(what, where=store.describe(FILE), next=store.remake())
     if not path.exists():
         Folder(store.folder).write(FILE, content)
 
@@ -67,4 +66,4 @@ def _check_block(store: Folder, shard: Shard, block: int) -> None:
     path = store.folder / f"{shard.path}.bin"
     with open(path, "rb") as file:
         file.seek(block * BLOCK)
-        check_block(file.read(BLOCK), shard, block, str(path))
+        check_block(file.read(BLOCK), shard, block, store)

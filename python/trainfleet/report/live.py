@@ -121,6 +121,7 @@ class Live(Shown):
         self.run, self.prepared = run, _written(run.results)
         self.newest: Record | None = None
         self.valid: float | None = None
+        self.failed = False
         self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
 
     def update(self) -> None:
@@ -132,13 +133,16 @@ class Live(Shown):
                 self._take(metric)
         if self.newest:
             self.line.bar(self.newest["step"], self.steps_total, self._parts(self.newest))
-        else:
+        elif not self.failed:
             # Rank 0 rewrites results.json when the ranks have met and the model and the data are there.
             stage = "starting ranks, loading data" if _written(self.run.results) == self.prepared else "first step"
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _show(self, event: Record) -> None:
         kind = event["event"]
+        if kind == "verdict" or (kind == "fault" and self.failed):
+            return  # the verdict is told whole when all have stopped, and when one rank fails all others do
+        self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<13}{describe(event)}".rstrip(), STYLES.get(kind, "dim"))
         if kind in ("restarted", "resumed"):
             self.newest, self.pace, self.started = None, None, time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from .watchdog import Alarm
 
 TAIL = 12  # lines
 TRACEBACK = "Traceback (most recent call last):"
+OURS = re.compile(r"^(trainfleet\.\S+\.)?(Data|Run|Backend|Config|Trainfleet)Error: ")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,13 @@ def judge(request: Request, status: Status, run: runs.Run, since: Mark, alarm: A
 def _of(finding: Finding, lines: list[Line], request: Request) -> Verdict:
     cause = CAUSES[finding.cause]
     host = next((command.host for command in request.commands if command.node == finding.node), "")
-    return Verdict(finding.cause, finding.words, finding.node, finding.rank, host, quote(finding, lines), cause.next)
+    quoted = tuple(map(plain, quote(finding, lines)))
+    return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next)
+
+
+def plain(words: str) -> str:
+    """A message of ours without the name of its class, which says nothing to a user."""
+    return OURS.sub("", words)
 
 
 def _unexplained(request: Request, status: Status, since: Mark) -> Verdict:
