@@ -11,8 +11,9 @@ Anything else that escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -40,6 +41,19 @@ def tell(error: TrainfleetError) -> int:
     """The exit code of a process that ends with this error, which it has said."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """A program that tells an error that a user can meet, and ends with its exit code."""
+
+    @functools.wraps(main)
+    def told(arguments: list[str]) -> int:
+        try:
+            return main(arguments)
+        except TrainfleetError as error:
+            return tell(error)
+
+    return told
 
 
 @dataclass(frozen=True, order=True)

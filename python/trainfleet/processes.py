@@ -1,10 +1,11 @@
-"""What keeps a process tree whole: a child that dies with its parent, and groups that are stopped to the last member."""
+"""What keeps a process tree whole: children that die with their parent, and groups that are stopped to the last member."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,15 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def run_module(module: str, *words: str, **environment: str) -> int:
+    """The exit code of `python -m module words`, in a process of its own that dies with this one.
+
+    So a verb has work done that needs torch: the control plane itself never loads it.
+    """
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:

@@ -136,7 +136,7 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     desk.assert_nothing_runs()
 
     assert "finished" in desk.type("train") and "train.steps=24" in desk.type("train")
-    assert "Document 3" in desk.type("sample", "PROMPT=Document 3")
+    assert "--Document 3" in desk.type("sample", "PROMPT=--Document 3"), "a prompt is data, whatever it begins with"
     assert "finished" in desk.type("status")
     assert "node-1" in desk.type("logs")
 

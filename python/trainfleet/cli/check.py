@@ -1,4 +1,4 @@
-"""make check: lint, types, shell scripts, and that what is generated from the schema is current."""
+"""make check: lint, format, types and shell scripts."""
 
 from __future__ import annotations
 

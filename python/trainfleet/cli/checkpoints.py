@@ -8,8 +8,7 @@ from ..checkpoints.catalogue import Entry, look
 from ..checkpoints.store import Store, store_of
 from ..config import load_resolved
 from ..errors import RunError
-from ..report.history import decimal, moment
-from .clean import size
+from ..report.history import decimal, moment, size
 from .settings import run_started
 from .variables import Variables
 

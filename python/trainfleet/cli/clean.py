@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import BackendError, TrainfleetError
+from ..report.history import size
 from ..runs import COMPILED, DATA, RUNS, Run, is_locked
 from . import stop
 from .place import Place, place_of
@@ -109,11 +110,3 @@ def _remove(path: Path) -> int:
 def measure(path: Path) -> int:
     """Bytes in a file, or in all files of a folder."""
     return sum(part.stat().st_size for part in (path.rglob("*") if path.is_dir() else [path]) if part.is_file())
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

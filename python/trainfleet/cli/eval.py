@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from ..errors import ConfigError, Problem
-from ..processes import die_with_parent
+from ..processes import run_module
 from ..runs import Run
 from . import export
 from .settings import run_started
@@ -20,7 +18,7 @@ def main(variables: Variables, started: float) -> int:
     run = run_started(variables)
     if "TASKS" in variables:
         return judge(run, variables["TASKS"])
-    return launch("trainfleet.engine.evaluate", str(run.folder))
+    return run_module("trainfleet.engine.evaluate", str(run.folder))
 
 
 def judge(run: Run, tasks: str) -> int:
@@ -38,9 +36,4 @@ def judge(run: Run, tasks: str) -> int:
             return code
         found = run.folder / "evaluation"
         words = ["--model", "hf", "--model_args", f"pretrained={model}", "--tasks", tasks, "--output_path", str(found)]
-        return launch("lm_eval", *words)
-
-
-def launch(module: str, *words: str) -> int:
-    """The exit code of a module in a process of its own, as the control plane never loads torch."""
-    return subprocess.run([sys.executable, "-m", module, *words], preexec_fn=die_with_parent, check=False).returncode
+        return run_module("lm_eval", *words)

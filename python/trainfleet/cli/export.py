@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from ..errors import ConfigError, Problem
-from ..processes import die_with_parent
+from ..processes import run_module
 from ..runs import Run
 from .settings import run_started
 from .variables import Variables
@@ -20,6 +18,5 @@ def main(variables: Variables, started: float) -> int:
 
 
 def export(run: Run, out: str | Path) -> int:
-    """Makes the folder in a process of its own, as the control plane never loads torch; its exit code."""
-    command = [sys.executable, "-m", "trainfleet.engine.export", str(run.folder), str(out)]
-    return subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
+    """Makes the folder; the exit code of the program that does."""
+    return run_module("trainfleet.engine.export", str(run.folder), str(out))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from tempfile import NamedTemporaryFile
 
 from ..config import dump_resolved, load
 from ..errors import ConfigError, Problem
-from ..processes import die_with_parent
+from ..processes import run_module
 from .settings import settings_of
 from .variables import Variables, flag
 
@@ -19,9 +16,7 @@ def main(variables: Variables, started: float) -> int:
     if not sample.isdigit():
         raise ConfigError([Problem(0, "SAMPLE", "", f"must be a whole number from 0, not {sample!r}")])
     config, _ = load(settings_of(variables))
-    environment = os.environ | {"VERIFY": "1" if flag(variables, "VERIFY") else "0"}
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:  # a look leaves nothing in the run's folder
         file.write(dump_resolved(config))
         file.flush()
-        command = [sys.executable, "-m", "trainfleet.data.inspect", file.name, sample]
-        return subprocess.run(command, env=environment, preexec_fn=die_with_parent, check=False).returncode
+        return run_module("trainfleet.data.inspect", file.name, sample, VERIFY="1" if flag(variables, "VERIFY") else "0")

@@ -18,6 +18,7 @@ from ..plan.estimate import ASSUMED_MFU, Estimate, estimate
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees, make_plan
 from ..plan.request import Request
+from ..report.history import duration
 from ..runs import write_atomic
 from .settings import plan_of, settings_of
 from .variables import Variables
@@ -154,14 +155,6 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
 def rough(value: float) -> str:
     """With the three digits that an estimate has: 492,000, 7,690, 1.25."""
     return f"{float(f'{value:.3g}'):,.10g}"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`, `12 days`."""
-    for size, unit, digits in ((86400 * 2, "days", 1), (7200, "h", 1), (100, "min", 0)):
-        if seconds >= size:
-            return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def write(plan: Plan, folder: Path) -> list[str]:

@@ -1,12 +1,10 @@
-"""make test: the tests, in files of their own processes where the machine has cores for it."""
+"""make test: the tests that pass in minutes; the slow ones are `make drills`."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+from ..processes import run_module
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", "-q"], check=False).returncode
+    return run_module("pytest", "-q")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,9 @@ from ..checkpoints.catalogue import damage, read
 from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import Store
 from ..errors import ConfigError, Problem, RunError
-from ..processes import die_with_parent
+from ..processes import run_module
+from ..report.history import size
 from .checkpoints import layout, store_named
-from .clean import size
 from .variables import Variables
 
 
@@ -30,9 +29,7 @@ def main(variables: Variables, started: float) -> int:
         next = "make train sets it aside and goes on from the one before it"
         raise Broken("is not as it was committed", where=store.address(step), why="; ".join(faults), next=next)
     print(f"every byte is as it was written ({len(commit.files)} checksums)", flush=True)
-    # A process of its own, as the control plane never loads torch.
-    command = [sys.executable, "-m", "trainfleet.engine.checkpoint.verify", store.address(step)]
-    return subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
+    return run_module("trainfleet.engine.checkpoint.verify", store.address(step))
 
 
 def chosen(variables: Variables, store: Store, name: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import runs
 from ..config import load_resolved
 from ..config.types import Config
-from ..errors import TrainfleetError, tell
+from ..errors import telling
 from .dataset import Dataset
 from .summary import table
 from .tokenizer import load
@@ -41,13 +41,11 @@ def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str
     return "\n──────── end of document ────────\n".join(decode(part) for part in parts)
 
 
+@telling
 def main(arguments: list[str]) -> int:
-    try:
-        config = load_resolved(Path(arguments[0]))
-        for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
-            print(line)
-    except TrainfleetError as error:
-        return tell(error)
+    config = load_resolved(Path(arguments[0]))
+    for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
+        print(line)
     return 0
 
 

@@ -24,13 +24,13 @@ from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
 from . import generate, notices, search
+from .batches import samples_for
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .profile import Profile
 from .record import Recorder
 from .stopping import Vote
 from .trainer import Trainer
-from .views import samples_for
 from .world import World, first_to_say, join
 
 TRACEBACK_LINES = 12

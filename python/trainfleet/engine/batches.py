@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..config.families import FAMILIES
 from ..config.types import Train
+from ..data.dataset import Dataset
+from ..data.masking import Masked
 from ..devices import Device
 
 
@@ -44,6 +47,12 @@ class Samples(Protocol):
     def samples(self, split: str, sequence_length: int) -> int: ...
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> np.ndarray: ...
+
+
+def samples_for(config: Config, dataset: Dataset) -> Samples:
+    """A dataset as a family of models is trained on it: as it is, or with tokens hidden."""
+    family = FAMILIES[config.model.family]
+    return dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
 
 
 class Batches:

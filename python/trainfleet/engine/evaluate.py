@@ -12,13 +12,12 @@ from torch import Tensor
 
 from .. import devices
 from ..config import load_resolved
-from ..errors import TrainfleetError, tell
+from ..errors import telling
 from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
 from ..runs import Run
-from .batches import Batch, separator, split
+from .batches import Batch, samples_for, separator, split
 from .generate import load
-from .views import samples_for
 
 SEQUENCES = 512  # at most
 
@@ -35,12 +34,10 @@ class Scores:
     pair_accuracy: float | None = None  # of saying whether B follows A
 
 
+@telling
 def main(arguments: list[str]) -> int:
     run = Run(Path(arguments[0]))
-    try:
-        scores = evaluate(run)
-    except TrainfleetError as error:
-        return tell(error)
+    scores = evaluate(run)
     run.update_results(evaluation=asdict(scores))
     for name, value in asdict(scores).items():
         if value is not None:

@@ -14,7 +14,7 @@ from ..config.families import FAMILIES
 from ..data.dataset import Dataset
 from ..data.tokenizer import FILE, SPECIALS, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
-from ..errors import RunError, TrainfleetError, tell
+from ..errors import RunError, telling
 from ..models import Network
 from ..models import huggingface as weights
 from ..runs import Run, unwritable
@@ -23,13 +23,11 @@ from .generate import load
 Json = dict[str, Any]
 
 
+@telling
 def main(arguments: list[str]) -> int:
-    try:
-        files = export(Run(Path(arguments[0])), out := Path(arguments[1]))
-        print(f"{out}: {', '.join(files)}\nnext: transformers' from_pretrained({str(out)!r}) loads it")
-        return 0
-    except TrainfleetError as error:
-        return tell(error)
+    files = export(Run(Path(arguments[0])), out := Path(arguments[1]))
+    print(f"{out}: {', '.join(files)}\nnext: transformers' from_pretrained({str(out)!r}) loads it")
+    return 0
 
 
 def export(run: Run, out: Path) -> list[str]:

@@ -16,7 +16,7 @@ from ..config import load_resolved
 from ..data.dataset import Dataset
 from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
-from ..errors import RunError, TrainfleetError, tell
+from ..errors import RunError, telling
 from ..models import GPT2, Llama
 from ..models.llama import Cache
 from ..models.network import Network
@@ -77,6 +77,7 @@ def first_document(dataset: Dataset) -> list[int]:
     return [int(token) for token in dataset.batch("validation", 0, 1, length, 0)[0] if token != dataset.manifest.end_of_document]
 
 
+@telling
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("trainfleet.engine.generate")
     parser.add_argument("run", type=Path)
@@ -85,14 +86,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
-    options = parser.parse_args(arguments)
-    try:
-        for text in stream(options):
-            print(text, end="", flush=True)
-        print()
-        return 0
-    except TrainfleetError as error:
-        return tell(error)
+    for text in stream(parser.parse_args(arguments)):
+        print(text, end="", flush=True)
+    print()
+    return 0
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:

@@ -33,11 +33,11 @@ from ..errors import RunError
 from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Record, Run, read_json, write_atomic
+from .batches import samples_for
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .stopping import Vote
 from .trainer import Trainer
-from .views import samples_for
 from .world import World, join
 
 PROGRAM = ("-m", "trainfleet.engine.search")

@@ -168,6 +168,15 @@ def quantity(value: float | None) -> str:
     return f"{value / size:.3g}{prefix}"
 
 
+def size(count: float) -> str:
+    """Bytes: 950 B, 12.4 kB, 3.2 TB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def duration(seconds: float | None) -> str:
     """0.42 s, 45 s, 3 min 12 s, 2 h 05 min, 3 d 04 h; — for None."""
     if seconds is None:

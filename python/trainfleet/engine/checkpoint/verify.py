@@ -14,31 +14,29 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from ...checkpoints.store import Store
-from ...errors import RunError, TrainfleetError, tell
+from ...errors import RunError, telling
 from .files import Reader
 from .resuming import fill, locate
 
 KINDS = {"model": "weights", "exp_avg": "first moments", "exp_avg_sq": "second moments", "step": "counts of steps"}
 
 
+@telling
 def main(arguments: list[str]) -> int:
-    try:
-        store, step = locate(arguments[0])
-        count, numbers, wrong = Counter[str](), Counter[str](), list[str]()
-        for name, tensor in tensors(store, step):
-            kind = kind_of(name)
-            count[kind] += 1
-            numbers[kind] += tensor.numel()
-            if not tensor.isfinite().all():
-                wrong.append(name)
-        for kind in count:
-            print(f"{kind:<16} {numbers[kind]:>14,} numbers in {count[kind]:,} tensors")
-        if wrong:
-            raise RunError(f"{', '.join(wrong)}: not finite", where=store.address(step), next="make train from an older one")
-        print("every tensor is whole and finite")
-        return 0
-    except TrainfleetError as error:
-        return tell(error)
+    store, step = locate(arguments[0])
+    count, numbers, wrong = Counter[str](), Counter[str](), list[str]()
+    for name, tensor in tensors(store, step):
+        kind = kind_of(name)
+        count[kind] += 1
+        numbers[kind] += tensor.numel()
+        if not tensor.isfinite().all():
+            wrong.append(name)
+    for kind in count:
+        print(f"{kind:<16} {numbers[kind]:>14,} numbers in {count[kind]:,} tensors")
+    if wrong:
+        raise RunError(f"{', '.join(wrong)}: not finite", where=store.address(step), next="make train from an older one")
+    print("every tensor is whole and finite")
+    return 0
 
 
 def tensors(store: Store, step: int) -> Iterator[tuple[str, Tensor]]:
