@@ -101,6 +101,11 @@ INSTANCE_TYPES = {
 }
 
 
+def instance(name: str | None) -> InstanceType | None:
+    """The row of an EC2 type; None without a type, or for one that the table lacks."""
+    return INSTANCE_TYPES.get(name or "")
+
+
 @dataclass(frozen=True)
 class Node:
     """What one node offers a job: ranks to run on it, and from what that number came."""
@@ -111,8 +116,7 @@ class Node:
 
 def node(instance_type: str | None, nodes: int) -> Node:
     """The node that an EC2 type makes; without a type, an even share of this machine, which then plays all `nodes`."""
-    if instance_type in INSTANCE_TYPES:
-        row = INSTANCE_TYPES[instance_type]
+    if row := instance(instance_type):
         unit = row.accelerator.name if row.accelerator else "CPU node"
         return Node(max(1, row.accelerators), f"{instance_type}: {row.accelerators or 'one rank, a'} {unit}")
     devices = local_accelerators()
@@ -140,7 +144,7 @@ def local_accelerator() -> Accelerator | None:
 
 def accelerator_of(instance_type: str | None) -> Accelerator | None:
     """What a rank computes on: of an EC2 type, or of this machine without one; None for a CPU or an unknown device."""
-    row = INSTANCE_TYPES.get(instance_type or "")
+    row = instance(instance_type)
     return row.accelerator if row else None if instance_type else local_accelerator()
 
 
@@ -162,7 +166,7 @@ def local_cores() -> int:
 
 def stack_of(instance_type: str | None) -> str:
     """The stack of docker/stack.lock.yaml that an EC2 type needs; cpu without a type."""
-    row = INSTANCE_TYPES.get(instance_type or "")
+    row = instance(instance_type)
     if row is None or row.accelerator is None:
         return "cpu"
     old = {V100.name: "cuda-volta", TRAINIUM1.name: "neuron-xla"}  # what the newest CUDA and Neuron no longer run on

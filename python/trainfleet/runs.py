@@ -50,11 +50,8 @@ class Run:
     def name(self) -> str:
         return self.folder.name
 
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"step-{step:08d}"
-
     def exported(self, step: int) -> Path:
-        return self.folder / "huggingface" / f"step-{step:08d}"
+        return self.folder / "huggingface" / step_name(step)
 
     def read_results(self) -> Record:
         """results.json as written last; {} before the first write."""
@@ -74,6 +71,11 @@ class Run:
 def run_of(name: str, root: Path = RUNS) -> Run:
     """The run called `name`, whether or not its folder exists."""
     return Run(root / name)
+
+
+def step_name(step: int) -> str:
+    """What a folder of something made at a step is called."""
+    return f"step-{step:08d}"
 
 
 def node_log(folder: Path, node: int) -> Path:
@@ -149,6 +151,18 @@ def read_lines(path: Path) -> Iterator[Record]:
         return
 
 
+def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
+    """The lines behind byte `start` of a file that is still being written, and where they end; none when it is not there."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            chunk = file.read()
+    except FileNotFoundError:
+        return [], start
+    whole = chunk[: chunk.rfind(b"\n") + 1]
+    return whole.splitlines(), start + len(whole)
+
+
 class Lines:
     """A .jsonl file that is still being written: `new()` gives the records that came since the last call."""
 
@@ -157,17 +171,10 @@ class Lines:
         self.offset = path.stat().st_size if from_end and path.exists() else 0
 
     def new(self) -> list[Record]:
-        try:
-            with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self.offset:  # the file was cut back by a resume
-                    self.offset = 0
-                file.seek(self.offset)
-                chunk = file.read()
-        except FileNotFoundError:
-            return []
-        whole = chunk[: chunk.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        if self.path.exists() and self.path.stat().st_size < self.offset:  # it was cut back by a resume
+            self.offset = 0
+        lines, self.offset = whole_lines(self.path, self.offset)
+        return [json.loads(line) for line in lines]
 
 
 def take_lock(folder: Path) -> TextIO | None:

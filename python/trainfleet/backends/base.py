@@ -33,6 +33,8 @@ class Status:
 
 
 class Backend(Protocol):
+    """What the launcher needs of the place where a job runs; the module's docstring says what each call guarantees."""
+
     name: str
     shares_disk: bool  # whether its nodes see the files of this machine
 

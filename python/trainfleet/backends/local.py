@@ -35,6 +35,8 @@ class Handle:
 
 
 class Local:
+    """This machine, as a backend (base.py)."""
+
     name = "local"
     shares_disk = True
 

@@ -20,7 +20,7 @@ from ..config import Config
 from ..errors import BackendError
 from ..nodes import facts as reading
 from ..nodes import jobs
-from ..nodes.answers import Failure, Host, Result, reason
+from ..nodes.answers import Failure, Host, Result, by_host, reason
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.quarantine import Quarantine
@@ -53,6 +53,8 @@ class Handle:
 
 
 class Ssh:
+    """The hosts of fleet.hosts, as a backend (base.py)."""
+
     name = "ssh"
 
     def __init__(self, config: Config) -> None:
@@ -136,7 +138,7 @@ class Ssh:
         failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
         if failed:
             self._fence(handle.mark, [host for host in handle.hosts if host not in failed])
-            raise _table("the job could not be started", failed)
+            raise BackendError(by_host("the job could not be started", failed), next="make doctor")
         for host in handle.hosts:
             handle.said[host], handle.heard[host] = "running", time.monotonic()
             threading.Thread(target=self._keep_looking, args=(handle, host), name=f"look-{host}", daemon=True).start()
@@ -216,12 +218,12 @@ class Ssh:
         failed = self.transport.run(jobs.fence(mark), timeout=FENCE_TIMEOUT, hosts=tuple(hosts)).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
-            raise _table("processes of this run can't be ended", stuck, "a process that waits for a dead disk ends with a reboot")
+            what, remedy = "processes of this run can't be ended", "a process that waits for a dead disk ends with a reboot"
+            raise BackendError(by_host(what, stuck), next=remedy)
 
     def _too_few(self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]) -> BackendError:
-        rows = "\n".join(f"  {host.name}: {why}" for host, why in unsound.items())
-        what = f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts can take a job\n{rows}"
-        return BackendError(what, next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor")
+        what = f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts can take a job"
+        return BackendError(by_host(what, unsound), next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor")
 
 
 @functools.cache
@@ -239,15 +241,9 @@ def refuse_other_runs(backend: Ssh, hosts: Iterable[Host], mark: str) -> None:
     if not backend.fleet.exclusive:
         return
     answers = backend.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=tuple(hosts))
-    busy = {host: others for host, answer in answers.ok.items() if (others := sorted(set(answer.stdout.split()) - {mark}))}
-    if busy:
-        rows = "\n".join(f"  {host.name}: {', '.join(others)}" for host, others in busy.items())
+    others = {host: ", ".join(sorted(set(answer.stdout.split()) - {mark})) for host, answer in answers.ok.items()}
+    if busy := {host: names for host, names in others.items() if names}:
         raise BackendError(
-            f"another run is at work on these hosts\n{rows}",
+            by_host("another run is at work on these hosts", busy),
             next="wait for it; or make stop SET='name=...'; or fleet.exclusive: false",
         )
-
-
-def _table(what: str, failed: Mapping[Host, Failure], next: str = "make doctor") -> BackendError:
-    rows = "\n".join(f"  {host.name}: {failure}" for host, failure in failed.items())
-    return BackendError(f"{what}\n{rows}", next=next)

@@ -14,7 +14,7 @@ from ..backends import ssh
 from ..config import Config, dump_resolved
 from ..errors import BackendError, RunError
 from ..nodes import jobs
-from ..nodes.answers import Failure, Host, Result, reason
+from ..nodes.answers import Failure, Host, Result, by_host, reason
 from ..nodes.fleet import wanted_of
 from ..nodes.gate import examine
 from ..nodes.head import HEADS, Head
@@ -69,8 +69,7 @@ class Away:
                 break  # it answers, and has no such folder: others have none either
         if any(failure.kind == "exit" for failure in failures.values()):
             return
-        rows = "\n".join(f"  {host.name}: {failure}" for host, failure in failures.items())
-        raise BackendError(f"no host of the fleet answers\n{rows}", next="make doctor")
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def is_running(self) -> bool:
         """Whether a launcher was at work at the last refresh."""
@@ -88,8 +87,8 @@ class Away:
         mark = jobs.mark_of(self.backend.folder, self.run.name)
         answers = self.transport.run(jobs.fence(mark), timeout=ssh.FENCE_TIMEOUT)
         if failed := answers.failed:
-            rows = "\n".join(f"  {host.name}: {failure}" for host, failure in failed.items())
-            raise BackendError(f"it is not known that nothing of {self.run.name} runs any more\n{rows}", next="make clean again")
+            what = f"it is not known that nothing of {self.run.name} runs any more"
+            raise BackendError(by_host(what, failed), next="make clean again")
         print(f"nothing of {self.run.name} runs on the fleet's {len(answers)} hosts", flush=True)
 
     def far_folders(self) -> dict[str, int]:
@@ -245,15 +244,10 @@ def check_alive(away: Away) -> None:
 
 def show(log: Path, start: int) -> int:
     """Prints the whole lines of the launcher's log behind byte `start`, without their stamps; where they end."""
-    if not log.exists():
-        return start
-    with open(log, "rb") as file:
-        file.seek(start)
-        chunk = file.read()
-    whole = chunk[: chunk.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        print(line.partition(" | ")[2], flush=True)
-    return start + len(whole)
+    lines, end = runs.whole_lines(log, start)
+    for line in lines:
+        print(line.decode(errors="replace").partition(" | ")[2], flush=True)
+    return end
 
 
 def size(path: Path) -> int:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ..errors import RunError
-from ..runs import Run
+from ..runs import Run, whole_lines
 from .place import Place, place_of
 from .settings import run_named
 from .variables import Variables, flag
@@ -50,10 +50,7 @@ def _await(place: Place, logs: Path) -> None:
 
 def _print_new(log: Path, end: int) -> int:
     """Prints the whole lines behind `end`; where they end."""
-    with open(log, "rb") as file:
-        file.seek(end)
-        chunk = file.read()
-    whole = chunk[: chunk.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        print(f"{log.stem}  {line}", flush=True)
-    return end + len(whole)
+    lines, end = whole_lines(log, end)
+    for line in lines:
+        print(f"{log.stem}  {line.decode(errors='replace')}", flush=True)
+    return end

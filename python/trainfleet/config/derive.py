@@ -61,7 +61,7 @@ def derive(values: Values, tokens: int) -> list[Derived]:
 def compilation(values: Values) -> tuple[bool, str]:
     """Whether compiling pays: it takes about a minute on a CPU, once, and gains an eighth (tests/bench/LOG.md)."""
     fleet, train, model = values["fleet"], values["train"], values["model"]
-    row = hardware.INSTANCE_TYPES.get(fleet["instance_type"] or "")
+    row = hardware.instance(fleet["instance_type"])
     if (row and row.accelerator) or hardware.local_accelerators():
         return True, "an accelerator"
     layers, width = model["layers"] or 0, model["hidden_size"] or 0

@@ -12,7 +12,6 @@ from .schema import suggest
 from .types import Config
 
 BUILT = ("local", "ssh")  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
-PREPARED = () if "ssh" in BUILT else ("ssh",)  # whose machines can be set up and examined, though no job is launched on them yet
 SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
@@ -26,7 +25,7 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
 
 
 def _backend(config: Config) -> Iterator[tuple[str, str]]:
-    if config.fleet.backend not in (*BUILT, *PREPARED):
+    if config.fleet.backend not in BUILT:
         yield "fleet.backend", f"the {config.fleet.backend} backend is not built yet; built: {', '.join(BUILT)}"
 
 
@@ -40,7 +39,7 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
         )
     if name is None and config.fleet.backend in ("ec2", "slurm", "batch", "sagemaker"):
         yield "fleet.instance_type", f"the {config.fleet.backend} backend makes machines: say of which type, e.g. trn1.32xlarge"
-    row = hardware.INSTANCE_TYPES.get(name or "")
+    row = hardware.instance(name)
     if row and row.efa == 0 and row.accelerator and config.fleet.nodes > 1:
         yield (
             "fleet.instance_type",

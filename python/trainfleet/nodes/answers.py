@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config.hosts import Host
 
-__all__ = ["Answers", "Failure", "Host", "Result", "reason"]
+__all__ = ["Answers", "Failure", "Host", "Result", "by_host", "reason"]
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,8 @@ def reason(host: Host, answer: Result | Failure) -> Failure | None:
         return None
     words = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
     return Failure("exit", f"exit code {answer.exit_code}: {words[-1] if words else 'it said nothing'}", "", answer.seconds)
+
+
+def by_host(what: str, said: Mapping[Host, object]) -> str:
+    """`what`, and under it a line a host with what is said of it."""
+    return "\n".join([what, *(f"  {host.name}: {words}" for host, words in said.items())])

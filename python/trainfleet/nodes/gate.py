@@ -12,7 +12,7 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import Config
@@ -33,7 +33,6 @@ FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 MARK = "== bandwidth "
 SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..config import Config, dump_resolved
 from ..config.types import Ssh
 from ..errors import BackendError
 from . import jobs
-from .answers import Failure, Host, Result, reason
+from .answers import Failure, Host, Result, by_host, reason
 from .facts import Facts
 from .gate import send_code
 from .transport import Transport
@@ -93,5 +93,4 @@ class Head:
 def _require(answers: Mapping[Host, Result | Failure], what: str) -> None:
     failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
     if failed:
-        rows = "\n".join(f"  {host.name}: {why}" for host, why in failed.items())
-        raise BackendError(f"{what}\n{rows}", next="make doctor")
+        raise BackendError(by_host(what, failed), next="make doctor")

@@ -66,7 +66,7 @@ class Wanted:
 
     @property
     def type(self) -> hardware.InstanceType | None:
-        return hardware.INSTANCE_TYPES.get(self.fleet.instance_type or "")
+        return hardware.instance(self.fleet.instance_type)
 
     @property
     def efa(self) -> int:

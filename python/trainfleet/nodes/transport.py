@@ -134,19 +134,10 @@ class Transport:
         """The content of a file on every host, as the stdout of its answer."""
         return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
 
-    def connected(self, host: Host) -> bool:
-        """Whether a live connection to this host is kept."""
-        return host in self._kept and bool(self._kept[host].is_connected)
-
     def server_key(self, host: Host) -> PKey:
         """The host key that a connected host has shown, and that was found right."""
         key: PKey = self._connection(host).transport.get_remote_server_key()
         return key
-
-    def drop(self, host: Host) -> None:
-        """Forgets the connection to a host, as before it reboots."""
-        if connection := self._kept.pop(host, None):
-            connection.close()
 
     def each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False) -> dict[Host, T]:
         """What `ask` returns for every host (or for `hosts`), many at once.

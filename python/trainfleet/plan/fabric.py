@@ -27,7 +27,7 @@ class Setting:
 
 def fabric_settings(instance_type: str | None, card: str) -> tuple[Setting, ...]:
     """What a rank on this instance type needs to use its fabric; `card` is the network card of the nodes' own addresses."""
-    row = hardware.INSTANCE_TYPES.get(instance_type or "")
+    row = hardware.instance(instance_type)
     settings = [Setting("GLOO_SOCKET_IFNAME", card, "the card of the nodes' addresses; gloo would look the host name up")]
     if row is None or row.accelerator is None:
         return tuple(settings)
@@ -66,13 +66,13 @@ def fabric_environment(instance_type: str | None, card: str) -> dict[str, str]:
 
 def least_bandwidth(instance_type: str | None) -> float | None:
     """Bus GB/s that an all-reduce must reach; None where there is no accelerator's fabric to judge by."""
-    row = hardware.INSTANCE_TYPES.get(instance_type or "")
+    row = hardware.instance(instance_type)
     return FLOOR * row.network_gbps / 8 if row and row.accelerator and row.efa else None
 
 
 def judge_nccl(lines: Iterable[str], instance_type: str | None) -> list[str]:
     """What NCCL's own words (NCCL_DEBUG=INFO) say against the fabric: EFA not used, too few interfaces, no GPUDirect."""
-    row = hardware.INSTANCE_TYPES.get(instance_type or "")
+    row = hardware.instance(instance_type)
     if row is None or not row.efa or row.accelerator is None or row.accelerator.kind != "cuda":
         return []
     text = [line for line in lines if "NCCL INFO" in line or "NCCL WARN" in line]
