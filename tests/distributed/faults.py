@@ -32,7 +32,7 @@ from trainfleet.engine.checkpoint import Checkpoints, Progress
 from trainfleet.engine.checkpoint.files import Tally
 from trainfleet.engine.world import World
 from trainfleet.errors import TrainfleetError
-from trainfleet.runs import Run
+from trainfleet.runs import Run, step_name
 
 CONFIG = """
 name: drill
@@ -235,12 +235,12 @@ def damages() -> dict[str, Callable[[Path], object]]:
 
 def spoil_each(base: Run, config: Config) -> tuple[int, list[str]]:
     """How many damages there were, and which of them were not found, or not passed over for the checkpoint before."""
-    wrong, names = [], sorted(path.name for path in base.checkpoint(8).iterdir())
+    wrong, names = [], sorted(path.name for path in (base.checkpoints / step_name(8)).iterdir())
     for name in names:
         for what, spoil in damages().items():
             run = Run(base.folder.parent / "spoilt")
             shutil.copytree(base.folder, run.folder)
-            spoil(run.checkpoint(8) / name)
+            spoil(run.checkpoints / step_name(8) / name)
             code = forked(judge, run, config)
             found = json.loads((run.folder / "found.json").read_text()) if code == 0 else {"step": code, "values": []}
             told = (run.folder / "events.jsonl").read_text() if code == 0 else ""

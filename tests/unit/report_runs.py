@@ -102,6 +102,8 @@ def make_run(
         if step == 200:
             run.record("resumed", step=step, world_size=2)
     ended = ENDED | {"steps": done, "tokens": done * 4096, "final_loss": metrics[-1]["loss"]} if metrics else {}
+    if done >= 100:
+        ended |= {"last_checkpoint": f"s3://bucket/{name}/step-{done // 100 * 100:08d}"}  # where checkpoint.destination says
     if status == "finished":
         run.record("finished", step=done)
         ended |= {"sample": SAMPLE}

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any, BinaryIO, cast
 
 from ..errors import RunError
+from ..runs import step_name
 from .marker import MARKER
 from .store import BROKEN, NAME, S3
 
@@ -62,7 +63,7 @@ class Bucket:
         return self._numbers(BROKEN)
 
     def address(self, step: int) -> str:
-        return f"{S3}{self.bucket}/{self.prefix}{_name(step)}"
+        return f"{S3}{self.bucket}/{self.prefix}{step_name(step)}"
 
     def marker(self, step: int) -> str | None:
         key = self._marker(step)
@@ -116,7 +117,7 @@ class Bucket:
 
     def abandon(self, step: int) -> None:
         for parts in self._spread():
-            self._delete(self._keys(f"{parts}{_name(step)}/"))
+            self._delete(self._keys(f"{parts}{step_name(step)}/"))
 
     def remove(self, step: int) -> None:
         self._delete([self._marker(step)])
@@ -125,21 +126,21 @@ class Bucket:
     def set_aside(self, step: int) -> None:
         key = self._marker(step)
         with self._told(key):
-            aside = f"{self.prefix}{_name(step)}.broken/{MARKER}"
+            aside = f"{self.prefix}{step_name(step)}.broken/{MARKER}"
             self.client.copy_object(Bucket=self.bucket, Key=aside, CopySource={"Bucket": self.bucket, "Key": key})
         self._delete([key])
 
     def remove_broken(self, step: int) -> None:
         if step not in self.steps():  # a good one of that step has its files in the same place
             self.abandon(step)
-        self._delete([f"{self.prefix}{_name(step)}.broken/{MARKER}"])
+        self._delete([f"{self.prefix}{step_name(step)}.broken/{MARKER}"])
 
     def sweep(self) -> None:
         for parts in self._spread():
             for upload in self._pages("list_multipart_uploads", "Uploads", parts):
                 self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         begun = {name for parts in self._spread() for name in self._folders(parts)}
-        kept = {_name(step) for step in (*self.steps(), *self.broken())}
+        kept = {step_name(step) for step in (*self.steps(), *self.broken())}
         for name in begun - kept:
             if match := NAME.fullmatch(name):
                 self.abandon(int(match[1]))
@@ -148,10 +149,10 @@ class Bucket:
         return None
 
     def _marker(self, step: int) -> str:
-        return f"{self.prefix}{_name(step)}/{MARKER}"
+        return f"{self.prefix}{step_name(step)}/{MARKER}"
 
     def _part(self, step: int, file: str) -> str:
-        return f"{self.prefix}parts-{zlib.crc32(file.encode()) % SPREAD:x}/{_name(step)}/{file}"
+        return f"{self.prefix}parts-{zlib.crc32(file.encode()) % SPREAD:x}/{step_name(step)}/{file}"
 
     def _spread(self) -> list[str]:
         return [f"{self.prefix}parts-{number:x}/" for number in range(SPREAD)]
@@ -245,10 +246,6 @@ class Upload(io.RawIOBase):
         answer = self.client.upload_part(**self.where, UploadId=self.upload_id, PartNumber=number, Body=part)
         checksums = {name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"}
         return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _code(error: Any) -> str:

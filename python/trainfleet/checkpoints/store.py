@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ..runs import Run, sync_folder
+from ..runs import Run, step_name, sync_folder
 from .marker import MARKER
 
 S3 = "s3://"
@@ -172,13 +172,13 @@ class Folder:
         return shutil.disk_usage(self.path).free
 
     def _visible(self, step: int) -> Path:
-        return self.path / f"step-{step:08d}"
+        return self.path / step_name(step)
 
     def _hidden(self, step: int) -> Path:
-        return self.path / f".step-{step:08d}"
+        return self.path / f".{step_name(step)}"
 
     def _aside(self, step: int) -> Path:
-        return self.path / f"step-{step:08d}.broken"
+        return self.path / f"{step_name(step)}.broken"
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         names = (entry.name for entry in self.path.iterdir()) if self.path.is_dir() else ()

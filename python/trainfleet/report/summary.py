@@ -68,8 +68,8 @@ def _losses(history: History) -> str:
 
 
 def _places(history: History) -> list[Row]:
-    run, saved = history.run, history.steps_of("checkpointed")
-    rows = [("checkpoint", str(run.checkpoint(saved[-1])))] if saved else []
+    run, saved = history.run, history.results.get("last_checkpoint")
+    rows = [("checkpoint", str(saved))] if saved else []
     return rows + ([("report", str(run.report))] if run.report.exists() else [])
 
 
