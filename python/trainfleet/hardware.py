@@ -173,14 +173,6 @@ def stack_of(instance_type: str | None) -> str:
     return old.get(row.accelerator.name, row.accelerator.kind)
 
 
-def usd_per_hour(instance_type: str | None, nodes: int) -> float | None:
-    """What `nodes` machines cost an hour; 0 for this machine; None where the table has no price."""
-    if instance_type is None:
-        return 0.0
-    price = INSTANCE_TYPES[instance_type].usd_per_hour
-    return None if price is None else price * nodes
-
-
 def local_core_flops() -> float:
     """Nominal fp32 FLOP/s of one core: clock x lanes of its widest vector unit x 2 such units x 2 (multiply and add).
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from trainfleet.backends.base import Status
+from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Command, Request
+from trainfleet.recipes import FOLDER
 from trainfleet.runs import Run, read_lines
 from trainfleet.watch import attempts, follow
 from trainfleet.watch.attempts import persevere
+from trainfleet.watch.budget import Budget
 from trainfleet.watch.follow import Follower
 from trainfleet.watch.interrupts import Interrupts
 from trainfleet.watch.verdict import Verdict
@@ -79,7 +82,8 @@ def job(run: Run, nodes: int = 2) -> Job:
 
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
-    follower = Follower(backend, run, Interrupts(), lambda: None, said.append)
+    config, _ = load(Settings(FOLDER / "first-run.yaml"))
+    follower = Follower(backend, run, Interrupts(), lambda: None, said.append, Budget(run, config))
     jobs = jobs or [job(run)]
     return persevere(follower, backend.request(jobs[0], backend.hosts), jobs, lambda job: None), said
 

@@ -17,6 +17,7 @@ from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
 from ..watch.attempts import persevere
+from ..watch.budget import Budget
 from ..watch.follow import Follower
 from ..watch.interrupts import Interrupts
 from ..watch.lease import Office
@@ -94,7 +95,7 @@ def carry(plan: Plan, request: Request, interrupts: Interrupts, live: Live | Tok
     """
     run = runs.run_of(plan.config.name)
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
-    follower = Follower(backend_of(plan.config), run, interrupts, live.update, live.line.say)
+    follower = Follower(backend_of(plan.config), run, interrupts, live.update, live.line.say, Budget(run, plan.config))
     with live:
         verdict = persevere(
             follower, request, [_job(request, config) for config in choices.values()], lambda job: refit(run, choices[job.nodes])

@@ -17,6 +17,7 @@ from ..report import html, plots
 from ..report.live import Live
 from ..report.summary import print_summary
 from ..runs import Run
+from ..watch.budget import Budget
 from ..watch.interrupts import Interrupts
 from ..watch.lease import Office, Tenure
 from . import carry
@@ -39,11 +40,12 @@ def carry_out(plan: Plan, started: float, summarize: bool = True) -> int:
     require_same(plan.config, run)
     if carry.is_finished(plan, run):
         return carry.say_finished(plan, run)
+    Budget(run, plan.config).require()
     with carry.in_charge(plan.config, run) as office, Interrupts() as interrupts:
         try:
             office.code = launch(plan, run, interrupts, started, office)
         except TrainfleetError:
-            report(run, "failed")
+            report(run, plan.config, "failed")
             raise
         finally:
             run.stop.unlink(missing_ok=True)
@@ -100,8 +102,8 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office:
             run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node)
             done = carry.carry(plan, request, interrupts, Live(run, config.train.steps))
         if not done:
-            return conclude(run, "stopped", seconds)
-    code = conclude(run, str(run.read_results()["status"]), seconds)
+            return conclude(run, config, "stopped", seconds)
+    code = conclude(run, config, str(run.read_results()["status"]), seconds)
     return export(run, run.exported(config.train.steps)) if code == 0 and config.checkpoint.export else code
 
 
@@ -112,20 +114,21 @@ def take_over(run: Run, predecessor: Tenure) -> int:
     return restarts
 
 
-def conclude(run: Run, status: str, seconds: dict[str, float]) -> int:
+def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -> int:
     """Writes the last word to results.json and draws the report; the exit code."""
     run.update_results(seconds=run.read_results().get("seconds", {}) | seconds)
-    report(run, status)
+    report(run, config, status)
     return 0 if status == "finished" else carry.STOPPED
 
 
-def report(run: Run, status: str) -> None:
-    """Leaves the status in results.json, and the plots and report.html of what has been logged, also of a run that failed.
+def report(run: Run, config: Config, status: str) -> None:
+    """Leaves status and cost in results.json, and plots and report.html of what has been logged, also of a run that failed.
 
     A disk that is full fails none of it: the run is what matters, and `make report` draws again.
     """
     try:
-        run.update_results(status=status)
+        spent = Budget(run, config).spent()
+        run.update_results(status=status, **({"usd": round(spent, 2)} if spent else {}))
         if run.metrics.exists():
             plots.draw(run)
             html.write(run)

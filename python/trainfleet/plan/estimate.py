@@ -35,10 +35,17 @@ def estimate(config: Config) -> Estimate:
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
     peak = _peak(config, device, half)
     seconds = config.train.steps * flops / (peak * ASSUMED_MFU[config.train.recompute]) if peak else None
-    price = hardware.usd_per_hour(config.fleet.instance_type, config.fleet.nodes)
-    usd = 0.0 if price == 0 else price * seconds / 3600 if price is not None and seconds is not None else None
+    price = price_of(config)
+    usd = 0.0 if price == 0 else price * config.fleet.nodes * seconds / 3600 if price and seconds is not None else None
     usable = usable_bytes(device) if device else None
     return Estimate(count_parameters(config.model), memory_of(config, half), usable, flops, peak, half, seconds, usd)
+
+
+def price_of(config: Config) -> float | None:
+    """US dollars for an hour of a node: 0 for this machine, None where there is no list price or a host's type is not told."""
+    if row := hardware.instance(config.fleet.instance_type):
+        return row.usd_per_hour
+    return None if config.fleet.reached_by_ssh else 0.0
 
 
 def _peak(config: Config, device: hardware.Accelerator | None, half: bool) -> float | None:

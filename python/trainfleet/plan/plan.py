@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..config import Config, Derived
 from ..errors import ConfigError, Problem
-from .estimate import Estimate, estimate
+from .estimate import Estimate, estimate, price_of
 from .request import Request
 
 
@@ -25,12 +25,11 @@ def make_plan(config: Config, derived: list[Derived], requests: list[Request], n
     """The plan of these requests.
 
     Raises:
-        ConfigError: the estimate is over budget.max_usd.
+        ConfigError: the estimate is over budget.max_usd, or what the fleet costs can't be told.
     """
     needs = estimate(config)
-    problems = _over_budget(config, needs)
-    if problems:
-        raise ConfigError(problems, next="make plan")
+    if problem := _over_budget(config, needs):
+        raise ConfigError([Problem(0, "", "budget.max_usd", problem)], next="make plan says what it takes; null sets no limit")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
 
 
@@ -42,8 +41,13 @@ def degrees(config: Config) -> str:
     return " x ".join([f"{config.data_parallel} data-parallel{state}", *others])
 
 
-def _over_budget(config: Config, needs: Estimate) -> list[Problem]:
+def _over_budget(config: Config, needs: Estimate) -> str:
     limit = config.budget.max_usd
-    if limit is None or needs.usd is None or needs.usd <= limit:
-        return []
-    return [Problem(0, "", "budget.max_usd", f"the run is estimated at ${needs.usd:,.2f}, over the limit of ${limit:,.2f}")]
+    if limit is None:
+        return ""
+    if price_of(config) is None:
+        return f"${limit:,.2f}: no limit can be kept, as nobody knows what a host costs; fleet.instance_type may tell"
+    if needs.usd is None or needs.usd <= limit:
+        return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
+    fit = int(config.train.steps * limit / needs.usd)
+    return f"the run is estimated at ${needs.usd:,.2f}, over the limit of ${limit:,.2f}; train.steps {fit} keeps to it"

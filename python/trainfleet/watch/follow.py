@@ -10,6 +10,7 @@ from typing import Any
 from ..backends.base import Backend, Status
 from ..plan.request import Request
 from ..runs import Run
+from .budget import Budget
 from .interrupts import Interrupts
 from .watchdog import Alarm, Sentry
 
@@ -38,6 +39,7 @@ class Follower:
     interrupts: Interrupts
     show: Callable[[], None]
     say: Callable[[str], None]
+    budget: Budget
     asked: bool = False
 
     def carry_out(self, request: Request, attempt: int) -> Outcome:
@@ -75,12 +77,17 @@ class Follower:
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if not self.asked and (self.interrupts.count or self.run.stop.exists()):
+        if not self.asked and (self.interrupts.count or self.run.stop.exists() or self._is_spent()):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if request.job.torchrun else "stopping")
             self.run.stop.touch() if request.job.torchrun else self.backend.ask_to_stop(handle)
         return False
+
+    def _is_spent(self) -> bool:
+        if spent := self.budget.is_spent():
+            self.say(f"the run has cost ${self.budget.limit:,.2f}, its budget.max_usd")
+        return spent
 
     def _note_slow(self, sentry: Sentry) -> None:
         for beat in sentry.newly_slow():
