@@ -81,11 +81,15 @@ class Bench:
     def train(self, name: str, ranks: int, code: int = 0, **values: object) -> Path:
         """The run folder after training to the end; `values` are config keys with `__` for the dot."""
         run = self.prepare(name, ranks, **{key.replace("__", "."): value for key, value in values.items()})
-        process = self.start(run, ranks)
-        output = process.communicate(timeout=self.patience)[0]
-        assert process.returncode == code, output
-        self.output = output
+        ended, self.output = self.attempt(run, ranks)
+        assert ended == code, self.output
         return run
+
+    def attempt(self, run: Path, ranks: int, *program: str) -> tuple[int, str]:
+        """The exit code of the ranks of a run and what they printed; `program` as in `start`."""
+        process = self.start(run, ranks, *program)
+        output = process.communicate(timeout=self.patience)[0]
+        return process.returncode, output
 
 
 def free_port() -> int:

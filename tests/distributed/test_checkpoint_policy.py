@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,22 +17,14 @@ HINDERED = str(Path(__file__).with_name("hindered.py"))
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("policy"))
-    os.chdir(here)
-
-
-@pytest.fixture(scope="module")
 def unhindered(bench: Bench) -> Path:
     return bench.train("unhindered", 2)
 
 
 def train(bench: Bench, hindrance: str, name: str, **values: object) -> tuple[Path, int, str]:
     """The run folder, the exit code and the output of two ranks of which saves are hindered."""
-    process = bench.start(run := bench.prepare(name, 2, **values), 2, HINDERED, hindrance)
-    output = process.communicate(timeout=100)[0]
-    return run, process.returncode, output
+    run = bench.prepare(name, 2, **values)
+    return run, *bench.attempt(run, 2, HINDERED, hindrance)
 
 
 def saved(run: Path) -> list[int]:

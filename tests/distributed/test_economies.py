@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,15 +24,12 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    here = Path.cwd()
-    bench = Bench(tmp_path_factory.mktemp("economies"))
+def runs(bench: Bench) -> dict[str, Path]:
     common = {"train.steps": 8, "train.validate_every": 4, "train.epsilon": 1e-3}
     made = {name: bench.prepare(name, size, **common | values) for name, (values, size, *_) in KINDS.items()}
     plain = bench.prepare("plain", 1, **common | {"train.recompute": "none", "train.compile": "false"})
     bench.train_all([(plain, 1), *((run, KINDS[name][1]) for name, run in made.items())])
-    yield {"plain": plain, **made}
-    os.chdir(here)
+    return {"plain": plain, **made}
 
 
 @pytest.mark.parametrize("name", KINDS)

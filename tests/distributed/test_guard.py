@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +17,9 @@ from trainfleet.engine import export
 PLANTED = str(Path(__file__).with_name("planted.py"))
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("guard"))
-    os.chdir(here)
-
-
 def train(bench: Bench, faults: str, name: str, **values: object) -> tuple[Path, int, str]:
     run = bench.prepare(name, 2, **{"train.steps": 6, "checkpoint.every": 1, "checkpoint.keep": 9, **values})
-    process = bench.start(run, 2, PLANTED, faults)
-    output = process.communicate(timeout=100)[0]
-    return run, process.returncode, output
+    return run, *bench.attempt(run, 2, PLANTED, faults)
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:

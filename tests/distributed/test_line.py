@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+import verbs
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -32,37 +33,24 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "runs" / "line"
         (folder / "config.yaml").write_text(CONFIG)
-        (folder / "text").mkdir()
-        for number in range(40):
-            words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-            (folder / "text" / f"{number}.txt").write_text(f"Document {number}. {words}\n")
+        verbs.write_text(folder / "text")
 
     def start(self, verb: str, *words: str, **options: object) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}
-        command = [sys.executable, "-m", "trainfleet", verb, *words]
-        return subprocess.Popen(command, cwd=self.folder, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, **options)  # type: ignore[call-overload, no-any-return]  # fmt: skip
+        return verbs.begin(self.folder, verb, *words, **options)
 
     def type(self, verb: str, *words: str, code: int = 0) -> str:
-        process = self.start(verb, *words)
-        output = process.communicate(timeout=120)[0]
-        assert process.returncode == code, output
-        return output
+        return verbs.enter(self.folder, verb, *words, code=code, timeout=120)
 
     def results(self, name: str = "line") -> dict[str, object]:
         return json.loads((self.folder / "runs" / name / "results.json").read_text())
 
     def losses(self, name: str = "line") -> dict[int, float]:
-        lines = (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-        return {line["step"]: line["loss"] for line in map(json.loads, lines)}
+        return verbs.losses(self.folder / "runs" / name)
 
     def await_step(self, step: int, name: str = "line") -> None:
         for _ in range(600):
-            try:
-                if max(self.losses(name), default=0) >= step:
-                    return
-            except FileNotFoundError:
-                pass
+            if max(self.losses(name), default=0) >= step:
+                return
             time.sleep(0.05)
         raise AssertionError(f"step {step} never came")
 

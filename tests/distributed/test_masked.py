@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import ranks
 from ranks import Bench
@@ -18,13 +14,6 @@ BERT = {
     "model__family": "bert", "model__norm_epsilon": 1e-5, "model__kv_heads": 4, "model__tie_embeddings": "true",
     "model__dropout": 0.0, "train__steps": 8, "train__validate_every": 4,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("masked"))
-    os.chdir(here)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,6 @@ Always guessing the commonest token is right `baseline` of the time; to do bette
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from ranks import Bench
 
@@ -23,13 +19,7 @@ model: {layers: 3, hidden_size: 128, heads: 4, kv_heads: 4, intermediate_size: 5
 train: {steps: 400, precision: fp32, global_batch: 32, sequence_length: 128, micro_batch: 16, optimizer: muon, learning_rate: 2.0e-3, validate_every: 0}
 checkpoint: {every: 100000}
 """
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("masked"), CONFIG, patience=1500)
-    os.chdir(here)
+BENCH = {"config": CONFIG, "patience": 1500}
 
 
 @pytest.mark.timeout(1500)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from trainfleet.runs import read_lines
+from verbs import enter
 
-ROOT = Path(__file__).parents[2]
 CONFIG = """
 name: small
 data: {name: text, sources: [text.txt], vocabulary_size: 300, validation_fraction: 0.2}
@@ -21,14 +18,6 @@ model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64
 fleet: {nodes: 2}
 train: {steps: 1000, precision: fp32, global_batch: 8, sequence_length: 32}
 """
-
-
-def command(folder: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "trainfleet", *words], cwd=folder, text=True, check=False, timeout=200,
-                          env=os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-    assert done.returncode == code, done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_profile_leaves_its_trace_and_says_where_the_time_went(folder: Path) -> None:
-    said = command(folder, "profile", "SET=train.profile_steps=3-4")
+    said = enter(folder, "profile", "SET=train.profile_steps=3-4")
     assert (
         "steps 3 to 4 of rank 0" in said and "aten::" in said and said.splitlines()[-1].startswith("trace  runs/small-profile-")
     )
@@ -58,8 +47,8 @@ def test_a_profile_leaves_its_trace_and_says_where_the_time_went(folder: Path) -
 
 
 def test_scaling_leaves_a_table_and_a_plot(folder: Path) -> None:
-    assert "'two' is not a list" in command(folder, "scaling", "NODES=two", code=2)
-    said = command(folder, "scaling", "NODES=1 2", "STEPS=3")
+    assert "'two' is not a list" in enter(folder, "scaling", "NODES=two", code=2)
+    said = enter(folder, "scaling", "NODES=1 2", "STEPS=3")
     (summary,) = (path for path in folder.glob("runs/small-scaling-*") if (path / "scaling.json").exists())
     sizes = json.loads((summary / "scaling.json").read_text())["sizes"]
     assert [size["nodes"] for size in sizes] == [1, 2] and sizes[0]["efficiency"] == 1 and sizes[1]["efficiency"] > 0

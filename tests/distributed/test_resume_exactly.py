@@ -72,13 +72,6 @@ CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("exactly"))
-    os.chdir(here)
-
-
 class Witness:
     """Runs that one program trains, one after the other, while tests wait for the one that they judge.
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ import ranks
 from ranks import ROOT, Bench
 
 from metadata import Service
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("stopping"))
-    os.chdir(here)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ Cpu.native_bf16 = sys.argv[1] == "native"
 with join(Cpu()) as world:
     print(world.precision("auto"))
 """
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("training"))
-    os.chdir(here)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import yaml
 
+import verbs
 from fleet.lab import Lab
 from trainfleet.heartbeat import Beat, current_attempt, read_beats
 from trainfleet.runs import Run, read_lines
@@ -39,11 +39,9 @@ class Cockpit:
         self.nodes, self.folder, self.name = nodes, folder, name
         self.run = Run(nodes.shared / "trainfleet" / "runs" / name)  # as the nodes see it; this machine has a mirror of it
         folder.mkdir(parents=True, exist_ok=True)
-        fleet = {"backend": "ssh", "nodes": NODES, "hosts": nodes.hosts(), "ssh": nodes.ssh(), "shared_folder": SHARED,
-                 "python": sys.executable}  # fmt: skip
         config = {
             "name": name,
-            "fleet": fleet | changes,
+            "fleet": nodes.fleet(nodes=NODES) | changes,
             "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
             "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
             "train": {"steps": STEPS, "precision": "fp32", "global_batch": 12, "sequence_length": 32, "log_every": 5, "validate_every": 0,
@@ -52,18 +50,8 @@ class Cockpit:
         }  # fmt: skip
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
-    @staticmethod
-    def write_text(nodes: Lab) -> None:
-        """The training text, where all nodes see it."""
-        (nodes.shared / "text").mkdir()
-        for number in range(40):
-            words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-            (nodes.shared / "text" / f"{number}.txt").write_text(f"Document {number}. {words}\n")
-
     def start(self, verb: str, *words: str) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}
-        return subprocess.Popen([sys.executable, "-m", "trainfleet", verb, *words], cwd=self.folder, env=environment, text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        return verbs.begin(self.folder, verb, *words, start_new_session=True)
 
     def type(self, verb: str, *words: str, code: int = 0, timeout: float = 240) -> str:
         process = self.start(verb, *words)
@@ -72,7 +60,7 @@ class Cockpit:
         return output
 
     def losses(self) -> dict[int, float]:
-        return {line["step"]: line["loss"] for line in read_lines(self.run.metrics)}
+        return verbs.losses(self.run.folder)
 
     def results(self) -> dict[str, Any]:
         return json.loads((self.folder / "runs" / self.name / "results.json").read_text())  # type: ignore[no-any-return]

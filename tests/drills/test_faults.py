@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cockpit import STEPS, Cockpit, pin
 
+import verbs
 from fleet.lab import Lab, lab
 
 NOTICED, AGAIN = 20.0, 60.0  # seconds; the longest was 12 on two quiet cores
@@ -39,7 +40,7 @@ class Fault:
 @pytest.fixture(scope="module")
 def nodes(tell: Callable[[str], None]) -> Iterator[Lab]:
     with lab(4) as up:
-        Cockpit.write_text(up)
+        verbs.write_text(up.shared / "text")
         pin(up)
         yield up
         tell("\n".join(["", "fault                     noticed  training again  steps lost  verdict", *TABLE]))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import yaml
 
 from fleet.lab import Lab, lab
 from requirement import missing
-from trainfleet.runs import read_lines
+from verbs import enter, losses
 
 ROOT = Path(__file__).parents[2]
 STEPS = "SET=train.steps=20 train.log_every=1 train.validate_every=0"
@@ -44,18 +42,6 @@ def put_wheels(folder: Path) -> None:
         missing(f"the wheels of requirements.lock can't be downloaded: {done.stderr[-500:]}")
 
 
-def make(folder: Path, verb: str, *words: str, python: str = sys.executable) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}
-    done = subprocess.run([python, "-m", "trainfleet", verb, *words], cwd=folder, env=environment, text=True, check=False,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=500)  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in read_lines(folder / "runs/first-run/metrics.jsonl")}
-
-
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Lab]:
     wheels = tmp_path / "wheels"
@@ -71,26 +57,23 @@ def nodes(tmp_path: Path) -> Iterator[Lab]:
 def test_four_plain_hosts_train_what_this_machine_trains(nodes: Lab, tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     default = yaml.safe_load((ROOT / "config.yaml").read_text())
-    fleet = {
-        "backend": "ssh",
-        "nodes": 4,
-        "hosts": nodes.hosts(),
-        "ssh": nodes.ssh("trainer"),
-        "shared_folder": "/fsx/trainfleet",
-    }
+    fleet = nodes.fleet("trainer", nodes=4, python=None)  # setup builds the environment
     for folder, changes in ((there, {"fleet": fleet}), (here, {})):
         folder.mkdir()
         (folder / "config.yaml").write_text(yaml.safe_dump(default | changes))
 
-    assert "4 of 4 hosts ready, 4 changed" in make(there, "setup")
-    make(there, "tokenize", "NODES=4")
-    make(there, "train", "NODES=4", STEPS)
-    assert "4 of 4 hosts ready, 0 changed" in make(there, "setup")
+    assert "4 of 4 hosts ready, 4 changed" in enter(there, "setup")
+    enter(there, "tokenize", "NODES=4")
+    enter(there, "train", "NODES=4", STEPS)
+    assert "4 of 4 hosts ready, 0 changed" in enter(there, "setup")
     stamps = {path: path.stat().st_mtime_ns for path in (nodes.shared / "trainfleet/data").rglob("*.bin")}
-    make(there, "tokenize", "NODES=4")
+    enter(there, "tokenize", "NODES=4")
     assert stamps and stamps == {path: path.stat().st_mtime_ns for path in stamps}
-    assert "is finished" in make(there, "train", "NODES=4", STEPS)
+    assert "is finished" in enter(there, "train", "NODES=4", STEPS)
 
     environment = next((nodes.shared / "trainfleet/env").glob("*/bin/python"))  # of the same standard library, which is the data
-    make(here, "train", "NODES=2", STEPS, python=str(environment))
-    assert losses(there) == pytest.approx(losses(here), rel=1e-5) and len(losses(there)) == 20
+    enter(here, "train", "NODES=2", STEPS, python=str(environment))
+    assert (
+        losses(there / "runs/first-run") == pytest.approx(losses(here / "runs/first-run"), rel=1e-5)
+        and len(losses(there / "runs/first-run")) == 20
+    )

@@ -31,8 +31,7 @@ def run(tmp_path: Path) -> Run:
     def call(
         nodes: Lab, verb: str, user: str = "root", hosts: list[str] | None = None, **words: Any
     ) -> subprocess.CompletedProcess[str]:
-        fleet = {"backend": "ssh", "nodes": 2, "hosts": hosts or nodes.hosts(), "ssh": nodes.ssh(user),
-                 "shared_folder": "/fsx/trainfleet", "python": sys.executable}  # fmt: skip
+        fleet = nodes.fleet(user, nodes=2) | ({"hosts": hosts} if hosts else {})
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "lab", "fleet": fleet}))
         arguments = [f"{name}={value}" for name, value in words.items()]
         return subprocess.run([sys.executable, "-m", "trainfleet", verb, *arguments], cwd=tmp_path, capture_output=True, text=True,

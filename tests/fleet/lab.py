@@ -85,6 +85,11 @@ class Lab:
         """fleet.ssh. Users: root, trainer (sudo without a password), guest (no sudo)."""
         return {"user": user, "key": str(self.key), "known_hosts": str(self.known_hosts)}
 
+    def fleet(self, user: str = "root", **changes: object) -> dict[str, object]:
+        """The fleet of a config: these hosts, with this Python."""
+        return {"backend": "ssh", "hosts": self.hosts(), "ssh": self.ssh(user), "shared_folder": "/fsx/trainfleet",
+                "python": sys.executable} | changes  # fmt: skip
+
     # What happens to a node
 
     def cut(self, node: int) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import pytest
 import yaml
 
 from fleet.lab import Lab
+from verbs import begin, finish, losses, write_text
 
-ROOT = Path(__file__).parents[2]
 CANARY = "canary-5d1f0c7e"
 
 
@@ -29,21 +26,7 @@ def config(backend: dict[str, object], text: str) -> str:
 
 
 def start(folder: Path, verb: str, *words: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1", "THE_KEY": CANARY}
-    return subprocess.Popen([sys.executable, "-m", "trainfleet", verb, *words], cwd=folder, env=environment, text=True,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, output
-    return output
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return {
-        line["step"]: line["loss"] for line in map(json.loads, (folder / "runs/launch/metrics.jsonl").read_text().splitlines())
-    }
+    return begin(folder, verb, *words, variables={"THE_KEY": CANARY})
 
 
 def seen_in_processes() -> list[str]:
@@ -65,22 +48,18 @@ def holds_canary(folder: Path) -> list[Path]:
 
 @pytest.mark.timeout(280)
 def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: Lab, tmp_path: Path) -> None:
-    text = pair.shared / "text"
-    text.mkdir()
-    for number in range(40):
-        words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-        (text / f"{number}.txt").write_text(f"Document {number}. {words}\n")
+    text = write_text(pair.shared / "text")
     there, here = tmp_path / "there", tmp_path / "here"
-    fleet = {"backend": "ssh", "hosts": pair.hosts(), "ssh": pair.ssh(), "shared_folder": "/fsx/trainfleet", "python": sys.executable,
-             "secrets": ["THE_KEY"]}  # fmt: skip
-    for folder, backend, source in ((there, fleet, "/fsx/text"), (here, {"backend": "local"}, str(text))):
+    for folder, backend, source in (
+        (there, pair.fleet(secrets=["THE_KEY"]), "/fsx/text"),
+        (here, {"backend": "local"}, str(text)),
+    ):
         folder.mkdir()
         (folder / "config.yaml").write_text(config(backend, source))
 
     outputs = [finish(start(there, verb)) for verb in ("setup", "plan", "tokenize")]
     pair.run(1, "sh", "-c", "TRAINFLEET_JOB=/fsx/trainfleet:other sleep 600 > /dev/null 2>&1 &")
-    refused = start(there, "train")
-    assert "node1: /fsx/trainfleet:other" in refused.communicate(timeout=60)[0] and refused.returncode == 1
+    assert "node1: /fsx/trainfleet:other" in finish(start(there, "train"), code=1, timeout=60)
     pair.run(1, "pkill", "sleep")
     process, seen = start(there, "train"), []
     while process.poll() is None:
@@ -93,7 +72,10 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
     assert "trains on, to step" not in outputs[-2] + outputs[-1]  # what only measures is not summed up as a run
 
     finish(start(here, "train"))
-    assert losses(there) == pytest.approx(losses(here), rel=1e-4) and len(losses(there)) == 12
+    assert (
+        losses(there / "runs/launch") == pytest.approx(losses(here / "runs/launch"), rel=1e-4)
+        and len(losses(there / "runs/launch")) == 12
+    )
 
     assert not seen and not any(CANARY in output for output in outputs)
     assert not holds_canary(there) and not holds_canary(pair.shared)
@@ -109,5 +91,4 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
     finish(start(there, "clean", "PURGE=1", "YES=1"))
     assert not run.exists() and not data.exists() and not (there / "runs/launch").exists()
     pair.destroy(1)
-    unknown = start(there, "clean")
-    assert "node1" in unknown.communicate(timeout=60)[0] and unknown.returncode == 1
+    assert "node1" in finish(start(there, "clean"), code=1, timeout=60)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,8 @@ import yaml
 from fleet.lab import Lab
 from trainfleet.recipes import recipe_named
 from trainfleet.runs import Run, read_lines
+from verbs import enter, write_text
 
-ROOT = Path(__file__).parents[2]
 NAME = "roberta-large-p3dn-ssh"
 TINY = {
     "layers": 2,
@@ -42,38 +39,19 @@ def twin(fleet: dict[str, object], source: str) -> str:
     return yaml.safe_dump(config)
 
 
-def command(folder: Path, verb: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "trainfleet", verb], cwd=folder, text=True, check=False, timeout=200,
-                          env=os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"}, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 @pytest.mark.timeout(400)
 def test_the_twin_of_the_recipe_trains_on_hosts(pair: Lab, tmp_path: Path) -> None:
-    text = pair.shared / "text"
-    text.mkdir()
-    for number in range(40):
-        words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-        (text / f"{number}.txt").write_text(f"Document {number}. {words}\n")
-    hosts = {
-        "backend": "ssh",
-        "hosts": pair.hosts(),
-        "ssh": pair.ssh(),
-        "shared_folder": "/fsx/trainfleet",
-        "python": sys.executable,
-    }
+    text = write_text(pair.shared / "text")
     there, here = tmp_path / "there", tmp_path / "here"
-    for folder, fleet, source in ((there, hosts, "/fsx/text"), (here, {"backend": "local"}, str(text))):
+    for folder, fleet, source in ((there, pair.fleet(), "/fsx/text"), (here, {"backend": "local"}, str(text))):
         folder.mkdir()
         (folder / "config.yaml").write_text(twin(fleet, source))
 
-    command(there, "setup")
-    planned = command(there, "plan")
+    enter(there, "setup")
+    planned = enter(there, "plan")
     assert "roberta" in planned and "node 1 on node1" in planned and "2 data-parallel" in planned
-    command(there, "train")
-    command(here, "train")
+    enter(there, "train")
+    enter(here, "train")
 
     run, same = (Run(folder / "runs" / NAME) for folder in (there, here))
     lines, others = list(read_lines(run.metrics)), list(read_lines(same.metrics))
@@ -89,7 +67,7 @@ def test_the_twin_of_the_recipe_trains_on_hosts(pair: Lab, tmp_path: Path) -> No
     )
     assert results["last_checkpoint"].endswith("step-00000020")
 
-    profiled = command(there, "profile")
+    profiled = enter(there, "profile")
     assert "steps 4 to 6 of rank 0" in profiled and "communication" in profiled and "backward" in profiled
     (trace,) = there.glob(f"runs/{NAME}-profile-*/profile/trace.json.gz")
     assert b"traceEvents" in gzip.decompress(trace.read_bytes()) and not (trace.parents[1] / "checkpoints").exists()
