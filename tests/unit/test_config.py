@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 import typing
@@ -16,7 +15,7 @@ from jsonschema import Draft202012Validator
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
 from trainfleet.config.presets import PRESETS
 from trainfleet.config.reference import render
-from trainfleet.config.schema import is_group, load_schema, walk
+from trainfleet.config.schema import PATH, is_group, load_schema, walk
 from trainfleet.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -183,8 +182,9 @@ def test_the_micro_batch_divides_for_every_world(tmp_path: Path, nodes: int) -> 
     assert config.train.global_batch % (config.train.micro_batch * config.data_parallel) == 0
 
 
-def test_the_schema_file_is_what_editors_read() -> None:
-    json.loads((ROOT / "schema" / "config.schema.json").read_text())
+def test_editors_find_the_schema() -> None:
+    first = (ROOT / "config.yaml").read_text().splitlines()[0]
+    assert ROOT / first.partition("$schema=")[2] == PATH, "yaml-language-server reads it from the first line"
 
 
 def test_loading_a_config_is_light() -> None:
