@@ -62,18 +62,16 @@ class Bench:
     def start(self, run: Path, ranks: int, *program: str) -> subprocess.Popen[str]:
         """The ranks of a run; `program` in place of this one, with its own arguments first."""
         port = free_port()
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [sys.executable, *(program or (__file__,)), str(ranks), str(port), str(run)], cwd=self.folder, env=environment, text=True,
+            [sys.executable, *(program or (__file__,)), str(ranks), str(port), str(run)], cwd=self.folder, env=environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
     def train_all(self, runs: Sequence[tuple[Path, int]], program: str = __file__) -> str:
         """Trains prepared runs one after another, each with so many ranks, in one program (this one); its output."""
         words = [word for run, ranks in runs for word in (str(ranks), str(free_port()), str(run))]
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [sys.executable, program, *words], cwd=self.folder, env=environment, text=True, capture_output=True, timeout=900
+            [sys.executable, program, *words], cwd=self.folder, env=environment(), text=True, capture_output=True, timeout=900
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -90,6 +88,11 @@ class Bench:
         process = self.start(run, ranks, *program)
         output = process.communicate(timeout=self.patience)[0]
         return process.returncode, output
+
+
+def environment() -> dict[str, str]:
+    """What a program of ranks needs: this checkout's package, and one thread each."""
+    return os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
 
 
 def free_port() -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 
-ROOT = Path(__file__).parents[2]
 # Every file is on disk before the marker, the marker before the name, the name before anything old goes.
 PROTOCOL = [
     "os.mkdir .step-00000012",
@@ -27,8 +26,7 @@ PROTOCOL = [
 
 def run(folder: Path, kind: str, every: int = 20) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("faults.py")), str(folder), kind, str(every)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -50,8 +48,7 @@ def test_the_memory_of_saves_comes_back(tmp_path: Path) -> None:
     """Copies take their room once: after twenty saves the process is as large as after three. PyTorch's own async_save grows
     (its issue 170163)."""
     command = [sys.executable, str(Path(__file__).with_name("growing.py")), str(tmp_path), "80", "20"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     used = json.loads(done.stdout.splitlines()[-1])
     assert used[1] > used[0] + 60e6 and used[20] < used[3] + 12e6, used

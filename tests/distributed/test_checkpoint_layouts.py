@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import ranks
 
-ROOT = Path(__file__).parents[2]
 CHAIN = ("dp4", "dp2", "dp1", "dp4", "tp4", "pp2", "fsdp3", "fsdptp4", "fsdp4")
 
 
@@ -22,8 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where each layout of the chain has resumed what the one before it saved, and saved it again."""
     folder = tmp_path_factory.mktemp("layouts")
     command = [sys.executable, str(Path(__file__).with_name("layouts.py")), str(folder), *CHAIN]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

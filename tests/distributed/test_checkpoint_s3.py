@@ -22,7 +22,6 @@ from trainfleet.checkpoints.s3 import PART, Bucket
 
 need("boto3")
 need("moto.server", "pip install moto[server,s3]")
-ROOT = Path(__file__).parents[2]
 
 
 class Server:
@@ -118,8 +117,7 @@ def test_a_refusal_for_good_names_the_object(server: Server) -> None:
 def test_a_fault_at_any_request_of_a_save_costs_that_save_at_most(tmp_path: Path) -> None:
     """Killed before and after each request, 503 once and for good: no marker without its files, and nothing left to pay for."""
     command = [sys.executable, str(Path(__file__).with_name("faults_s3.py")), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
+    done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["wrong"] == [] and told["cases"] >= 60

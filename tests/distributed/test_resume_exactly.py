@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
-from ranks import ROOT, Bench
+from ranks import Bench
 
 STEPS = 12
 COMMON = {"train.steps": STEPS, "train.validate_every": 5, "checkpoint.every": 2, "train.micro_batch": 2, "model.layers": 4}
@@ -82,10 +82,15 @@ class Witness:
         (file := bench.folder / "plan.json").write_text(json.dumps(plan, default=str))
         self.seed = os.environ.get("SEED") or str(random.SystemRandom().randrange(10**6))
         command = [sys.executable, str(Path(__file__).with_name("killing.py")), self.seed, str(file)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
         self.log = open(bench.folder / "log", "a+")  # noqa: SIM115  as long as the program runs
         self.program = subprocess.Popen(
-            command, cwd=bench.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=self.log, start_new_session=True
+            command,
+            cwd=bench.folder,
+            env=ranks.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            start_new_session=True,
         )
         self.told: dict[str, list[dict[str, Any]]] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from ranks import ROOT, Bench
+from ranks import Bench
 
 from metadata import Service
 
@@ -57,7 +56,7 @@ def test_nobody_looks_for_a_notice_where_there_is_none_to_come(bench: Bench, mon
 def test_a_scheduler_signals_the_process_of_one_node(bench: Bench, unbroken: Path, number: signal.Signals) -> None:
     """As Slurm (--signal=USR1@90, or SIGTERM), Batch and SageMaker do: not a rank hears of it, but what runs torchrun there."""
     run, port = bench.prepare(f"node-{number}", 2, **{"checkpoint.every": 1000}), ranks.free_port()
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = ranks.environment() | {"GLOO_SOCKET_IFNAME": "lo"}
     nodes = [
         subprocess.Popen(
             [sys.executable, "-m", "trainfleet.supervisor", str(run / "logs" / f"node-{node}.log"), "--", sys.executable, "-m",
