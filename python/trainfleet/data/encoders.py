@@ -136,6 +136,7 @@ def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...]
 
 
 def open_reference(definition: str) -> HuggingFace:
+    """The reference for a tokenizer.json. DataError when it can't load it."""
     try:
         return HuggingFace(definition)
     except Exception as error:  # `tokenizers` raises bare Exception

@@ -19,6 +19,7 @@ def list_shards(source: str) -> list[File]:
 
 
 def open_dataset(source: str) -> Any:
+    """The split of a source, streamed. DataError when the library is missing, or whatever else keeps it from being opened."""
     try:
         import datasets
     except ImportError as error:

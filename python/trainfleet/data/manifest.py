@@ -151,6 +151,7 @@ def settings_of(data: Data) -> Settings:
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
+    """What units of this plan are made with. DataError when the tokenizer has no end-of-document token."""
     return Preparation(
         settings=settings_of(data),
         listing=plan.identity,
@@ -197,10 +198,12 @@ def differences(made: Settings, wanted: Settings) -> list[str]:
 
 
 def read_manifest(store: Store) -> Manifest | None:
+    """A finished dataset's manifest, None before it is finished. DataError when it is not of this format."""
     return _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
 
 
 def read_preparation(store: Store) -> Preparation | None:
+    """What a dataset was begun with, None before that. DataError when it is not of this format."""
     return _parse(Preparation, store.read(PLAN), store, PLAN)
 
 

@@ -58,6 +58,7 @@ def list_prefix(prefix: str) -> list[File]:
 
 
 def stat(path: str) -> File:
+    """Size and ETag of an object. DataError when there is none."""
     bucket, key = split(path)
     head = attempt(lambda: client().head_object(Bucket=bucket, Key=key), path)
     return File(path, head["ContentLength"], head["ETag"])

@@ -22,28 +22,46 @@ THREADS = 16  # small objects are read this many at a time
 
 
 class Store(Protocol):
-    """`folder` is this machine's: the dataset itself, or what it holds of one in S3. A note may be lost in a crash."""
+    """`folder` is this machine's: the dataset itself, or what it holds of one in S3. RunError or DataError when it fails."""
 
     folder: Path
-    note_every: float
+    note_every: float  # seconds between two notes, by what one costs
 
-    def read(self, name: str) -> bytes | None: ...
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file; None when there is none."""
+        ...
 
-    def read_all(self, names: Iterable[str]) -> list[bytes | None]: ...
+    def read_all(self, names: Iterable[str]) -> list[bytes | None]:
+        """As `read`, of many."""
+        ...
 
-    def write(self, name: str, content: bytes) -> None: ...
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces a small file by a whole new one."""
+        ...
 
-    def stream(self, name: str) -> Iterator[bytes]: ...
+    def stream(self, name: str) -> Iterator[bytes]:
+        """The content of a large file in parts."""
+        ...
 
-    def publish(self, name: str, file: Path) -> None: ...
+    def publish(self, name: str, file: Path) -> None:
+        """Moves a finished file, which is on this machine's disk already, to its name."""
+        ...
 
-    def note(self, name: str, content: bytes) -> None: ...
+    def note(self, name: str, content: bytes) -> None:
+        """As `write`, of what may be lost in a crash."""
+        ...
 
-    def remove(self, name: str) -> None: ...
+    def remove(self, name: str) -> None:
+        """Takes a file away, if it is there."""
+        ...
 
-    def sizes(self, part: str) -> dict[str, int]: ...
+    def sizes(self, part: str) -> dict[str, int]:
+        """Name and bytes of the files in one of the dataset's folders."""
+        ...
 
-    def describe(self, name: str) -> str: ...
+    def describe(self, name: str) -> str:
+        """How an error names a file."""
+        ...
 
     def remake(self) -> str: ...
 
@@ -62,7 +80,6 @@ class Folder:
         self.folder = folder
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None when there is none."""
         try:
             return (self.folder / name).read_bytes()
         except FileNotFoundError:
@@ -72,17 +89,14 @@ class Folder:
         return [self.read(name) for name in names]
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """The content of a large file in parts."""
         with open(self.folder / name, "rb") as file:
             while part := file.read(PART):
                 yield part
 
     def write(self, name: str, content: bytes) -> None:
-        """Replaces a small file by a whole new one."""
         runs.write_atomic(self.folder / name, content.decode())
 
     def publish(self, name: str, file: Path) -> None:
-        """Moves a finished file, which is on the disk already, to its name."""
         try:
             file.replace(self.folder / name)
             runs.sync_folder((self.folder / name).parent)
@@ -102,7 +116,6 @@ class Folder:
         (self.folder / name).unlink(missing_ok=True)
 
     def sizes(self, part: str) -> dict[str, int]:
-        """Name and size of the files in one of the dataset's folders."""
         if not (self.folder / part).is_dir():
             return {}
         found = {}
@@ -114,7 +127,6 @@ class Folder:
         return found
 
     def describe(self, name: str) -> str:
-        """How an error names a file."""
         return str(self.folder / name)
 
     def remake(self) -> str:

@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> str:
-        """Name and version of the library that encodes."""
+        """The library that encodes."""
         return described(self.encoder)
 
     @property
@@ -102,6 +102,7 @@ class Tokenizer:
 
 
 def described(encoder: Encoder) -> str:
+    """Name and version of a library that encodes."""
     return f"{encoder.name} {version(encoder.package)}"
 
 
