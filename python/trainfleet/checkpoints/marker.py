@@ -57,6 +57,9 @@ class Commit:
 class Broken(RunError):
     """A checkpoint is not as it was committed."""
 
+    def __init__(self, what: str, *, where: str, why: str = "", next: str = "make checkpoints shows which are good") -> None:
+        super().__init__(what, where=where, why=why, next=next)
+
 
 def render(commit: Commit) -> str:
     """The marker's text; `parse` takes exactly this and nothing else."""

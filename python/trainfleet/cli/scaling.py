@@ -7,19 +7,18 @@ from dataclasses import replace
 
 from .. import hardware, runs
 from ..config import Config, Derived, load
-from ..errors import ConfigError, Problem
 from ..plan.measurement import WARM_UP, counts_of, measured, measures_of, steady
 from ..plan.plan import degrees
 from ..report import scaling
 from .settings import plan_of, settings_of
 from .train import carry_out
-from .variables import Variables, flag
+from .variables import Variables, flag, number
 
 STEPS = 20
 
 
 def main(variables: Variables, started: float) -> int:
-    weak, steps = flag(variables, "WEAK"), _steps(variables)
+    weak, steps = flag(variables, "WEAK"), number(variables, "STEPS", STEPS, least=1)
     sizes = sized(variables, weak)
     base = f"{sizes[0][0].name}-scaling-{time.strftime('%m%d-%H%M%S')}"
     done = []
@@ -54,13 +53,6 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]
             short["WEAK"] = ("train.global_batch", str(first * count // counts[0]))
         sizes.append(load(replace(settings, short=short)))
     return sizes
-
-
-def _steps(variables: Variables) -> int:
-    text = variables.get("STEPS", str(STEPS))
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError([Problem(0, "STEPS", "", f"must be a number of steps from 1 on, not {text!r}")])
-    return int(text)
 
 
 def _remark(config: Config) -> list[str]:

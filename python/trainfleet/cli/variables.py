@@ -81,5 +81,18 @@ def flag(variables: Variables, name: str) -> bool:
     """
     value = variables.get(name, "").lower()
     if value not in ("", "0", "false", "no", "1", "true", "yes"):
-        raise ConfigError([Problem(0, name, "", f"must be 1 or 0, not {variables[name]!r}")])
+        raise ConfigError([Problem(0, name, "", f"must be 1 or 0, not {variables[name]!r}")], next=f"{name}=1, or leave it out")
     return value in ("1", "true", "yes")
+
+
+def number(variables: Variables, name: str, default: int, least: int = 0) -> int:
+    """A whole number, `least` or more.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    text = variables.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        message = f"must be a whole number from {least} on, not {text!r}"
+        raise ConfigError([Problem(0, name, "", message)], next=f"{name}={default}, or leave it out")
+    return int(text)

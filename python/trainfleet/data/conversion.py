@@ -128,9 +128,8 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         scores = [[token, score] for token, score, _ in pieces]
         body = {"type": "Unigram", "unk_id": unknown, "vocab": scores, "byte_fallback": byte_fallback}
     else:
-        raise DataError(
-            "is a SentencePiece model of a kind that is not read", where=where, why=f"type {kind}; BPE and Unigram are"
-        )
+        why, remedy = f"type {kind}; BPE and Unigram are", "set data.tokenizer to another one"
+        raise DataError("is a SentencePiece model of a kind that is not read", where=where, why=why, next=remedy)
     prefix = bool(normalizer.get(3, [1])[-1])
     return {
         "added_tokens": added,

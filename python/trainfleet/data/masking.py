@@ -121,7 +121,8 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
         known = [tokenizer.vocabulary[name] for name in names if name in tokenizer.vocabulary]
         if not known:
             why = f"it has none of {', '.join(names)}"
-            raise DataError(f"has no {role} token, which a masked model needs", where=tokenizer.where, why=why)
+            remedy = "set data.tokenizer to one that has it, or to bpe"
+            raise DataError(f"has no {role} token, which a masked model needs", where=tokenizer.where, why=why, next=remedy)
         ids[role] = known[0]
     words = [id for token, id in tokenizer.vocabulary.items() if id not in ids.values() and not _is_special(token)]
     ends = [id for token, id in tokenizer.vocabulary.items() if token.replace("Ċ", "\n").strip(" Ġ\u2581") in SENTENCE_ENDS]

@@ -183,5 +183,5 @@ def _vocabulary(content: dict[str, Any], where: str) -> dict[str, int]:
     tokens = dict(vocab) if isinstance(vocab, dict) else {entry[0]: id for id, entry in enumerate(vocab)}  # unigram: a list
     tokens |= {token["content"]: token["id"] for token in content.get("added_tokens", [])}
     if not tokens:
-        raise DataError("has an empty vocabulary", where=where)
+        raise DataError("has an empty vocabulary", where=where, next="set data.tokenizer to another one")
     return tokens

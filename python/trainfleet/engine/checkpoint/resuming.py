@@ -121,7 +121,7 @@ def load_model(store: Store, step: int, model: nn.Module) -> Commit:
     """Fills a whole model's weights from a checkpoint, in this process alone; the checkpoint's marker comes back."""
     commit = catalogue.read(store, step)
     if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, step, name, file))]:
-        raise Broken("; ".join(faults), where=store.address(step), next="make checkpoints shows which are good")
+        raise Broken("; ".join(faults), where=store.address(step))
     weights = model.state_dict()
     fill({"model": weights}, store, step)
     model.load_state_dict(weights)

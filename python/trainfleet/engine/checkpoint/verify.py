@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from ...checkpoints.marker import Broken
 from ...checkpoints.store import Store
 from ...errors import RunError, telling
 from .files import Reader
@@ -47,7 +48,7 @@ def tensors(store: Store, step: int) -> Iterator[tuple[str, Tensor]]:
             continue
         covered = sum(chunk.sizes.numel() for chunk in found.chunks)
         if covered != found.size.numel():
-            raise RunError(f"{name} has {covered:,} of {found.size.numel():,} numbers", where=store.address(step))
+            raise Broken(f"{name} has {covered:,} of {found.size.numel():,} numbers", where=store.address(step))
         tensor = torch.empty(found.size, dtype=found.properties.dtype)
         fill({name: tensor}, store, step)
         yield name, tensor
