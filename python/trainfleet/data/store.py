@@ -63,7 +63,9 @@ class Store(Protocol):
         """How an error names a file."""
         ...
 
-    def remake(self) -> str: ...
+    def remake(self) -> str:
+        """What to type when the dataset is damaged."""
+        ...
 
 
 def open_store(folder: Path, address: str | None) -> Store:
