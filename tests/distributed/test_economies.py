@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import ranks
+import torch
 from ranks import Bench
+from torch import Tensor
+
+from trainfleet import models
+from trainfleet.config.types import Model
+from trainfleet.engine.parallel import blocks
 
 SHARDED = {"train.layout.shard": 2}
 TENSOR = {"train.layout.tensor": 2}
@@ -18,6 +24,9 @@ KINDS = {
     "compiled": ({"train.compile": "true"}, 1, 1e-5, 1e-5),
     "compiled-replicas": ({"train.compile": "true"}, 2, 1e-5, 1e-5),
     "compiled-sharded-recomputed": ({"train.compile": "true", "train.recompute": "selective", **SHARDED}, 2, 1e-5, 1e-5),
+    "budget": ({"train.compile": "true", "train.recompute": 0.4}, 1, 1e-5, 1e-5),
+    "budget-sharded": ({"train.compile": "true", "train.recompute": 0.4, **SHARDED}, 2, 1e-5, 1e-5),
+    "budget-tensor": ({"train.compile": "true", "train.recompute": 0.4, **TENSOR}, 2, 1e-5, 1e-5),
     "bf16": ({"train.precision": "bf16"}, 1, 1e-3, 2e-2),
     "bf16-sharded": ({"train.precision": "bf16", **SHARDED}, 2, 1e-3, 2e-2),
 }
@@ -38,3 +47,29 @@ def test_it_trains_as_without(runs: dict[str, Path], name: str) -> None:
     for ours, theirs in zip(ranks.metrics(runs[name]), ranks.metrics(runs["plain"]), strict=True):
         assert ours.pop("grad_norm") == pytest.approx(theirs.pop("grad_norm"), rel=norm_near)
         assert ours == pytest.approx(theirs, rel=near)
+
+
+def kept(how: str | float) -> int:
+    """Bytes that two compiled blocks keep for their backward pass, beside their weights."""
+    torch._dynamo.reset()
+    model = models.build(Model("test", "llama", 2, 128, 4, 4, 344, 256, 256, 10_000.0, 1e-5, False))
+    model.initialize(0)
+    blocks.compile(model, model.get_submodule(model.plan.blocks).children(), how, loss=False)
+    found = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
+
+    def seen(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        found.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    tokens = torch.randint(0, 256, (4, 128), generator=torch.Generator().manual_seed(1))
+    with torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor):
+        x = model.features(tokens)
+    x.sum().backward()
+    return sum(found.values())
+
+
+def test_a_budget_is_kept_to() -> None:
+    """Of what compiled blocks keep otherwise, they keep no more than the part that is allowed, and what lies about them."""
+    whole, half, least = kept("none"), kept(0.5), kept(0.0)
+    assert least < 0.2 * whole and least < half < least + 0.5 * whole

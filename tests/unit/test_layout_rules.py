@@ -43,6 +43,9 @@ def refusal(folder: Path, settings: str) -> str:
         ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
         ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
         ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches a step"),
+        ("train.recompute=0.5 train.compile=false", "train.recompute: 0.5: only compiled blocks keep to a budget"),
+        ("train.recompute=1.5", "train.recompute: must be at least 0 and at most 1, not 1.5"),
+        ("train.recompute=ful", 'train.recompute: "ful" is not written as in "none", "selective", "full", 0.5'),
         ("train.separate_documents=true train.layout.context=2", "train.separate_documents: true: not with train.layout.context"),
         (
             "train.weights=bf16 train.precision=fp32",
@@ -57,6 +60,12 @@ def refusal(folder: Path, settings: str) -> str:
 )
 def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, told: str) -> None:
     assert told in refusal(tmp_path, settings)
+
+
+def test_a_budget_of_memory_has_blocks_compiled(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    config, derived = load(Settings(tmp_path / "config.yaml", "train.recompute=0.5"))
+    assert config.train.compile and "budget" in next(row.why for row in derived if row.key == "train.compile")
 
 
 @pytest.mark.parametrize("settings", ["tensor=2", "pipeline=2", "context=4", "shard=4", "pipeline=4"])

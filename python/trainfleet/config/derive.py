@@ -61,6 +61,8 @@ def derive(values: Values, tokens: int) -> list[Derived]:
 def compilation(values: Values) -> tuple[bool, str]:
     """Whether compiling pays: it takes about a minute on a CPU, once, and gains an eighth (tests/bench/LOG.md)."""
     fleet, train, model = values["fleet"], values["train"], values["model"]
+    if isinstance(train["recompute"], int | float):
+        return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
     row = hardware.instance(fleet["instance_type"])
     if (row and row.accelerator) or hardware.local_accelerators():
         return True, "an accelerator"

@@ -173,7 +173,7 @@ def _reasons(config: Config, device: hardware.Accelerator | None) -> dict[str, s
         return {"layout.shard": whole, "micro_batch": f"{dividing} within {CPU_TOKENS} tokens"}
     there = f"of {usable_bytes(device) / 2**30:.1f} GiB usable ({device.name})"
 
-    def gib(recompute: str = train.recompute, **degrees: int) -> float:
+    def gib(recompute: str | float = train.recompute, **degrees: int) -> float:
         other = replace(train, recompute=recompute, layout=replace(layout, **degrees))
         return needs(replace(config, train=other)) / 2**30
 
@@ -194,7 +194,7 @@ def _reasons(config: Config, device: hardware.Accelerator | None) -> dict[str, s
             "none": "all that backward needs fits",
             "selective": f"to keep all would take {gib('none'):.1f} GiB",
             "full": f"to keep products and attention would take {gib('selective'):.1f} GiB",
-        }[train.recompute],
+        }.get(str(train.recompute), ""),
         "micro_batch": f"{dividing} and fits: {_next_size(config, there)}",
     }
 

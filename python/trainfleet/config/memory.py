@@ -117,12 +117,15 @@ def _activations(config: Config, width: int, stage: Stage) -> float:
     return tokens * (stage.under_way * stage.blocks * kept + working + (whole if train.recompute != "none" else 0))
 
 
-def _kept(config: Config, recompute: str) -> float:
+def _kept(config: Config, recompute: str | float) -> float:
     """Numbers a token that a block keeps for its backward pass: the inputs of its matrix products, norms and products.
 
     Counted as Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) do, of our modules. Between modules a tensor rank has a
     part of the sequence; what enters attention and feed-forward is whole, as it is kept after it was gathered.
     """
+    if not isinstance(recompute, str):  # a part of what there is beyond the block's input
+        least, most = _kept(config, "full"), _kept(config, "none")
+        return least + recompute * (most - least)
     model, layout, rotary = config.model, config.train.layout, FAMILIES[config.model.family].rotary
     wide, inner, part = model.hidden_size, model.intermediate_size, layout.tensor
     keys = 2 * model.kv_heads * (model.hidden_size // model.heads) * layout.context  # and values, of the whole sequence

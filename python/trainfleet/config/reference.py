@@ -44,6 +44,8 @@ def _allowed(part: Schema) -> str:
         return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in part["enum"])
     signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
     bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
+    if "pattern" in part and "examples" in part:  # what it matches, in its own words: a bar would end the table's cell
+        return "such as " + ", ".join(f"`{example}`" for example in part["examples"])
     return ", ".join(bounds) or (f"`{part['pattern']}`" if "pattern" in part else "")
 
 

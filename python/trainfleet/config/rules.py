@@ -237,6 +237,12 @@ def _schedule(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.decay_steps", f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} are left"
 
 
+def _recompute(config: Config) -> Iterator[tuple[str, str]]:
+    budget = config.train.recompute
+    if not isinstance(budget, str) and not config.train.compile:
+        yield "train.recompute", f"{budget}: only compiled blocks keep to a budget: train.compile true, or selective, works"
+
+
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
     train = config.train
     if train.weights != "bf16":
@@ -273,5 +279,5 @@ def _nearest(batch: int, ways: int) -> str:
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
     _backend, _instance_type, _local, _hosts, _shared_folder, _heads, *DIVISION, _family, _documents, _sequence, _schedule,
-    _formats, _profile,
+    _recompute, _formats, _profile,
 )  # fmt: skip

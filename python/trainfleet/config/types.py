@@ -142,7 +142,7 @@ class Train:
     validate_every: int
     validation_sequences: int
     init_from: str | None
-    recompute: str
+    recompute: str | float
     compile: bool
     profile_steps: str | None
     separate_documents: bool

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -27,9 +28,12 @@ COSTLY = {
 }
 
 
-def recompute(blocks: Iterable[nn.Module], how: str) -> None:
-    """Has blocks keep less for backward: only their input (`full`), or that and what is costly to make (`selective`)."""
-    if how == "none":
+def recompute(blocks: Iterable[nn.Module], how: str | float) -> None:
+    """Has blocks keep less for backward: only their input (`full`), or that and what is costly to make (`selective`).
+
+    A budget, which is a number, is for `compile` to keep.
+    """
+    if how not in ("full", "selective"):
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
@@ -42,14 +46,19 @@ def keep_costly(context: object, operation: object, *arguments: object, **named:
     return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compile(model: Network, blocks: Iterable[nn.Module], loss: bool = True) -> None:
+def compile(model: Network, blocks: Iterable[nn.Module], how: str | float, loss: bool = True) -> None:
     """Compiles blocks, each by itself: as they are alike, the first one's code serves them all. Then the loss, if wished.
 
-    What is made is kept in a folder of the project, so that the next run need not compile anew.
+    Where `how` to recompute is a number, blocks keep no more than that part of what the compiler would have them keep for speed;
+    the loss, whose backward pass comes at once, keeps all. What is made is kept in a folder of the project, so that the next run
+    need not compile anew.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED.absolute()))
     for block in blocks:
         block.compile(dynamic=False)  # validation's last batch may be smaller: it gets code of its own
+        if not isinstance(how, str):
+            within = functorch.patch(activation_memory_budget=float(how))  # read while a block's first batch goes through it
+            block._compiled_call_impl = within(block._compiled_call_impl)
     if loss:
         model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
 

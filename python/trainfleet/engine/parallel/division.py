@@ -49,7 +49,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
     blocks.recompute(blocks_of(model), train.recompute)
     if train.compile:
-        blocks.compile(model, blocks_of(model), loss=layout.tensor * layout.pipeline == 1)
+        blocks.compile(model, blocks_of(model), train.recompute, loss=layout.tensor * layout.pipeline == 1)
     if mesh.sharing().size() > 1 or precision != format:
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision)

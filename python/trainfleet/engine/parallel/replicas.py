@@ -39,7 +39,7 @@ class Replicas:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
         if train.compile:  # only now: the pass of two tokens would be compiled first, and everything then for any shape
-            blocks.compile(self.model, parts)
+            blocks.compile(self.model, parts, train.recompute)
 
     def _settle_buckets(self) -> None:
         """Has DDP lay out its buckets for good, with a backward pass of two tokens that nothing remains of.
