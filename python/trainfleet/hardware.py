@@ -19,8 +19,9 @@ from pathlib import Path
 class Accelerator:
     """One device as one rank sees it: memory in GiB, dense peaks in FLOP/s, and what joins it to those of its node.
 
-    `bf16` is None where there are no such instructions. `fp32` is that of fp32 products as the engine has them computed: by
-    TensorFloat-32 where the device has it (devices/cuda.py). `links` is empty where neighbours meet over PCIe.
+    `bf16` and `fp8` are None where there are no such instructions, or nothing here that uses them. `fp32` is that of fp32
+    products as the engine has them computed: by TensorFloat-32 where the device has it (devices/cuda.py). `links` is empty where
+    neighbours meet over PCIe.
     """
 
     name: str
@@ -29,21 +30,22 @@ class Accelerator:
     bf16: float | None
     fp32: float
     links: str
+    fp8: float | None = None
 
-    def peak(self, half: bool) -> float:
-        """FLOP/s of products in bf16 (`half`) or fp32."""
-        return self.bf16 if half and self.bf16 else self.fp32
+    def peak(self, format: str) -> float:
+        """FLOP/s of products in fp8, bf16 or fp32; the last where there are no instructions for the format."""
+        return {"fp8": self.fp8, "bf16": self.bf16}.get(format) or self.fp32
 
 
 V100 = Accelerator("V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s")  # its 125 TFLOP/s are of fp16
 A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s")
 A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s")
-H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s")
-H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s")
-B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s")
+H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12)
+H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12)
+B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12)
 A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "")
-L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "")
-L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "")
+L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12)
+L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12)
 TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink")
 TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink")  # logical core of two physical ones
 

@@ -1,4 +1,4 @@
-"""What saves time or memory changes no loss: recomputation, compiled blocks, and, nearly, bf16."""
+"""What saves time or memory changes no loss: recomputation, compiled blocks, and, nearly, bf16 and fp8."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from ranks import Bench
 from torch import Tensor
 
+from requirement import need
 from trainfleet import models
 from trainfleet.config.types import Model
 from trainfleet.engine.parallel import blocks
@@ -30,15 +31,44 @@ KINDS = {
     "bf16": ({"train.precision": "bf16"}, 1, 1e-3, 2e-2),
     "bf16-sharded": ({"train.precision": "bf16", **SHARDED}, 2, 1e-3, 2e-2),
 }
+EIGHTHS = {
+    "fp8": ({}, 1),
+    "fp8-sharded-recomputed": ({"train.recompute": "selective", **SHARDED}, 2),
+    "fp8-pipelined-half-weights": ({"train.weights": "bf16", "train.layout.pipeline": 2}, 2),
+}
+COMMON = {"train.steps": 8, "train.validate_every": 4, "train.epsilon": 1e-3}
 
 
 @pytest.fixture(scope="module")
 def runs(bench: Bench) -> dict[str, Path]:
-    common = {"train.steps": 8, "train.validate_every": 4, "train.epsilon": 1e-3}
-    made = {name: bench.prepare(name, size, **common | values) for name, (values, size, *_) in KINDS.items()}
-    plain = bench.prepare("plain", 1, **common | {"train.recompute": "none", "train.compile": "false"})
+    made = {name: bench.prepare(name, size, **COMMON | values) for name, (values, size, *_) in KINDS.items()}
+    plain = bench.prepare("plain", 1, **COMMON | {"train.recompute": "none", "train.compile": "false"})
     bench.train_all([(plain, 1), *((run, KINDS[name][1]) for name, run in made.items())])
     return {"plain": plain, **made}
+
+
+@pytest.fixture(scope="module")
+def eighths(bench: Bench) -> dict[str, Path]:
+    """Runs with products in fp8, which a config asks of no CPU: it is put into the resolved one."""
+    need("torchao", "pip install torchao==0.18.0")
+    made = {
+        name: bench.prepare(name, size, **COMMON | {"train.precision": "bf16"} | values)
+        for name, (values, size) in EIGHTHS.items()
+    }
+    for run in made.values():
+        resolved = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(resolved.replace("precision: bf16", "precision: fp8"))
+    bench.train_all([(run, EIGHTHS[name][1]) for name, run in made.items()], str(Path(__file__).with_name("eighths.py")))
+    return made
+
+
+@pytest.mark.parametrize("name", EIGHTHS)
+def test_fp8_trains_nearly_as_bf16_does(runs: dict[str, Path], eighths: dict[str, Path], name: str) -> None:
+    ours, theirs = ranks.metrics(eighths[name]), ranks.metrics(runs["bf16"])
+    assert ranks.results(eighths[name])["precision"] == "float8_e4m3fn" and ours != theirs
+    for line, other in zip(ours, theirs, strict=True):
+        assert line.pop("grad_norm") == pytest.approx(other.pop("grad_norm"), rel=0.1)
+        assert line == pytest.approx(other, rel=5e-3)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -39,9 +39,12 @@ def test_an_unknown_device_is_not_taken_for_another() -> None:
 
 
 def test_products_have_the_peak_of_their_format() -> None:
-    assert hardware.V100.peak(half=True) == hardware.V100.peak(half=False) == 15.7e12  # it has no bf16
-    assert hardware.H100.peak(half=True) == 989.4e12 and hardware.H100.peak(half=False) == 494.7e12  # TF32
-    assert all(row.fp32 <= row.peak(half=True) for row in ACCELERATORS)
+    assert hardware.V100.peak("bf16") == hardware.V100.peak("fp32") == 15.7e12  # it has no bf16
+    assert hardware.H100.peak("bf16") == 989.4e12 and hardware.H100.peak("fp32") == 494.7e12  # TF32
+    assert hardware.H100.peak("fp8") == 1978.9e12 and all(
+        row.fp8 / row.peak("bf16") == pytest.approx(2, rel=0.02) for row in ACCELERATORS if row.fp8
+    )
+    assert all(row.fp32 <= row.peak("bf16") for row in ACCELERATORS)
 
 
 def test_what_nothing_trains_on_yet_is_planned_and_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from trainfleet.config import Settings, load
 from trainfleet.errors import ConfigError
+from trainfleet.plan.estimate import estimate
 
 CONFIG = """
 name: base
@@ -43,6 +44,10 @@ def refusal(folder: Path, settings: str) -> str:
         ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
         ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
         ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches a step"),
+        (
+            "train.precision=fp8",
+            "train.precision: fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works",
+        ),
         ("train.recompute=0.5 train.compile=false", "train.recompute: 0.5: only compiled blocks keep to a budget"),
         ("train.recompute=1.5", "train.recompute: must be at least 0 and at most 1, not 1.5"),
         ("train.recompute=ful", 'train.recompute: "ful" is not written as in "none", "selective", "full", 0.5'),
@@ -60,6 +65,29 @@ def refusal(folder: Path, settings: str) -> str:
 )
 def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, told: str) -> None:
     assert told in refusal(tmp_path, settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("p4d.24xlarge", "", "fp8: A100-40GB has no instructions for it"),
+        ("trn1.32xlarge", "", "fp8: NeuronCore-v2 has no instructions for it"),
+        ("c7i.8xlarge", "", "fp8: a CPU has no instructions for it"),
+        ("p5.48xlarge", "train.compile=false", "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works"),
+        ("p5.48xlarge", "train.layout.tensor=2", "fp8: not with train.layout.tensor of 2; with 1 it works, or bf16"),
+        ("p5.48xlarge", "train.weights=bf16", None),
+        ("g6e.48xlarge", "", None),
+    ],
+)
+def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: str, told: str | None) -> None:
+    fleet = f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch=64"
+    wanted = f"{fleet} model.kv_heads=4 train.precision=fp8 {settings}"
+    if told:
+        assert f"train.precision: {told}" in refusal(tmp_path, wanted)
+        return
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    needs = estimate(load(Settings(tmp_path / "config.yaml", wanted))[0])
+    assert needs.format == "fp8" and needs.peak == 8 * {"p5.48xlarge": 1978.9e12, "g6e.48xlarge": 733e12}[kind]
 
 
 def test_a_budget_of_memory_has_blocks_compiled(tmp_path: Path) -> None:

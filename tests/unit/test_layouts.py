@@ -76,6 +76,14 @@ def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_wh
     assert [problem.key for problem in caught.value.problems] == ["train.global_batch"]
 
 
+def test_weights_in_bf16_are_offered_where_they_make_it_fit(tmp_path: Path) -> None:
+    one = {"kind": "p5en.48xlarge", "nodes": 1, "batch": 8, "length": 4096}
+    with pytest.raises(ConfigError, match=r"NODES=2 works, or train.weights=bf16 train.precision=bf16\n"):
+        chosen(tmp_path, "fleet.ranks_per_node=1", **one)
+    config, _ = chosen(tmp_path, "fleet.ranks_per_node=1 train.weights=bf16 train.precision=bf16", **one)
+    assert needs(config) < 105 * 2**30 and config.train.layout.shard == 1
+
+
 def test_a_word_that_is_no_layout_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'train.layout: "fast" is not written as in "auto"'):
         chosen(tmp_path, "train.layout=fast")

@@ -14,7 +14,7 @@ from ..config import Config, Derived, dump_resolved, load
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
-from ..plan.estimate import ASSUMED_MFU, Estimate, estimate
+from ..plan.estimate import Estimate, assumed_mfu, estimate
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees, make_plan
 from ..plan.request import Request
@@ -137,10 +137,10 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
-        assumed = f"an MFU of {ASSUMED_MFU[train.recompute]:.0%}, which is assumed (train.recompute {train.recompute})"
+        assumed = f"an MFU of {assumed_mfu(config):.0%}, which is assumed (train.recompute {train.recompute})"
         yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} a rank, at {assumed}"
-        peak, format = needs.peak / config.world_size / 1e12, "bf16" if needs.half else "fp32"
-        yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {format})"
+        peak = needs.peak / config.world_size / 1e12
+        yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {needs.format})"
         yield "", flops_in_words(config.model)
         yield "time", f"about {duration(needs.seconds)}"
     else:

@@ -50,11 +50,16 @@ def usable_bytes(device: hardware.Accelerator) -> float:
     return USABLE * device.memory_gib * 2**30
 
 
-def is_half(config: Config) -> bool:
-    """Whether products are computed in bf16."""
+def format_of(config: Config) -> str:
+    """The number format of products: fp8, bf16 or fp32."""
     device = hardware.accelerator_of(config.fleet.instance_type)
-    native = device is not None and device.bf16 is not None
-    return config.train.precision == "bf16" or (config.train.precision == "auto" and native)
+    best = "bf16" if device is not None and device.bf16 is not None else "fp32"
+    return best if config.train.precision == "auto" else config.train.precision
+
+
+def is_half(config: Config) -> bool:
+    """Whether what is computed takes two bytes a number: fp8 is for products alone."""
+    return format_of(config) != "fp32"
 
 
 def needs(config: Config) -> int:
@@ -75,8 +80,17 @@ def lack(config: Config, asked: set[str]) -> str | None:
         more = replace(config, train=train, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         chosen = _choose(more, asked, device)
         if chosen and needs(chosen) <= usable_bytes(device):
-            return f"{_lacking(config, device)}; NODES={more.fleet.nodes} works"
+            other = _halved(replace(config, train=train), asked, device)
+            return f"{_lacking(config, device)}; NODES={more.fleet.nodes} works{other}"
     return f"{_lacking(config, device)}, nor would many more nodes; a shorter train.sequence_length or a smaller model would"
+
+
+def _halved(config: Config, asked: set[str], device: hardware.Accelerator) -> str:
+    """`, or train.weights=bf16`, where that alone makes it fit."""
+    if config.train.optimizer != "adamw" or config.train.weights == "bf16" or not is_half(config):
+        return ""
+    chosen = _choose(replace(config, train=replace(config.train, weights="bf16")), asked, device)
+    return ", or train.weights=bf16 train.precision=bf16" if chosen and needs(chosen) <= usable_bytes(device) else ""
 
 
 def _lacking(config: Config, device: hardware.Accelerator) -> str:

@@ -244,13 +244,28 @@ def _recompute(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
-    train = config.train
-    if train.weights != "bf16":
-        return
-    if train.precision != "bf16":
+    train, layout, device = config.train, config.train.layout, hardware.accelerator_of(config.fleet.instance_type)
+    if train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
         yield "train.weights", f"bf16: products are of bf16 then, so not with train.precision {train.precision}; bf16 works"
-    if train.optimizer != "adamw":
+    if train.weights == "bf16" and train.optimizer != "adamw":
         yield "train.weights", f"bf16: train.optimizer {train.optimizer} works on fp32 alone; adamw works on both"
+    if train.precision != "fp8":
+        return
+    if _lacks_fp8(config, device):
+        name = device.name if device else "a CPU"
+        yield "train.precision", f"fp8: {name} has no instructions for it, as GPUs since Ada and Hopper have; auto works"
+    elif not train.compile:
+        yield "train.precision", "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works"
+    elif layout.tensor > 1:
+        yield "train.precision", f"fp8: not with train.layout.tensor of {layout.tensor}; with 1 it works, or bf16"
+
+
+def _lacks_fp8(config: Config, device: hardware.Accelerator | None) -> bool:
+    """Whether it is known that there is none; of a device that the table lacks, or a host of no known type, ranks say it."""
+    if device is not None:
+        return device.fp8 is None
+    row = hardware.instance(config.fleet.instance_type)
+    return row is not None or (config.fleet.backend == "local" and not hardware.local_accelerators())
 
 
 def _profile(config: Config) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,11 @@ class Device(Protocol):
         """Whether bf16 products have instructions of their own."""
         ...
 
+    @property
+    def native_fp8(self) -> bool:
+        """Whether fp8 products have."""
+        ...
+
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Nominal FLOP/s of this rank's share of the device, without sparsity."""
         ...

@@ -22,6 +22,7 @@ AMX_FLOPS_PER_CYCLE = 1024  # of a core: TDPBF16PS, 16 x 16 x 32 multiply-adds i
 class Cpu:
     kind = "cpu"
     backend = "gloo"
+    native_fp8 = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

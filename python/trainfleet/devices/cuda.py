@@ -25,11 +25,13 @@ class Cuda:
         self.properties = torch.cuda.get_device_properties(index)
         self.name = str(self.properties.name)
         self.native_bf16 = self.properties.major >= 8
+        self.native_fp8 = (self.properties.major, self.properties.minor) >= (8, 9)  # since Ada and Hopper
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
         accelerator = hardware.find_accelerator(self.name, self.memory_bytes())
-        return float("nan") if accelerator is None else accelerator.peak(dtype == torch.bfloat16)
+        format = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+        return float("nan") if accelerator is None else accelerator.peak(format)
 
     def place(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)

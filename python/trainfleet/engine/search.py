@@ -99,7 +99,15 @@ def settle(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> 
 def ground_of(config: Config, world: World) -> Record:
     """All that the fastest micro-batch depends on, as JSON has it."""
     train = config.train
-    asked = (train.global_batch, train.sequence_length, train.optimizer, train.recompute, train.compile, train.separate_documents)
+    asked = (
+        train.global_batch,
+        train.sequence_length,
+        train.optimizer,
+        train.weights,
+        train.recompute,
+        train.compile,
+        train.separate_documents,
+    )
     device = f"{world.size} x {world.device.name}, {world.precision(train.precision)}"
     found: Record = json.loads(
         json.dumps({"device": device, "train": asked, "layout": asdict(train.layout), "model": asdict(config.model)})

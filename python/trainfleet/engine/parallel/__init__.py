@@ -1,10 +1,11 @@
 """How a model is divided among ranks, and how a step goes through the parts.
 
 mesh        the ranks as a grid        replicas    every rank has the whole model (DDP)
-division    every other layout, in one short function: slices → stages → weights → recomputation → compilation → shards
+division    every other layout, in one short function: slices → stages → weights → recomputation → fp8 → compilation → shards
 tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts for attention too
 pipeline    stages and their schedule  blocks      what is done to each block
 weights     a rank's first values      gradients   their norm and clipping, right in every layout
+fp8         products in fp8
 """
 
 from __future__ import annotations

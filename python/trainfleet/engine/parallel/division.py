@@ -20,7 +20,7 @@ from ...models.network import Network
 from ..batches import Batch
 from ..meter import Stopwatch
 from ..world import PRECISIONS
-from . import blocks, context, gradients, pipeline, tensor, weights
+from . import blocks, context, fp8, gradients, pipeline, tensor, weights
 from .mesh import Mesh
 from .pipeline import Pipeline, Stage, Tie
 from .tensor import whole
@@ -29,8 +29,8 @@ from .tensor import whole
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     """Makes this rank's part; all ranks call it together.
 
-    The order is fixed by what each step must find: matrices are sliced before anything wraps a block, recomputation must be
-    inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
+    The order is fixed by what each step must find: matrices are sliced before anything wraps a block, recomputation and fp8 must
+    be inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
     """
     train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
     format = PRECISIONS[train.weights]
@@ -48,6 +48,9 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
         if mesh.context_group:
             context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
     blocks.recompute(blocks_of(model), train.recompute)
+    if precision == PRECISIONS["fp8"]:
+        fp8.convert(blocks_of(model), device)
+        precision = torch.bfloat16  # of all else
     if train.compile:
         blocks.compile(model, blocks_of(model), train.recompute, loss=layout.tensor * layout.pipeline == 1)
     if mesh.sharing().size() > 1 or precision != format:
