@@ -68,7 +68,8 @@ def train(name: str, settings: str) -> None:
     assert job.main([str(run.folder)]) == 0
     losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
     print(
-        f"{settings or 'fp32'}: last {statistics.mean(losses[-50:]):.4f}, validation {run.read_results()['valid_loss']:.4f}", flush=True
+        f"{settings or 'fp32'}: last {statistics.mean(losses[-50:]):.4f}, validation {run.read_results()['valid_loss']:.4f}",
+        flush=True,
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +27,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "pipeline": (2, {"train.layout.pipeline": 2}),
     "replicas-tensor": (4, {"train.layout.tensor": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("half"))
-    os.chdir(here)
 
 
 @pytest.fixture(scope="module")

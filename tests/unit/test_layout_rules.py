@@ -49,6 +49,10 @@ def refusal(folder: Path, settings: str) -> str:
             "train.precision: fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works",
         ),
         ("train.recompute=0.5 train.compile=false", "train.recompute: 0.5: only compiled blocks keep to a budget"),
+        (
+            "train.recompute=0.5 train.layout.tensor=2",
+            "train.recompute: 0.5: no budget with train.layout.tensor of 2; selective works, or full",
+        ),
         ("train.recompute=1.5", "train.recompute: must be at least 0 and at most 1, not 1.5"),
         ("train.recompute=ful", 'train.recompute: "ful" is not written as in "none", "selective", "full", 0.5'),
         ("train.separate_documents=true train.layout.context=2", "train.separate_documents: true: not with train.layout.context"),

@@ -238,9 +238,13 @@ def _schedule(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _recompute(config: Config) -> Iterator[tuple[str, str]]:
-    budget = config.train.recompute
-    if not isinstance(budget, str) and not config.train.compile:
+    budget, tensor = config.train.recompute, config.train.layout.tensor
+    if isinstance(budget, str):
+        return
+    if not config.train.compile:
         yield "train.recompute", f"{budget}: only compiled blocks keep to a budget: train.compile true, or selective, works"
+    elif tensor > 1:  # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
+        yield "train.recompute", f"{budget}: no budget with train.layout.tensor of {tensor}; selective works, or full"
 
 
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
