@@ -2,6 +2,7 @@
 
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
+  given.yaml   config.yaml without what was derived: what goes on with the run on other nodes, or for more steps
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   profile/
   search.json  the micro-batch that this run found to be the fastest, and what was tried (train.search_micro_batch)
@@ -34,6 +35,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
+        self.given = folder / "given.yaml"
         self.results = folder / "results.json"
         self.metrics = folder / "metrics.jsonl"
         self.events = folder / "events.jsonl"

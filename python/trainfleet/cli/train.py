@@ -10,7 +10,7 @@ from ..backends import backend_of
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
-from ..config import Config, dump_resolved
+from ..config import Config, dump_given, dump_resolved
 from ..errors import ConfigError, Problem, RunError, TrainfleetError
 from ..plan.plan import Plan
 from ..report import html, plots
@@ -83,6 +83,7 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office:
     restarts = take_over(run, office.predecessor) if office.predecessor else 0
     run.stop.unlink(missing_ok=True)
     runs.write_atomic(run.config, dump_resolved(config))
+    runs.write_atomic(run.given, dump_given(config, list(plan.derived)))
     run.update_results(
         name=run.name,
         started=started,

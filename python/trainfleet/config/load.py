@@ -112,6 +112,14 @@ def dump_resolved(config: Config) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
+def dump_given(config: Config, derived: list[Derived]) -> str:
+    """The config as YAML without what was derived, so that all of it is derived again when the run goes on otherwise."""
+    values = _plain(dataclasses.asdict(config))
+    for row in derived:
+        _drop(values, tuple(row.key.split(".")))
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
 def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], list[Problem]]:
     """The document, its values with defaults in, the keys that are wrong (these are back at their defaults), and why."""
     document = _read(settings.path)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Of the run folder: what is large, what only its ranks need, and config.yaml, which each side has of its own.
-LEFT_OUT = {"checkpoints", "huggingface", "heartbeats", "config.yaml", "launch.yaml", "lock"}
+# Of the run folder: what is large, what only its ranks need, and configs, which each side has of its own.
+LEFT_OUT = {"checkpoints", "huggingface", "heartbeats", "config.yaml", "given.yaml", "launch.yaml", "lock"}
 GROWING = (".log", ".jsonl")
 MOST = 8 << 20  # bytes in one answer; the rest comes with the next
 Known = dict[str, tuple[int, float, int]]

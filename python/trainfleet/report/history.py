@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ..errors import ConfigError
 from ..runs import Record, Run, is_locked, read_lines
 
 BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
@@ -108,9 +110,8 @@ class History:
     @property
     def next_commands(self) -> list[tuple[str, str]]:
         """What to type now, each with what it does."""
-        which = _which_config(self.run)
-        more = 2 * max(self.steps_total, 1)
-        logs, train = f"make logs{which}", f"make train{which}"
+        which, more = _which_config(self.run), 2 * max(self.steps_total, 1)
+        logs, train = f"make logs{which}", f"make train{which or _as_given(self.run)}"
         if self.status == "running":
             return [(f"{logs} FOLLOW=1", "reads along"), (f"make stop{which}", "stops at a step, with a checkpoint")]
         if self.status == "finished":
@@ -118,7 +119,8 @@ class History:
             return [(f"{train} SET='train.steps={more}'", f"trains on, to step {more:,}"), write]
         saved = self.steps_of("checkpointed")
         again = f"goes on from step {saved[-1]:,}" if saved else "starts it"
-        return ([(logs, "shows what the ranks said")] if self.status != "not started" else []) + [(train, again)]
+        quiet = self.status in ("not started", "stopped")  # nothing is wrong
+        return ([] if quiet else [(logs, "shows what the ranks said")]) + [(train, again)]
 
 
 def read(run: Run) -> History:
@@ -136,7 +138,18 @@ def _which_config(run: Run) -> str:
     here = Path("config.yaml")
     lines = here.read_text(encoding="utf-8").splitlines() if here.is_file() else []
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
-    return "" if own or not run.config.exists() else f" CONFIG={run.config}"
+    config = run.given if run.given.exists() else run.config
+    return "" if own or not config.exists() else f" CONFIG={config}"
+
+
+def _as_given(run: Run) -> str:
+    """The ` CONFIG=…` that training needs to go on, where SET or NODES made this run another one than config.yaml asks for."""
+    from ..config import Settings, load, load_resolved  # loads YAML
+
+    with suppress(ConfigError):
+        if load(Settings(Path("config.yaml")))[0] == load_resolved(run.config):
+            return ""
+    return f" CONFIG={run.given}" if run.given.exists() else ""
 
 
 def describe(event: Record) -> str:
