@@ -31,8 +31,8 @@ def report(stamps: list[float]) -> None:
     print(f"== {BATCH * LENGTH / seconds:.1f}", flush=True)
 
 
-def bare(steps: int, half: bool, compiled: bool = False) -> None:
-    """A loop as a tutorial has it, around our modules; `compiled` as a whole."""
+def bare_step(half: bool, compiled: bool) -> Callable[[torch.Tensor], None]:
+    """A step on a batch as a tutorial has it, around our modules; `compiled` as a whole."""
     from trainfleet import models
     from trainfleet.config.types import Model
 
@@ -40,14 +40,22 @@ def bare(steps: int, half: bool, compiled: bool = False) -> None:
     model.initialize(1)
     model = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    stamps = []
-    for batch in rows(steps * BATCH).split(BATCH):
+
+    def step(batch: torch.Tensor) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             loss = model(batch[:, :-1], targets=batch[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def bare(steps: int, half: bool, compiled: bool = False) -> None:
+    step, stamps = bare_step(half, compiled), []
+    for batch in rows(steps * BATCH).split(BATCH):
+        step(batch)
         stamps.append(time.perf_counter())
     report(stamps)
 
