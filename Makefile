@@ -4,6 +4,7 @@
 # ever data. That is what the loop is for: make would export (and expand) what stood on its command line.
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
+override export PYTHONUTF8 := 1
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .PHONY: help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check

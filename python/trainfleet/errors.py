@@ -39,6 +39,7 @@ class TrainfleetError(Exception):
 
 def tell(error: TrainfleetError) -> int:
     """The exit code of a process that ends with this error, which it has said."""
+    sys.stdout.flush()  # in a pipe, what was said before must come before
     print(f"error: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 

@@ -31,8 +31,8 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(desk: Path, *words: str) -> tuple[int, str]:
-    done = subprocess.run(["make", *words], cwd=desk, text=True, capture_output=True, check=False)
+def make(desk: Path, *words: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(["make", *words], cwd=desk, text=True, capture_output=True, check=False, env=os.environ | environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -90,3 +90,16 @@ def test_a_planned_command_is_folded_so_that_a_shell_still_takes_it(monkeypatch:
     done = subprocess.run(["sh", "-c", "\n".join(lines)], text=True, capture_output=True, check=True)
     assert done.stdout == f"{words[3:]}\n"
     assert hung("  head  ", "word " * 30).splitlines()[1].startswith("        word")
+
+
+def test_names_and_text_are_utf_8_in_any_locale(desk: Path) -> None:
+    (desk / "übung.yaml").write_text("name: a\ndata: {sources: [täxt]}\n", encoding="utf-8")
+    code, text = make(desk, "plan", "CONFIG=übung.yaml", LC_ALL="POSIX", PYTHONCOERCECLOCALE="0")
+    assert code != 0 and "error: täxt: can't be read as a source" in text
+
+
+def test_in_a_pipe_an_error_comes_after_what_was_said_before_it(desk: Path) -> None:
+    (desk / "config.yaml").unlink()
+    (desk / "config.yaml").write_text("name: a\ndata: {sources: [missing]}\n")
+    done = subprocess.run(["make", "plan"], cwd=desk, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert 0 < done.stdout.index("estimate") < done.stdout.index("error: missing")
