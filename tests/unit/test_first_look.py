@@ -94,7 +94,7 @@ def test_a_planned_command_is_folded_so_that_a_shell_still_takes_it(monkeypatch:
 
 def test_names_and_text_are_utf_8_in_any_locale(desk: Path) -> None:
     (desk / "übung.yaml").write_text("name: a\ndata: {sources: [täxt]}\n", encoding="utf-8")
-    code, text = make(desk, "plan", "CONFIG=übung.yaml", LC_ALL="POSIX", PYTHONCOERCECLOCALE="0")
+    code, text = make(desk, "plan", "CONFIG=übung.yaml", LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
     assert code != 0 and "error: täxt: can't be read as a source" in text
 
 
