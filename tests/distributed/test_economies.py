@@ -31,7 +31,7 @@ KINDS = {
     "bf16-sharded": ({"train.precision": "bf16", **SHARDED}, 2, 1e-3, 2e-2),
 }
 EIGHTHS = {
-    "fp8": ({}, 1),
+    "fp8": ({"train.compile": "true"}, 1),
     "fp8-sharded-recomputed": ({"train.recompute": "selective", **SHARDED}, 2),
     "fp8-pipelined-half-weights": ({"train.weights": "bf16", "train.layout.pipeline": 2}, 2),
 }
