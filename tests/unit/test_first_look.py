@@ -101,5 +101,6 @@ def test_names_and_text_are_utf_8_in_any_locale(desk: Path) -> None:
 def test_in_a_pipe_an_error_comes_after_what_was_said_before_it(desk: Path) -> None:
     (desk / "config.yaml").unlink()
     (desk / "config.yaml").write_text("name: a\ndata: {sources: [missing]}\n")
-    done = subprocess.run(["make", "plan"], cwd=desk, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["make", "plan"], cwd=desk, env=buffered, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert 0 < done.stdout.index("estimate") < done.stdout.index("error: missing")
