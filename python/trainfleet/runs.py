@@ -16,7 +16,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -122,10 +123,14 @@ def unwritable(path: Path, error: OSError) -> RunError:
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Appends one JSON line in a single write, so that readers never see half a line from one machine."""
+    """Appends one JSON line in a single write, so that readers never see half a line from one machine.
+
+    Where a full disk or a power cut has left half a line at the end, that one is closed first: it must not spoil this one too.
+    """
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with open(path, "ab+") as file:
+            torn = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+            file.write(b"\n" * bool(torn) + json.dumps(record).encode() + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -143,14 +148,19 @@ def read_json(path: Path) -> Record | None:
 
 
 def read_lines(path: Path) -> Iterator[Record]:
-    """The records of a .jsonl file; a last line that was cut off by a crash is left out."""
+    """The records of a .jsonl file; a line that a crash or a full disk has cut off is left out."""
     try:
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        with open(path, "rb") as file:
+            yield from parse_lines(line for line in file if line.endswith(b"\n"))
     except FileNotFoundError:
         return
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[Record]:
+    """The records of those lines that are whole."""
+    for line in lines:
+        with suppress(ValueError):  # half a line, which another has followed
+            yield json.loads(line)
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
@@ -176,7 +186,7 @@ class Lines:
         if self.path.exists() and self.path.stat().st_size < self.offset:  # it was cut back by a resume
             self.offset = 0
         lines, self.offset = whole_lines(self.path, self.offset)
-        return [json.loads(line) for line in lines]
+        return list(parse_lines(lines))
 
 
 def take_lock(folder: Path) -> TextIO | None:

@@ -13,6 +13,7 @@ import pytest
 
 from trainfleet.cli.plan import folded, hung
 from trainfleet.recipes import all_recipes
+from trainfleet.runs import Lines, append_line, read_lines
 from trainfleet.watch.interrupts import Interrupts
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +105,13 @@ def test_in_a_pipe_an_error_comes_after_what_was_said_before_it(desk: Path) -> N
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(["make", "plan"], cwd=desk, env=buffered, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert 0 < done.stdout.index("estimate") < done.stdout.index("error: missing")
+
+
+def test_half_a_line_that_a_full_disk_left_costs_no_other_line(tmp_path: Path) -> None:
+    path, lines = tmp_path / "events.jsonl", Lines(tmp_path / "events.jsonl")
+    append_line(path, {"step": 1})
+    with open(path, "a") as file:
+        file.write('{"step": 2, "lo')
+    assert list(read_lines(path)) == lines.new() == [{"step": 1}]
+    append_line(path, {"step": 3})
+    assert list(read_lines(path)) == [{"step": 1}, {"step": 3}] and lines.new() == [{"step": 3}]

@@ -74,6 +74,10 @@ class Local:
         for command in request.commands:
             try:
                 command.log.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                self.stop(Handle(tuple(started)))
+                raise runs.unwritable(command.log.parent, error) from error
+            try:
                 started.append(
                     subprocess.Popen(command.argv, env=os.environ | command.environment, stdin=subprocess.DEVNULL,
                                      start_new_session=True, preexec_fn=die_with_parent)

@@ -63,9 +63,9 @@ def _all_folders(place: Place) -> dict[str, int]:
 
 
 def _keep(place: Place) -> int:
-    for folder, count in _all_folders(place).items():
+    for folder, count in (kept := _all_folders(place)).items():
         print(f"kept {folder}: {size(count)}")
-    print("next: make clean PURGE=1 removes these too")
+    print("next: make clean PURGE=1 removes these too" if kept else "no runs and no datasets are left")
     return 0
 
 

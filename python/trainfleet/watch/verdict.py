@@ -17,7 +17,7 @@ from .watchdog import Alarm
 
 TAIL = 12  # lines
 TRACEBACK = "Traceback (most recent call last):"
-OURS = re.compile(r"^(trainfleet\.\S+\.)?(Data|Run|Backend|Config|Trainfleet)Error: ")
+OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
 
 
 @dataclass(frozen=True)

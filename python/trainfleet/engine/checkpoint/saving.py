@@ -71,7 +71,7 @@ def begin(store: Store, step: int, size: int) -> None:
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
     if free is not None and free < needed:
-        told = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free"
+        told = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free"
         raise OSError(errno.ENOSPC, told)
 
 
