@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The key in FILE may log in as this user, so that the head reaches every node without a password. Other keys are left as they are.
 set -euo pipefail
-verb=${1:?usage: access.sh check|apply|verify FILE}
-file=${2:?usage: access.sh check|apply|verify FILE}
+usage="usage: access.sh check|apply|verify FILE"
+verb=${1:?$usage} file=${2:?$usage}
 target=$HOME/.ssh/authorized_keys
 
 verify() { grep -qsxFf "$file" "$target" && echo "access: the head's key is let in"; }
@@ -20,5 +20,5 @@ apply() {
 case $verb in
   check | verify) verify || { echo "access: the head's key is not in $target"; exit 1; } ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: access.sh check|apply|verify FILE" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac

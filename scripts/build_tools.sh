@@ -2,7 +2,8 @@
 # Compilers, git, curl and a Python of 3.11 or newer that can make environments; with the word `headers` also the headers of the
 # running kernel, for drivers that are built here. check: is all there?  apply: install what is not.  verify = check. As root; Ubuntu 22.04/24.04, Debian 12, Amazon Linux 2023.
 set -euo pipefail
-verb=${1:?usage: build_tools.sh check|apply|verify [headers]}
+usage="usage: build_tools.sh check|apply|verify [headers]"
+verb=${1:?$usage}
 headers=${2:-}
 kernel=$(uname -r)
 
@@ -49,5 +50,5 @@ verify() {
 case $verb in
   check | verify) verify ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: build_tools.sh check|apply|verify [headers]" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac

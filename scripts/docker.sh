@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Docker from the distribution; with the word `nvidia` also NVIDIA's container toolkit, so that containers see the GPUs.
 set -euo pipefail
-verb=${1:?usage: docker.sh check|apply|verify [nvidia]}
+usage="usage: docker.sh check|apply|verify [nvidia]"
+verb=${1:?$usage}
 gpus=${2:-}
 toolkit=https://nvidia.github.io/libnvidia-container
 
@@ -44,5 +45,5 @@ apply() {
 case $verb in
   check | verify) verify ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: docker.sh check|apply|verify [nvidia]" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac

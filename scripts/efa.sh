@@ -2,8 +2,8 @@
 # The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, all from one pinned installer.
 # verify asks libfabric itself: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
 set -euo pipefail
-verb=${1:?usage: efa.sh check|apply|verify VERSION}
-version=${2:?usage: efa.sh check|apply|verify VERSION}
+usage="usage: efa.sh check|apply|verify VERSION"
+verb=${1:?$usage} version=${2:?$usage}
 home=${EFA_HOME:-/opt/amazon}
 url=https://efa-installer.amazonaws.com/aws-efa-installer-$version.tar.gz
 
@@ -34,5 +34,5 @@ apply() {
 case $verb in
   check | verify) verify ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: efa.sh check|apply|verify VERSION" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac

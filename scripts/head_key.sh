@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A key pair of the head's own for reaching the nodes; FOLDER, which all see, receives only its public half.
 set -euo pipefail
-verb=${1:?usage: head_key.sh check|apply|verify FOLDER}
-folder=${2:?usage: head_key.sh check|apply|verify FOLDER}
+usage="usage: head_key.sh check|apply|verify FOLDER"
+verb=${1:?$usage} folder=${2:?$usage}
 key=$HOME/.ssh/id_trainfleet
 
 verify() {
@@ -22,5 +22,5 @@ apply() {
 case $verb in
   check | verify) verify ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: head_key.sh check|apply|verify FOLDER" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac

@@ -2,8 +2,8 @@
 # Locked memory without limit (EFA registers what it sends from) and many open files, for every later login.
 # Needs `UsePAM yes` in sshd: without PAM nothing reads limits.d, which is why sshd.sh leaves it on.
 set -euo pipefail
-verb=${1:?usage: limits.sh check|apply|verify OPEN_FILES}
-files=${2:?usage: limits.sh check|apply|verify OPEN_FILES}
+usage="usage: limits.sh check|apply|verify OPEN_FILES"
+verb=${1:?$usage} files=${2:?$usage}
 target=${TRAINFLEET_ROOT:-}/etc/security/limits.d/90-trainfleet.conf
 
 wanted() { # `*` does not stand for root
@@ -27,5 +27,5 @@ apply() {
 case $verb in
   check | verify) verify || { echo "limits: $target is not as wanted"; exit 1; } ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: limits.sh check|apply|verify OPEN_FILES" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac

@@ -2,7 +2,8 @@
 # sshd takes keys and no passwords. PAM stays on: without it limits.d is not read, and EFA would get 64 KiB of locked memory.
 # What is written is tried by `sshd -t` first: a mistake here would lock everybody out. Connections that are open stay open.
 set -euo pipefail
-verb=${1:?usage: sshd.sh check|apply|verify}
+usage="usage: sshd.sh check|apply|verify"
+verb=${1:?$usage}
 root=${TRAINFLEET_ROOT:-}
 target=$root/etc/ssh/sshd_config.d/10-trainfleet.conf # sshd takes the first value that it reads, and 10- is read early
 
@@ -46,5 +47,5 @@ apply() {
 case $verb in
   check | verify) verify || { echo "sshd: $target is not as wanted"; exit 1; } ;;
   apply) verify > /dev/null || apply; verify ;;
-  *) echo "usage: sshd.sh check|apply|verify" >&2 && exit 2 ;;
+  *) echo "$usage" >&2 && exit 2 ;;
 esac
