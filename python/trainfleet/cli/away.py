@@ -22,6 +22,7 @@ from ..nodes.mirror import Mirror
 from ..plan.plan import Plan
 from ..report.summary import print_summary
 from ..runs import Run
+from ..watch.budget import Budget
 from ..watch.lease import is_held, read_tenure
 from . import carry
 
@@ -131,9 +132,11 @@ def launch(verb: str, plan: Plan, away: Away, started: float) -> None:
     """Examines the hosts, and has the first of them launch the run.
 
     Raises:
+        ConfigError: the run has cost all that it may.
         BackendError: the gate is shut, another run is at work, or the launcher does not come up.
     """
     backend, run, secrets = away.backend, away.run, away.backend.secrets()
+    Budget(run, plan.config).require()
     sound, unsound = backend.survey(away.transport.hosts)
     chosen, spare = sound[: plan.config.fleet.nodes], sound[plan.config.fleet.nodes :]
     for host, why in unsound.items():

@@ -14,7 +14,7 @@ from ..config import Config, Derived, dump_resolved, load
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
-from ..plan.estimate import Estimate, assumed_mfu, estimate
+from ..plan.estimate import Estimate, assumed_mfu, estimate, price_of
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees, make_plan
 from ..plan.request import Request
@@ -145,11 +145,11 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "time", f"about {duration(needs.seconds)}"
     else:
         yield "time", "unknown on this hardware"
-    here = "" if fleet.instance_type else " (this machine)"
-    yield (
-        "cost",
-        "unknown: no list price" if needs.usd is None else f"about ${rough(needs.usd)}{here}" if needs.usd else f"$0{here}",
-    )
+    price = price_of(config)
+    if needs.usd is None:
+        yield "cost", "unknown: no list price" if price is None else f"${price * fleet.nodes:,.2f} an hour"
+    else:
+        yield "cost", f"about ${rough(needs.usd)}" if needs.usd else "$0 (this machine)"
 
 
 def rough(value: float) -> str:

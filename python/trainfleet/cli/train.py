@@ -129,7 +129,7 @@ def report(run: Run, config: Config, status: str) -> None:
     """
     try:
         spent = Budget(run, config).spent()
-        run.update_results(status=status, **({"usd": round(spent, 2)} if spent else {}))
+        run.update_results(status=status, **({"usd": round(spent, 4)} if spent else {}))
         if run.metrics.exists():
             plots.draw(run)
             html.write(run)
