@@ -29,7 +29,7 @@ def make_plan(config: Config, derived: list[Derived], requests: list[Request], n
     """
     needs = estimate(config)
     if problem := _over_budget(config, needs):
-        raise ConfigError([Problem(0, "", "budget.max_usd", problem)], next="raise it, or null for none; make plan says what the run takes")
+        raise ConfigError([Problem(0, "", "budget.max_usd", problem)], next="raise it, or null for none; make plan shows why")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
 
 
