@@ -170,6 +170,13 @@ def test_status_tells_running_from_interrupted(tmp_path: Path) -> None:
     assert "running" in status(run)
 
 
+def test_a_run_that_did_more_than_is_asked_for_now_is_at_its_end(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.config.write_text(run.config.read_text().replace("steps: 500", "steps: 12"))
+    said = status(run)
+    assert "finished · step 500 of 500 (100 %)" in said and "train.steps=1000" in said
+
+
 def test_status_before_anything(tmp_path: Path) -> None:
     assert status(Run(tmp_path / "none")).startswith("none  not started\nnext  make train")
 

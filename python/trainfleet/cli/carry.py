@@ -16,6 +16,7 @@ from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
+from ..report.summary import status
 from ..watch.attempts import persevere
 from ..watch.budget import Budget
 from ..watch.follow import Follower
@@ -73,10 +74,8 @@ def is_finished(plan: Plan, run: runs.Run) -> bool:
 
 
 def say_finished(plan: Plan, run: runs.Run) -> int:
-    """Says that nothing is left to do, and how to go on; the exit code."""
-    steps = plan.config.train.steps
-    print(f"{run.name} is finished: all {steps:,} steps are done")
-    print(f"next: make sample, or train on: make train SET='train.steps={2 * steps}'")
+    """Says that nothing is left to do, how the run ended and how to go on; the exit code."""
+    print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
 
 

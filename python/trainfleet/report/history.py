@@ -45,12 +45,12 @@ class History:
 
     @cached_property
     def steps_total(self) -> int:
-        """The steps that the run's config asks for."""
+        """The steps that the run's config asks for; what has been done already, where that is more."""
         import yaml
 
         text = self.run.config.read_text(encoding="utf-8") if self.run.config.exists() else ""
         train = (yaml.safe_load(text) or {}).get("train", {})
-        return int(train.get("steps") or self.results.get("steps") or self.step)
+        return max(int(train.get("steps") or self.results.get("steps") or 0), self.step)
 
     @property
     def step(self) -> int:
