@@ -53,14 +53,14 @@ def test_rounding_is_right_on_average(value: float) -> None:
 
 
 def test_draws_have_nothing_to_do_with_one_another() -> None:
-    """Neighbours in a row or a column, other steps and other parameters; and each of the 16 bits is 0 or 1 as often."""
-    draws = drawn(1, (400, 400)).double()
-    others = [drawn(2, (400, 400)), drawn(1, (400, 400), key=6), draws.roll(1, 0), draws.roll(1, 1), draws.T]
+    """Neighbours in a row or a column, other steps and other parameters; and each of the 32 bits is 0 or 1 as often."""
+    draws = drawn(1, (400, 400))
+    others = [draws >> 16, drawn(2, (400, 400)), drawn(1, (400, 400), key=6), draws.roll(1, 0), draws.roll(1, 1), draws.T]
     for other in others:
-        pair = torch.stack([draws.flatten(), other.double().flatten()])
-        assert abs(torch.corrcoef(pair)[0, 1].item()) < 5 / 400
-    shares = [((drawn(1, (400, 400)) >> bit) & 1).double().mean().item() for bit in range(16)]
-    assert shares == pytest.approx([0.5] * 16, abs=5 * 0.5 / 400)
+        pair = torch.stack([draws.flatten(), other.flatten()]) & 0xFFFF
+        assert abs(torch.corrcoef(pair.double())[0, 1].item()) < 5 / 400
+    shares = [((draws >> bit) & 1).double().mean().item() for bit in range(32)]
+    assert shares == pytest.approx([0.5] * 32, abs=5 * 0.5 / 400)
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,19 @@ def renew(
     steps = step.clamp(min=1)
     change = mean / (1 - beta1**steps) / ((square / (1 - beta2**steps)).sqrt() + epsilon)
     weight = parameter.float() * (1 - keep * rate * decay) - change * (keep * rate)
-    for stream, (tensor, value) in enumerate(((parameter, weight), (first, mean), (second, square))):
-        tensor.copy_(rounded(value, chance(key, step.int() * 3 + stream, rows, columns)))
+    one, other = (chance(key, step.int() * 2 + draw, rows, columns) for draw in (0, 1))
+    for tensor, value, bits in ((parameter, weight, one), (first, mean, other), (second, square, one >> 16)):
+        tensor.copy_(rounded(value, bits))
 
 
 def rounded(value: Tensor, chance: Tensor) -> Tensor:
-    """fp32 as bf16: its upper half, and one more in it where `chance`, of 16 bits, and the lower half make more than 16 bits."""
-    return ((value.view(torch.int32) + chance) & ~CUT).view(torch.float32).to(torch.bfloat16)
+    """fp32 as bf16: its upper half, and one more where its lower half and that of `chance` make more than 16 bits."""
+    return ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
 
 
 def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """16 random bits, int32 [R, C], for each place in a matrix, of the `draw`-th draw for it."""
-    return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL) & CUT
+    """32 random bits, int32 [R, C], for each place in a matrix, of the `draw`-th draw for it."""
+    return mixed(mixed(rows ^ mixed(key ^ mixed(draw))) + columns * WEYL)
 
 
 def mixed(x: Tensor) -> Tensor:
