@@ -7,6 +7,7 @@ override export PYTHONPATH := python
 override export PYTHONUTF8 := 1
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # make -j8 train tokenize: one after the other
 .PHONY: help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:

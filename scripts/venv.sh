@@ -10,6 +10,7 @@ cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds w
 
 uses_uv() { [ "${TRAINFLEET_PIP:-}" != pip ] && command -v uv > /dev/null; }
 pip_option() { python3 -m pip config get "global.$1" 2> /dev/null || true; } # one that is not set is no error
+is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # one whose making was stopped is not
 has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
 install() { # as pip install, silent unless it fails
@@ -34,10 +35,11 @@ install_cpu_torch() { # a tenth of the usual build's size; where it can't be had
 apply() {
   local files=() lock
   for lock in "$@"; do files+=(--requirement "$lock"); done
+  trap 'echo "stopped; the same command begins again where it has to" >&2; exit 130' INT TERM
   echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "trainfleet needs Python 3.11 or newer as python3; this is $(python3 --version)" >&2 && exit 1; }
-  [ -x "$python" ] || rm -rf .venv
+  is_whole || rm -rf .venv
   [ -d .venv ] || if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi
   install_cpu_torch "$@"
   install "${files[@]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,3 +116,17 @@ def test_half_a_line_that_a_full_disk_left_costs_no_other_line(tmp_path: Path) -
     assert list(read_lines(path)) == lines.new() == [{"step": 1}]
     append_line(path, {"step": 3})
     assert list(read_lines(path)) == [{"step": 1}, {"step": 3}] and lines.new() == [{"step": 3}]
+
+
+def test_an_environment_whose_making_was_stopped_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "venv.sh", tmp_path / "scripts")
+    (tmp_path / "empty.lock").touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)  # as venv leaves it, before it brings pip
+    (tmp_path / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    done = subprocess.run(["scripts/venv.sh", "apply", "empty.lock"], cwd=tmp_path, text=True, capture_output=True,
+                          env=os.environ | {"TRAINFLEET_PIP": "pip"})  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    subprocess.run([python, "-m", "pip", "--version"], check=True, capture_output=True)

@@ -78,7 +78,8 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     if settings:
         yield from ("", "environment")
         width = max(len(setting.name) for setting in settings)
-        yield from (f"  {setting.name:{width}}  {setting.value or 'left out':8}  {setting.why}" for setting in settings)
+        for setting in settings:
+            yield hung(f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why)
 
 
 def describe_requests(requests: tuple[Request, ...], notes: tuple[str, ...]) -> Iterator[str]:
