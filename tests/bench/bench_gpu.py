@@ -1,75 +1,196 @@
-"""Tokens/s and loss on one GPU beside a bare loop: `python tests/bench/bench_gpu.py [SHAPE ...] [--length 4096] [--steps 40]`.
+"""Speed, loss and memory on one GPU beside a bare loop of torch, and what limited it: `python tests/bench/bench_gpu.py 1b 3b 8b`.
 
-Llama's shapes of 1, 3 and 8 billion, bf16 products over fp32 weights, compiled. Each is trained by our job, whole, and then by a loop
-of torch alone on the same model; a shape that does not fit says so. To beat, for one H200: 1B 55,000, 3B 26,000, 8B 10,471
-(KempnerForge's published figure; it keeps weights and moments in bf16). On a CPU `bench_gpu.py tiny --length 64 --steps 12` tries
-the script itself.
+Llama's shapes of 1, 3 and 8 billion parameters at 4,096 tokens, products in bf16; 8B has weights and moments in bf16 too, as an fp32
+AdamW of it leaves no room on one card. Each is trained by our job, whole, and then by a loop of torch alone: same model, blocks and
+loss compiled alike, same sequences, same learning rates, so that the losses must come out the same. A table is printed, and each row
+is kept in FOLDER/results.jsonl.
+
+--folder FOLDER keeps the dataset and what was compiled, so one shape a call will do, and the second call of a shape compiles nothing.
+--set 'train.micro_batch=4 train.recompute=full' tries other settings. On a CPU, `bench_gpu.py tiny tiny-half --steps 12` runs all of
+this script, bf16 weights too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import bench_train
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from trainfleet import devices, models, runs
 from trainfleet.config import Config, Settings, load
+from trainfleet.config.memory import memory_of
+from trainfleet.config.sizes import flops_per_token
+from trainfleet.data.dataset import Dataset
+from trainfleet.engine import optimizer
+from trainfleet.engine.batches import split
 
-SHAPES = {"1b": ("llama-3.2-1b", 4), "3b": ("llama-3.2-3b", 2), "8b": ("llama-3-8b", 1), "tiny": ("tiny", 2)}  # micro-batch
-WARM_UP = 5  # steps
+WARM_UP = 5  # steps of the bare loop that do not count: they compile
 
 
-def bare(config: Config, steps: int) -> tuple[float, float]:
-    """Tokens/s and last loss of a loop of torch alone, on random tokens that are there already."""
+@dataclass(frozen=True)
+class Shape:
+    """What is trained, with the micro-batch and recomputation that fit 141 GB by config/memory.py; what others have published."""
+
+    preset: str
+    micro_batch: int
+    weights: str = "fp32"
+    recompute: str = "none"
+    length: int = 4096
+    aim: float = 0.0  # tokens/s on one H200
+    published: str = ""
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"model.preset={self.preset} train.sequence_length={self.length} train.micro_batch={self.micro_batch}"
+            f" train.global_batch={self.micro_batch} train.weights={self.weights} train.recompute={self.recompute}"
+            " train.precision=bf16 train.compile=true train.learning_rate=3e-4 checkpoint.every=never"
+        )
+
+
+SHAPES = {
+    "1b": Shape("llama-3.2-1b", 8, aim=55_000, published="38,535 a GPU: MPT 1B, 8 x H100 (llm-foundry)"),
+    "3b": Shape("llama-3.2-3b", 4, aim=26_000, published="20,964 a GPU: MPT 3B, 8 x H100 (llm-foundry)"),
+    "8b": Shape(
+        "llama-3-8b", 2, "bf16", aim=11_500, published="10,471: one H200, bf16 weights, all recomputed, 80.7 GB (KempnerForge)"
+    ),
+    "tiny": Shape("tiny", 2, length=64),
+    "tiny-half": Shape("tiny", 2, "bf16", "full", length=64),
+}
+HEAD = ("shape", "who", "loss", "tokens/s", "MFU", "GiB", "where the time goes")
+
+
+def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
+    """The figures of our job: its own results, and the shares of its steps' parts."""
+    bench_train.ours(name, 1, steps, settings)
+    run = runs.run_of(name)
+    results, lines = run.read_results(), list(runs.read_lines(run.metrics))
+    parts = {key.removesuffix("_seconds") for line in lines for key in line if key.endswith("_seconds")}
+    spent = {
+        part: statistics.median(line[f"{part}_seconds"] for line in lines[1:] if f"{part}_seconds" in line) for part in parts
+    }
+    shares = sorted(((seconds / sum(spent.values()), part) for part, seconds in spent.items()), reverse=True)
+    return {
+        "loss": results["final_loss"],
+        "speed": results["tokens_per_second"],
+        "mfu": results["mfu"],
+        "memory": max(line["memory_bytes"] for line in lines),
+        "where": ", ".join(f"{part} {share:.0%}" for share, part in shares),
+    }
+
+
+def bare(config: Config) -> dict[str, Any]:
+    """The figures of a loop of torch alone, on the sequences and with the learning rates of our job."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(runs.COMPILED.absolute()))
     device, train = devices.current(), config.train
-    place = device.torch_device
-    model = models.build(config.model).to(place)
-    model.initialize(1)
+    place, format = device.torch_device, {"fp32": torch.float32, "bf16": torch.bfloat16}
+    with place:
+        model = models.build(config.model).to(format[train.weights])
+    model.initialize(train.seed)
     for block in model.get_submodule(model.plan.blocks).children():
-        block.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    rows = torch.randint(0, 4096, (train.micro_batch, train.sequence_length + 1), device=place)
-    seconds = []
-    for _ in range(steps):
+        if train.recompute == "full":
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.compile(dynamic=False)
+    model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
+    groups = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
+    groups += [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": train.weight_decay}]
+    update = torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), eps=train.epsilon, fused=True)
+    dataset, seconds = Dataset.open(runs.DATA / config.data.name, config.data), []
+    for step in range(1, train.steps + 1):
+        first = (step - 1) * train.global_batch
+        batch = split(device.place(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
         began = time.perf_counter()
-        with torch.autocast(device.kind, torch.bfloat16, enabled=device.native_bf16):
-            loss = model(rows[:, :-1], targets=rows[:, 1:])
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.set_learning_rate(update, optimizer.learning_rate(train, step))
+        with torch.autocast(place.type, torch.bfloat16):
+            loss = model(batch.inputs, targets=batch.targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.gradient_clip)
+        update.step()
+        update.zero_grad()
         device.synchronize()
         seconds.append(time.perf_counter() - began)
-    return rows[:, 1:].numel() / statistics.median(seconds[WARM_UP:]), loss.item()
+    speed = train.global_batch * train.sequence_length / statistics.median(seconds[WARM_UP:])
+    load = flops_per_token(config.model, train.sequence_length) / device.peak_flops(torch.bfloat16)
+    return {"loss": loss.item(), "speed": speed, "mfu": round(speed * load, 4), "memory": device.memory_used(), "where": ""}
+
+
+def apart(shape: str, settings: str) -> dict[str, Any]:
+    """`bare` in a process of its own: so its memory is its own too."""
+    done = subprocess.run([sys.executable, __file__, "--bare", settings], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise bench_train.Failed(f"the bare loop of {shape} failed; its word is above")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def row(shape: str, who: str, found: dict[str, Any]) -> str:
+    cells = (
+        shape,
+        who,
+        f"{found['loss']:.4f}",
+        f"{found['speed']:,.0f}",
+        f"{found['mfu']:.1%}",
+        f"{found['memory'] / 2**30:.1f}",
+        found["where"],
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def compare(shape: str, steps: int, extra: str) -> None:
+    """Prints and keeps a row for each of the two, and what they are to be seen beside."""
+    told = SHAPES[shape]
+    settings = f"{told.settings} {extra}"
+    config, _ = load(Settings(Path("config.yaml"), settings))
+    print(f"{shape}: {settings}; by arithmetic {memory_of(config, True).total / 2**30:.1f} GiB", flush=True)
+    name = f"{shape}-{int(time.time())}"
+    for who, take in (
+        ("ours", lambda: ours(name, steps, settings)),
+        ("bare torch", lambda: apart(shape, f"{settings} train.steps={steps}")),
+    ):
+        try:
+            found = take()
+        except bench_train.Failed as error:
+            print(f"| {shape} | {who} | did not run: {error} |", flush=True)
+            continue
+        print(row(shape, who, found), flush=True)
+        runs.append_line(Path("results.jsonl"), {"shape": shape, "who": who, "settings": settings, "steps": steps, **found})
+    if told.aim:
+        print(f"| {shape} | to reach, on one H200 | | {told.aim:,.0f} | | | published: {told.published} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shapes", nargs="*", default=["1b", "3b", "8b"])
-    parser.add_argument("--length", type=int, default=4096)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=["1b", "3b", "8b"], help=", ".join(SHAPES))
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--set", default="", help="more settings, as SET takes them")
+    parser.add_argument("--folder", type=Path, help="keeps the dataset, what was compiled, and the results")
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
     told = parser.parse_args()
-    bench_train.prepare(Path(tempfile.mkdtemp()))
-    print(f"{devices.current().name}, torch {torch.__version__}")
+    if unknown := set(told.shapes) - SHAPES.keys():
+        parser.error(f"no such shape: {', '.join(unknown)}; there are {', '.join(SHAPES)}")
+    if told.bare:
+        print(json.dumps(bare(load(Settings(Path("config.yaml"), told.bare))[0])))
+        return
+    folder = told.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    bench_train.prepare(folder)
+    print(
+        f"{devices.current().name}, torch {torch.__version__}, {told.steps} steps\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
+    )
     for shape in told.shapes:
-        preset, size = SHAPES[shape]
-        settings = (
-            f"model.preset={preset} train.sequence_length={told.length} train.micro_batch={size} train.global_batch={size}"
-            " train.compile=true train.learning_rate=3e-4"
-        )
-        try:
-            speed = bench_train.ours(shape, 1, told.steps, settings)
-            results = runs.run_of(shape).read_results()
-            print(f"{shape}: ours {speed:,.0f} tokens/s, loss {results['final_loss']:.3f}, MFU {results['mfu']}", flush=True)
-            config, _ = load(Settings(Path("config.yaml"), settings))
-            print("{}: bare {:,.0f} tokens/s, loss {:.3f}".format(shape, *bare(config, told.steps)), flush=True)
-        except (bench_train.Failed, torch.OutOfMemoryError) as error:
-            print(f"{shape}: did not run: {error}", flush=True)
+        compare(shape, told.steps, told.set)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 
 from .families import FAMILIES
 from .sizes import Numbers, parts_of
-from .types import Config
+from .types import Config, Layout
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes of a number
 REDUCED = 4  # bytes of a number while gradients are summed over ranks, which is done in fp32
@@ -44,10 +44,11 @@ class Stage:
     around: int
     under_way: float
     last: bool
+    neighbours: int = 0  # stages that its own ones receive from, hidden states or their gradients
 
 
 def memory_of(config: Config, half: bool) -> Memory:
-    """The memory of the first or the last stage, whichever needs more; `half`: products are computed in bf16."""
+    """The memory of the stage that needs most; `half`: products are computed in bf16."""
     return max((_memory(config, half, stage) for stage in _stages(config)), key=lambda memory: memory.total)
 
 
@@ -60,14 +61,25 @@ def _stages(config: Config) -> list[Stage]:
     first, block, last = here(parts.first), here(parts.block), here(parts.last)
     if layout.pipeline == 1:
         return [Stage(model.layers, block, first + last, 1, last=True)]
-    blocks = -(-model.layers // layout.pipeline)
+    blocks, both = -(-model.layers // layout.pipeline), 2 * layout.interleave
     again = first if model.tie_embeddings else 0  # the last stage has tied weights too
-    # 1F1B has p micro-batches under way on the first stage; interleaved stages (p - 1) / v more (Narayanan et al. 2021, 2.2).
-    most = layout.pipeline + (layout.pipeline - 1) / layout.interleave * (layout.interleave > 1)
-    return [
-        Stage(blocks, block, first, min(most, passes_of(config)), last=False),
-        Stage(blocks, block, last + again, 1, last=True),
-    ]
+    passes, end = passes_of(config), layout.pipeline - 1
+    stages = [Stage(blocks, block, first, min(_under_way(layout, 0), passes), last=False, neighbours=both - 1)]
+    if layout.pipeline > 2:
+        stages.append(Stage(blocks, block, 0, min(_under_way(layout, 1), passes), last=False, neighbours=both))
+    return [*stages, Stage(blocks, block, last + again, min(_under_way(layout, end), passes), last=True, neighbours=both - 1)]
+
+
+def _under_way(layout: Layout, rank: int) -> float:
+    """Micro-batches whose forward pass has run on a rank's blocks and whose backward pass has not, at most.
+
+    With 1F1B p on the first rank, one less on each after it. Interleaved, with v stages a rank, (p - 1) / v more on the first
+    (Narayanan et al. 2021, arXiv:2104.04473, 2.2), and two stages' worth less on each after it.
+    """
+    ranks, stages = layout.pipeline, layout.interleave
+    if stages == 1:
+        return ranks - rank
+    return (2 * (ranks - 1 - rank) + (stages - 1) * ranks + 1) / stages
 
 
 def passes_of(config: Config) -> int:
@@ -114,7 +126,25 @@ def _activations(config: Config, width: int, stage: Stage) -> float:
     if FAMILIES[config.model.family].dropout and config.model.dropout and train.recompute == "none":
         kept += 2 * config.model.hidden_size  # masks, a byte a number
     working = 2 * (config.model.hidden_size + config.model.intermediate_size) * width / train.layout.tensor  # gradients within
-    return tokens * (stage.under_way * stage.blocks * kept + working + (whole if train.recompute != "none" else 0))
+    return tokens * (
+        stage.under_way * stage.blocks * kept
+        + _exchanged(config, stage) * width
+        + working
+        + (whole if train.recompute != "none" else 0)
+    )
+
+
+def _exchanged(config: Config, stage: Stage) -> float:
+    """Numbers a token of the hidden states, and their gradients, that stages keep because they pass them on.
+
+    torch.distributed.pipelining has a buffer for whatever a stage receives in a step, and interleaved it lets go of what was sent
+    at the step's end alone (torch 2.13, schedules.py); 1F1B keeps the outputs of micro-batches under way.
+    """
+    layout, received = config.train.layout, stage.neighbours * passes_of(config)
+    if not received:
+        return 0
+    sent = received if layout.interleave > 1 else stage.under_way
+    return (received + sent) * config.model.hidden_size / layout.tensor
 
 
 def _kept(config: Config, recompute: str | float) -> float:

@@ -103,6 +103,7 @@ def ground_of(config: Config, world: World) -> Record:
         train.global_batch,
         train.sequence_length,
         train.optimizer,
+        train.precision,
         train.weights,
         train.recompute,
         train.compile,
