@@ -200,3 +200,15 @@ def test_a_whole_number_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None
     (tmp_path / "config.yaml").write_text("name: a\ntrain: {steps: 1e3, learning_rate: 1}\n")
     train = load(Settings(tmp_path / "config.yaml", "fleet.nodes=2e0"))[0].train
     assert isinstance(train.steps, int) and train.steps == 1000 and isinstance(train.learning_rate, float)
+
+
+def test_a_run_of_an_older_version_lacks_new_keys_and_is_read_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: a\n")
+    config = load(Settings(tmp_path / "config.yaml"))[0]
+    old = yaml.safe_load(dump_resolved(config))
+    del old["train"]["weights"], old["checkpoint"]["keep"]
+    (tmp_path / "resolved.yaml").write_text(yaml.safe_dump(old))
+    assert load_resolved(tmp_path / "resolved.yaml") == config
+    (tmp_path / "resolved.yaml").write_text("just text")
+    with pytest.raises(ConfigError, match="is not a resolved config"):
+        load_resolved(tmp_path / "resolved.yaml")

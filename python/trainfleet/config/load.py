@@ -98,10 +98,13 @@ def load_name(settings: Settings) -> str:
 
 
 def load_resolved(path: Path) -> Config:
-    """The config of a run folder, as `save_resolved` left it: complete, so nothing is derived again."""
+    """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived again.
+
+    Keys that came into the schema after it was written have their defaults, so that an older run's model stays of use.
+    """
     try:
-        return build(Config, yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, TypeError, KeyError) as error:
+        return build(Config, schema.fill(yaml.safe_load(path.read_text(encoding="utf-8")), schema.load_schema()))
+    except (OSError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
         raise ConfigError(
             [Problem(1, str(path), "", f"is not a resolved config: {error}")], next="make train writes it anew"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,11 +40,20 @@ def main(arguments: list[str]) -> int:
     run = Run(Path(arguments[0]))
     scores = evaluate(run)
     run.update_results(evaluation=asdict(scores))
-    for name, value in asdict(scores).items():
-        if value is not None:
-            print(f"{name.replace('_', ' '):14} {value:,.4f}" if isinstance(value, float) else f"{name:14} {value:,}")
+    print("\n".join(describe(scores)))
     print(f"kept in {run.results}\nnext: make export OUT=folder")
     return 0
+
+
+def describe(scores: Scores) -> Iterator[str]:
+    """The scores for people: what each is, and why it is another than training's."""
+    tokens = "nats a guessed token; training's own validation reads train.validation_sequences of these"
+    yield f"sequences      {scores.sequences:,} of the validation split"
+    yield f"loss           {scores.loss:.4f}  {tokens}"
+    yield f"perplexity     {scores.perplexity:,.2f}"
+    yield f"accuracy       {scores.accuracy:.1%}  of the guesses; the commonest token every time: {scores.baseline:.1%}"
+    if scores.pair_accuracy is not None:
+        yield f"pair accuracy  {scores.pair_accuracy:.1%}"
 
 
 @torch.inference_mode()

@@ -25,7 +25,8 @@ from .checkpoint import load_model, newest
 
 TEMPERATURE = 0.7
 TOP_K = 50
-SAMPLE_PROMPT = 12  # tokens
+SAMPLE_PROMPT = 40  # tokens
+SAMPLE_BEGINS = 1000  # tokens into the validation text: the head of a document is a licence or a title, and then comes anything
 SAMPLE_LENGTH = 120  # tokens
 
 
@@ -58,10 +59,10 @@ def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gene
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """What the model writes after the first tokens of a validation document: `prompt` and `text`."""
+    """What the model writes after some text that it was not trained on: `prompt` and `text`."""
     assert isinstance(model, Llama | GPT2)
     tokenizer = load_tokenizer(dataset.folder)
-    ids = first_document(dataset)[:SAMPLE_PROMPT]
+    ids = unseen_text(dataset)
     end = dataset.manifest.end_of_document
     generator = torch.Generator().manual_seed(seed)
     made = continuation(model, ids, temperature=TEMPERATURE, top_k=TOP_K, generator=generator, stop_at=end)
@@ -71,10 +72,11 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
     }
 
 
-def first_document(dataset: Dataset) -> list[int]:
-    """The tokens at the start of a validation document."""
-    length = min(dataset.manifest.validation_tokens - 1, 4 * SAMPLE_PROMPT)
-    return [int(token) for token in dataset.batch("validation", 0, 1, length, 0)[0] if token != dataset.manifest.end_of_document]
+def unseen_text(dataset: Dataset) -> list[int]:
+    """SAMPLE_PROMPT tokens of validation text; what there is of it, where it is short."""
+    length = min(dataset.manifest.validation_tokens - 1, SAMPLE_BEGINS + SAMPLE_PROMPT)
+    tokens = [int(token) for token in dataset.batch("validation", 0, 1, length, 0)[0]]
+    return [token for token in tokens if token != dataset.manifest.end_of_document][-SAMPLE_PROMPT:]
 
 
 @telling
