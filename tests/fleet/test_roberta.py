@@ -24,7 +24,7 @@ TINY = {
     "vocabulary_size": 384,
     "max_sequence_length": 32,
 }
-SHORT = {"steps": 20, "schedule_steps": 20, "warmup_steps": 4, "global_batch": 8, "micro_batch": 2, "sequence_length": 32, "log_every": 1,
+SHORT = {"steps": 20, "precision": "fp32", "schedule_steps": 20, "warmup_steps": 4, "global_batch": 8, "micro_batch": 2, "sequence_length": 32, "log_every": 1,
          "validation_sequences": 8, "learning_rate": 6e-3}  # fmt: skip
 
 
