@@ -53,6 +53,7 @@ def test_scaling_leaves_a_table_and_a_plot(folder: Path) -> None:
     sizes = json.loads((summary / "scaling.json").read_text())["sizes"]
     assert [size["nodes"] for size in sizes] == [1, 2] and sizes[0]["efficiency"] == 1 and sizes[1]["efficiency"] > 0
     assert f"plot   {summary.relative_to(folder)}/plots/scaling.png" in said and (summary / "plots/scaling.png").exists()
+    assert said.splitlines()[-1].startswith("next   make train NODES=")
     runs = [summary.with_name(f"{summary.name}-{nodes}") for nodes in (1, 2)]
     losses = [[line["loss"] for line in read_lines(run / "metrics.jsonl")] for run in runs]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 6  # strong scaling: the same batches

@@ -77,6 +77,16 @@ def test_pipe_gets_a_line_each_logged_step(tmp_path: Path) -> None:
     assert len({line.index("tokens/s") for line in lines if "tokens/s" in line}) == 1  # aligned
 
 
+def test_what_comes_of_a_step_is_said_below_its_line(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path, done=0, status="running"), io.StringIO()
+    with Live(run, 500, out):
+        run.record("resumed", step=490)
+        run.record("finished", step=500)
+        log(run, 495, 500)
+    lines = [line.split()[:2] for line in out.getvalue().splitlines()]
+    assert lines == [["resumed", "step"], ["step", "495/500"], ["step", "500/500"], ["finished", "step"]]
+
+
 def test_time_left_is_measured_anew_after_a_restart(tmp_path: Path) -> None:
     run, out = make_run(tmp_path, done=0, status="running"), io.StringIO()
     with Live(run, 500, out) as live:

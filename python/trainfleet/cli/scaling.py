@@ -33,7 +33,8 @@ def main(variables: Variables, started: float) -> int:
     found = measures_of(done)
     scaling.write(run, found, weak)
     print("\n".join(["", *scaling.describe(found, weak), *_remark(sizes[-1][0]), "", f"table  {run.folder}/scaling.md"]))
-    print(f"plot   {run.plots}/scaling.png")
+    fastest = max(found, key=lambda measure: measure.tokens_per_second)
+    print(f"plot   {run.plots}/scaling.png\nnext   make train NODES={fastest.nodes}  the fastest of these")
     return 0
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Part = tuple[str, str]  # a name, which may be empty, and its figure
 ASelf = TypeVar("ASelf", bound="Shown")
 REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/store.py)
+AFTER_A_STEP = ("checkpointed", "stopped", "finished")  # what comes of a step is said below its line
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", "stopped": "yellow", "notice": "yellow",
           "restarted": "yellow", "finished": "green"}  # fmt: skip
@@ -125,12 +126,15 @@ class Live(Shown):
         self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
 
     def update(self) -> None:
-        for event in self.events.new():
+        events = self.events.new()
+        for event in (event for event in events if event["event"] not in AFTER_A_STEP):
             self._show(event)
         for metric in self.metrics.new():
             if (key := json.dumps(metric)) not in self.seen:
                 self.seen.add(key)
                 self._take(metric)
+        for event in (event for event in events if event["event"] in AFTER_A_STEP):
+            self._show(event)
         if self.newest:
             self.line.bar(self.newest["step"], self.steps_total, self._parts(self.newest))
         elif not self.failed:

@@ -39,6 +39,7 @@ def describe(run: Run) -> Iterator[str]:
         yield f"{name:<{width}}  {_share(seconds, total):>7}  {duration(seconds):>8}  {row['calls']:>6,} calls"
     yield ""
     yield f"trace  {run.profile}/trace.json.gz  (drop it on ui.perfetto.dev)"
+    yield "next   make train, or make profile SET='...' to see what another setting changes"
 
 
 def _bar(name: str, seconds: float, total: float) -> str:
