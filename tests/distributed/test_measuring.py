@@ -31,9 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_profile_leaves_its_trace_and_says_where_the_time_went(folder: Path) -> None:
     said = enter(folder, "profile", "SET=train.profile_steps=3-4")
-    assert (
-        "steps 3 to 4 of rank 0" in said and "aten::" in said and said.splitlines()[-1].startswith("trace  runs/small-profile-")
-    )
+    trace, following = said.splitlines()[-2:]
+    assert "steps 3 to 4 of rank 0" in said and "aten::" in said and trace.startswith("trace  runs/small-profile-")
+    assert following.startswith("next   make train")
     (run,) = folder.glob("runs/small-profile-*")
     found = json.loads((run / "profile/summary.json").read_text())
     assert list(found["parts"]) == ["data", "forward", "backward", "optimizer"]
