@@ -43,11 +43,12 @@ class RoundedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and local(parameter).numel():
-                    self._update(parameter, group)
+            parameters = [each for each in group["params"] if each.grad is not None and local(each).numel()]
+            numbers = numbers_of(group, parameters[0].device) if parameters else []
+            for parameter in parameters:
+                self._update(parameter, numbers)
 
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update(self, parameter: nn.Parameter, numbers: list[Tensor]) -> None:
         state, device = self.state[parameter], parameter.device
         if not state:
             state["step"] = torch.zeros((), device=device)
@@ -57,9 +58,8 @@ class RoundedAdamW(torch.optim.Optimizer):
         key, rows, columns = self._place(parameter)
         parts = [local(tensor).view(len(rows), -1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
         parts += [local(parameter.grad).reshape(len(rows), -1), rows]  # type: ignore[arg-type]
-        rate = torch.full((), group["lr"], device=device)  # unlike torch.tensor, no copy that the host waits for
         for pieces in zip(*(torch.split(part, max(1, AT_ONCE // columns.numel())) for part in parts), strict=True):
-            self.renew(*pieces, columns, key, state["step"], keep, rate, *group["betas"], group["eps"], group["weight_decay"])
+            self.renew(*pieces, columns, key, state["step"], keep, *numbers)
 
     def _place(self, parameter: nn.Parameter) -> Place:
         if parameter not in self.places:
@@ -69,9 +69,18 @@ class RoundedAdamW(torch.optim.Optimizer):
         return self.places[parameter]
 
 
+def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
+    """Rate, decay, betas and epsilon as tensors, made without a copy that the host waits for.
+
+    A float would get into a compiled step's code, and torch's cache (2.13) takes code with another float for the same: seen.
+    """
+    values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
+    return [torch.full((), value, device=device) for value in values]
+
+
 def renew(
     parameter: Tensor, first: Tensor, second: Tensor, gradient: Tensor, rows: Tensor, columns: Tensor, key: Tensor, step: Tensor,
-    keep: Tensor, rate: Tensor, beta1: float, beta2: float, epsilon: float, decay: float,
+    keep: Tensor, rate: Tensor, decay: Tensor, beta1: Tensor, beta2: Tensor, epsilon: Tensor,
 ) -> None:  # fmt: skip
     """A step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter 2017, arXiv:1711.05101).
 
