@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+# `make test` leaves these in the environment; the make of a user that a test plays starts without them.
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+    os.environ.pop(name, None)
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
