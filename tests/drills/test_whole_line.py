@@ -69,7 +69,7 @@ def test_four_plain_hosts_train_what_this_machine_trains(nodes: Lab, tmp_path: P
     stamps = {path: path.stat().st_mtime_ns for path in (nodes.shared / "trainfleet/data").rglob("*.bin")}
     enter(there, "tokenize", "NODES=4")
     assert stamps and stamps == {path: path.stat().st_mtime_ns for path in stamps}
-    assert "is finished" in enter(there, "train", "NODES=4", STEPS)
+    assert "nothing is left to do" in enter(there, "train", "NODES=4", STEPS)
 
     environment = next((nodes.shared / "trainfleet/env").glob("*/bin/python"))  # of the same standard library, which is the data
     enter(here, "train", "NODES=2", STEPS, python=str(environment))

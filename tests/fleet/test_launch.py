@@ -66,7 +66,7 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
         seen += seen_in_processes()
         time.sleep(0.05)
     outputs += [finish(process), finish(start(there, "status")), finish(start(there, "train"))]
-    assert "is finished" in outputs[-1]
+    assert "nothing is left to do" in outputs[-1]
     outputs += [finish(start(there, "scaling", "NODES=1 2", "STEPS=3")), finish(start(there, "profile"))]
     assert "scaling.png" in outputs[-2] and "trace" in outputs[-1]
     assert "trains on, to step" not in outputs[-2] + outputs[-1]  # what only measures is not summed up as a run
