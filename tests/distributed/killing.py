@@ -77,15 +77,21 @@ def finish(children: list[int]) -> list[int]:
 def kill(children: list[int], run: Path, chance: random.Random) -> int:
     """Kills all ranks at a random moment of a random step that is not the last few; the step that was logged last."""
     goal, fraction = chance.randint(2, 9), chance.random()
-    began = time.monotonic()
-    while logged(run) < goal:
-        assert time.monotonic() - began < 120, f"{run.name} logs nothing"
-        time.sleep(0.001)
-    time.sleep(fraction * (time.monotonic() - began) / goal)
+    first = await_step(run, 1)  # what comes before it takes far longer than a step
+    time.sleep(fraction * (await_step(run, goal) - first) / (goal - 1))
     for child in children:
         os.kill(child, signal.SIGKILL)
     finish(children)
     return logged(run)
+
+
+def await_step(run: Path, step: int) -> float:
+    """When a step was seen to have been logged."""
+    began = time.monotonic()
+    while logged(run) < step:
+        assert time.monotonic() - began < 120, f"{run.name} logs nothing"
+        time.sleep(0.001)
+    return time.monotonic()
 
 
 def logged(run: Path) -> int:
