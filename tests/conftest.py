@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 # `make test` leaves these in the environment; the make of a user that a test plays starts without them.
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS"):
     os.environ.pop(name, None)
 
 
