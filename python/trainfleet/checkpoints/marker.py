@@ -18,6 +18,7 @@ from .. import __version__
 from ..errors import RunError
 
 MARKER = "committed.json"
+MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
 FORMAT = 2
 _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DOTALL)
 

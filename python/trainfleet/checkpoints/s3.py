@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, cast
 
 from ..errors import RunError
 from ..runs import step_name
-from .marker import MARKER
+from .marker import MARKER, MARKER_BYTES
 from .store import BROKEN, NAME, S3
 
 SPREAD = 16
@@ -33,6 +33,7 @@ PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
 AT_ONCE = 4  # parts of one object on their way: enough for the bandwidth of a node whose ranks all write
 TRIES = "10"  # of a request: S3 asks for patience with 503 while it splits a prefix; about a minute in all
 ABSENT = ("404", "NoSuchKey", "NotFound")
+LISTED = 10**6  # entries of one listing: ten thousand ranks' files are far fewer, and a server may go on for ever
 
 
 class Bucket:
@@ -69,7 +70,9 @@ class Bucket:
         key = self._marker(step)
         with self._told(key):
             try:
-                return cast(bytes, self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()).decode(errors="replace")
+                return cast(bytes, self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read(MARKER_BYTES + 1)).decode(
+                    errors="replace"
+                )
             except self.client.exceptions.ClientError as error:
                 if _code(error) in ABSENT:
                     return None
@@ -137,7 +140,7 @@ class Bucket:
 
     def sweep(self) -> None:
         for parts in self._spread():
-            for upload in self._pages("list_multipart_uploads", "Uploads", parts):
+            for upload in self._pages("list_multipart_uploads", "Uploads", "Key", parts):
                 self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         begun = {name for parts in self._spread() for name in self._folders(parts)}
         kept = {step_name(step) for step in (*self.steps(), *self.broken())}
@@ -161,16 +164,27 @@ class Bucket:
         return sorted(int(match[1]) for match in map(name.fullmatch, self._folders(f"{self.prefix}")) if match)
 
     def _folders(self, prefix: str) -> list[str]:
-        found = self._pages("list_objects_v2", "CommonPrefixes", prefix, Delimiter="/")
+        found = self._pages("list_objects_v2", "CommonPrefixes", "Prefix", prefix, Delimiter="/")
         return [entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in found]
 
     def _keys(self, prefix: str) -> list[str]:
-        return [entry["Key"] for entry in self._pages("list_objects_v2", "Contents", prefix)]
+        return [entry["Key"] for entry in self._pages("list_objects_v2", "Contents", "Key", prefix)]
 
-    def _pages(self, request: str, content: str, prefix: str, **more: str) -> list[dict[str, Any]]:
+    def _pages(self, request: str, content: str, name: str, prefix: str, **more: str) -> list[dict[str, Any]]:
+        """The entries of a listing, whose `name` begins with `prefix`: what a listing names may be deleted."""
+        found: list[dict[str, Any]] = []
         with self._told(prefix):
-            pages = self.client.get_paginator(request).paginate(Bucket=self.bucket, Prefix=prefix, **more)
-            return [entry for page in pages for entry in page.get(content, [])]
+            for page in self.client.get_paginator(request).paginate(Bucket=self.bucket, Prefix=prefix, **more):
+                entries = page.get(content, [])
+                if astray := [entry.get(name) for entry in entries if not str(entry.get(name)).startswith(prefix)]:
+                    raise OSError(errno.EBADMSG, f"S3's listing names {astray[0]!r}, which is elsewhere", self._full(prefix))
+                found += entries
+                if len(found) > LISTED:
+                    raise OSError(errno.EBADMSG, f"S3's listing has more than {LISTED:,} entries", self._full(prefix))
+        return found
+
+    def _full(self, key: str) -> str:
+        return f"{S3}{self.bucket}/{key}"
 
     def _delete(self, keys: list[str]) -> None:
         """Removes objects, a thousand a request; one that is not there counts as removed."""
@@ -190,7 +204,7 @@ class Bucket:
         try:
             yield
         except (BotoCoreError, ClientError, Boto3Error) as error:
-            raise OSError(errno.EIO, f"S3: {error}", f"{S3}{self.bucket}/{key}") from error
+            raise OSError(errno.EIO, f"S3: {error}", self._full(key)) from error
 
 
 class Upload(io.RawIOBase):

@@ -23,8 +23,8 @@ from ..runs import Run, step_name, sync_folder
 from .marker import MARKER
 
 S3 = "s3://"
-NAME = re.compile(r"step-(\d{8,})$")
-BROKEN = re.compile(r"step-(\d{8,})\.broken$")
+NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
+BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
 
 

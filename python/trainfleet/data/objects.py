@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import islice
 from typing import Any, BinaryIO, TypeVar, cast
 
 from ..errors import DataError
 from .storage import BUFFER, S3, File
 
 RANGE = 2**23  # bytes of a GET: large enough that its latency does not count
+PAGES = 10_000  # of a listing, a thousand objects each; a server may go on for ever
 TRIES = 8  # with the pauses below, about a minute
 PAUSE = (0.2, 20.0)  # seconds: the first, doubled each time, and the longest
 FOR_GOOD = {
@@ -32,6 +35,7 @@ FOR_GOOD = {
     "PreconditionFailed": "it changed after the work was planned",
     "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
 }
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 GONE = ("404", "NoSuchKey")
 CHANGED = ("412", "PreconditionFailed")
 T = TypeVar("T")
@@ -51,10 +55,25 @@ def list_prefix(prefix: str) -> list[File]:
     bucket, key = split(prefix)
 
     def pages() -> list[dict[str, Any]]:
-        return list(client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key))
+        found = list(islice(client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key), PAGES + 1))
+        if len(found) > PAGES:
+            raise DataError(f"has more than {PAGES:,} pages of objects", where=prefix, next="name a longer prefix")
+        return found
 
     contents = [entry for page in attempt(pages, prefix) for entry in page.get("Contents", [])]
-    return [File(f"{S3}{bucket}/{entry['Key']}", entry["Size"], entry["ETag"]) for entry in contents]
+    return [_listed(bucket, key, entry) for entry in contents]
+
+
+def _listed(bucket: str, prefix: str, entry: dict[str, Any]) -> File:
+    """An entry of a listing as a file, when it is one that was asked for: its name goes on to be a path."""
+    key, size = str(entry.get("Key")), entry.get("Size")
+    inside = key.startswith(prefix) and ".." not in key.split("/") and not CONTROL.search(key)
+    if not inside or not isinstance(size, int) or size < 0:
+        why = f"the listing has {key!r} of {size!r} bytes, which is no object below it"
+        raise DataError(
+            "S3's answer is not to be believed", where=f"{S3}{bucket}/{prefix}", why=why, next="aws s3 ls, and rename it"
+        )
+    return File(f"{S3}{bucket}/{key}", size, str(entry.get("ETag", "")))
 
 
 def stat(path: str) -> File:
