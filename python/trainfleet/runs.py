@@ -86,6 +86,11 @@ def node_log(folder: Path, node: int) -> Path:
     return folder / "logs" / f"node-{node}.log"
 
 
+def scratch(log: Path) -> Path:
+    """The folder of torchrun's own copies of what goes to a node's log; it is removed when the node's part has ended."""
+    return log.with_suffix(".parts")
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Leaves either the old file or the whole new one, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -27,6 +27,7 @@ from typing import Any
 from .kernel import Kernel
 from .processes import die_with_parent, signal_group
 from .runs import Run
+from .runs import scratch as scratch_of
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 TORCHRUN = "torch.distributed.run"
@@ -45,10 +46,10 @@ def supervise(arguments: list[str]) -> int:
     """Runs `LOG -- COMMAND...` to its end; its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
-    scratch = Path(log).with_suffix(".parts")  # torchrun's own copies of the logs; ours is the one that stays
+    scratch = scratch_of(Path(log))
     shutil.rmtree(scratch, ignore_errors=True)  # an earlier one's, if that was killed
     try:
-        return run(Path(log), [word.replace("{scratch}", str(scratch)) for word in command])
+        return run(Path(log), command)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -12,6 +12,8 @@ import ranks
 from ranks import Bench
 
 from metadata import Service
+from trainfleet.runs import node_log, scratch
+from trainfleet.seat import LOOPBACK, Seat, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +61,9 @@ def test_a_scheduler_signals_the_process_of_one_node(bench: Bench, unbroken: Pat
     environment = ranks.environment() | {"GLOO_SOCKET_IFNAME": "lo"}
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainfleet.supervisor", str(run / "logs" / f"node-{node}.log"), "--", sys.executable, "-m",
-             "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}", "--master-addr=127.0.0.1",
-             f"--master-port={port}", "--local-addr=127.0.0.1", "--max-restarts=0", "--monitor-interval=0.5", "--tee=3",
-             "--log-dir={scratch}", "-m", "trainfleet.engine", str(run)],
+            [sys.executable, "-m", "trainfleet.supervisor", str(log := node_log(run, node)), "--",
+             *torchrun(Seat(node, 2, LOOPBACK, port, address=LOOPBACK), 1, "trainfleet.engine", sys.executable, scratch(log)),
+             str(run)],
             cwd=bench.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for node in range(2)

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "python" / "trainfleet"
-GROUND = {"errors", "checkpoints", "config", "heartbeat", "kernel", "runs", "hardware", "processes", "supervisor", "__init__"}
+GROUND = {
+    "errors",
+    "checkpoints",
+    "config",
+    "heartbeat",
+    "kernel",
+    "runs",
+    "hardware",
+    "processes",
+    "seat",
+    "supervisor",
+    "__init__",
+}
 CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.

@@ -21,9 +21,10 @@ from ..errors import BackendError
 from ..plan.job import Job
 from ..plan.request import Command, Request
 from ..processes import die_with_parent, signal_group
+from ..seat import LOOPBACK as ADDRESS
+from ..seat import Seat, torchrun
 from .base import Status
 
-ADDRESS = "127.0.0.1"
 KILL_GRACE = 5.0  # seconds that SIGKILLed processes get to be gone
 
 
@@ -53,14 +54,14 @@ class Local:
         return Request(job, tuple(self._command(job, node, port) for node in range(job.nodes)))
 
     def _command(self, job: Job, node: int, port: int) -> Command:
-        cores = max(1, hardware.local_cores() // job.nodes)
+        cores, log = max(1, hardware.local_cores() // job.nodes), runs.node_log(job.folder, node)
         if job.torchrun:
             environment = {"OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)), "GLOO_SOCKET_IFNAME": _loopback()}
-            program = torchrun(job, node, ADDRESS, port, ADDRESS, sys.executable)
+            seat = Seat(node, job.nodes, ADDRESS, port, address=ADDRESS)
+            program = torchrun(seat, job.ranks_per_node, job.module, sys.executable, runs.scratch(log))
         else:
             environment = {"NODE_RANK": str(node), "NODES": str(job.nodes), "WORKERS": str(cores)}
             program = (sys.executable, "-m", job.module)
-        log = runs.node_log(job.folder, node)
         argv = (sys.executable, "-m", "trainfleet.supervisor", str(log), "--", *program, *job.arguments)
         return Command(node, argv, environment | job.environment | _accelerators(job, node), log)
 
@@ -104,17 +105,6 @@ class Local:
             signal_group(process.pid, signal.SIGKILL)
         for process in handle.nodes:
             process.wait(KILL_GRACE)
-
-
-def torchrun(job: Job, node: int, master: str, port: int, address: str, python: str) -> tuple[str, ...]:
-    """torchrun's words for one node. Static rendezvous: node ranks are ours to number, and no host name is looked up."""
-    return (
-        python, "-m", "torch.distributed.run",
-        f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}", f"--node-rank={node}",
-        f"--master-addr={master}", f"--master-port={port}", f"--local-addr={address}",
-        "--max-restarts=0", "--monitor-interval=0.5", "--tee=3", "--log-dir={scratch}",
-        "-m", job.module,
-    )  # fmt: skip
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:

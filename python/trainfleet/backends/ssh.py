@@ -28,11 +28,11 @@ from ..nodes.tar import ROOT, code_files, content_hash
 from ..plan.fabric import fabric_environment
 from ..plan.job import Job
 from ..plan.request import Command, Request
+from ..seat import PORT, Seat, torchrun
 from .base import Status
-from .local import torchrun
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
-PORT, PORTS = 29400, 200  # an attempt that follows another takes the next port: the one before may linger
+PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
 LOOK_EVERY = 1.0  # seconds
 LOST_AFTER = 9.0  # seconds without an answer; a dead link shows after 8 (nodes/transport.py)
 START_TIMEOUT = 60.0
@@ -109,16 +109,16 @@ class Ssh:
         return Request(job, tuple(self._command(job, node, hosts) for node in range(job.nodes)))
 
     def _command(self, job: Job, node: int, hosts: Sequence[Host]) -> Command:
-        host, facts = hosts[node], self.facts[hosts[node]]
+        host, facts, log = hosts[node], self.facts[hosts[node]], runs.node_log(job.folder, node)
         python = wanted_of(self.config).interpreter
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
             environment = fabric_environment(self.fleet.instance_type, facts.card(host)) | {"OMP_NUM_THREADS": threads}
-            program = torchrun(job, node, self.facts[hosts[0]].address(hosts[0]), self.port, facts.address(host), python)
+            seat = Seat(node, job.nodes, self.facts[hosts[0]].address(hosts[0]), self.port, address=facts.address(host))
+            program = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
         else:
             environment = {"NODE_RANK": str(node), "NODES": str(job.nodes), "WORKERS": str(facts.cores)}
             program = (python, "-m", job.module)
-        log = runs.node_log(job.folder, node)
         return Command(node, (*program, *job.arguments), environment | job.environment, log, host.name)
 
     def submit(self, request: Request) -> Handle:

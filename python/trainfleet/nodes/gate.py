@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ..config import Config
 from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
+from ..seat import Seat, torchrun
 from . import facts as reading
 from .answers import Answers, Failure, Host, Result
 from .facts import Facts
@@ -169,10 +170,9 @@ def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
         "PYTHONPATH": f"{code}/python", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
+    seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
     words = [
-        wanted.interpreter, "-m", "torch.distributed.run", f"--nnodes={len(facts)}", f"--nproc-per-node={fleet.ranks_per_node}",
-        f"--node-rank={list(facts).index(host)}", f"--master-addr={facts[head].address(head)}", f"--master-port={port}",
-        f"--local-addr={facts[host].address(host)}", "--max-restarts=0", "-m", "trainfleet.devices.bandwidth",
+        *torchrun(seat, fleet.ranks_per_node, "trainfleet.devices.bandwidth", wanted.interpreter),
         str(ALL_REDUCE_BYTES[kind]), str(least if least is not None else 1e9),
     ]  # fmt: skip
     settings = [f"{name}={value}" for name, value in environment.items()]

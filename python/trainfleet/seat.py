@@ -1,0 +1,173 @@
+"""Which node of a job this is, where the ranks of all nodes meet, and torchrun's line for it: the same on every backend.
+
+A backend's engine tells a node these things in its own way; a reader each makes a `Seat` of them. `torchrun` is a pure function
+of the seat: `make plan` prints its words, and the node runs them. Standard library only: it is imported before anything else.
+
+What is covered: environments as the engines document them (tests/unit/test_seat.py says where). What is not: nodes of Slurm, AWS
+Batch and SageMaker themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import BackendError
+
+PORT = 29400  # where the ranks meet when nobody says
+LOOPBACK = "127.0.0.1"
+RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is this node's own, if known."""
+
+    node: int
+    nodes: int
+    meet: str
+    port: int = PORT
+    attempt: int = 1
+    address: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the job is submitted."""
+        told = {"NODE": self.node, "NODES": self.nodes, "MEET": self.meet, "PORT": self.port, "ADDRESS": self.address}
+        return {f"TRAINFLEET_{name}": str(value) for name, value in told.items() if value != ""}
+
+
+def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None) -> tuple[str, ...]:
+    """torchrun's words for one node, before the module's own. `scratch`: the logs have a prefix a rank, and lie there meanwhile.
+
+    Static rendezvous: node ranks are ours to number, and no host name is looked up.
+    """
+    own = [f"--local-addr={seat.address}"] if seat.address else []
+    logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
+    return (
+        python, "-m", "torch.distributed.run",
+        f"--nnodes={seat.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={seat.node}",
+        f"--master-addr={seat.meet}", f"--master-port={seat.port}", *own,
+        "--max-restarts=0", "--monitor-interval=0.5", *logs, "-m", module,
+    )  # fmt: skip
+
+
+def of_fleet(environment: Environment = os.environ) -> Seat:
+    """The seat that this program's own backends (local, ssh) give a node: see `Seat.environment`."""
+    told = _Told("TRAINFLEET_", environment)
+    nodes = told.number("NODES")
+    seat = Seat(
+        told.number("NODE"), nodes, told.word("MEET"), told.number("PORT"), told.number("ATTEMPT", 1), told.word("ADDRESS", "")
+    )
+    return _checked(seat, "TRAINFLEET_NODE")
+
+
+def of_slurm(environment: Environment = os.environ) -> Seat:
+    """The seat of a task that srun started, one a node (https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
+
+    Jobs that share a node must not share a port, and a requeued job's first port may linger: both are in the number.
+    """
+    told = _Told("SLURM_", environment)
+    nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
+    hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
+    restarts = told.number("RESTART_COUNT", 0)
+    port = 20000 + (told.number("JOB_ID") + restarts) % 10000  # under what kernels hand out to clients (32768 on)
+    seat = Seat(told.number("NODEID"), nodes, hosts[0], port, restarts + 1, environment.get("SLURMD_NODENAME", ""))
+    return _checked(seat, "SLURM_NODEID")
+
+
+def of_batch(environment: Environment = os.environ) -> Seat:
+    """The seat of a node of an AWS Batch job (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
+
+    The main node has seat 0, whatever its index. It is not told its own address, and meets itself where it can be reached.
+    """
+    told = _Told("AWS_BATCH_JOB_", environment)
+    nodes, index, main = told.number("NUM_NODES", 1), told.number("NODE_INDEX", 0), told.number("MAIN_NODE_INDEX", 0)
+    meet = told.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "") if index != main else own_address() if nodes > 1 else LOOPBACK
+    if not meet:
+        raise BackendError("a node of an AWS Batch job is not told where to meet", where=f"node {index}",
+                           why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set", next=_NEXT)  # fmt: skip
+    node = 0 if index == main else index + 1 if index < main else index
+    return _checked(Seat(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX")
+
+
+def of_sagemaker(file: Path = RESOURCES) -> Seat:
+    """The seat of a host of a SageMaker training job, from its resourceconfig.json. A job that is retried is not told that.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
+    """
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        hosts, own = sorted(map(str, record["hosts"])), str(record["current_host"])
+        return _checked(Seat(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackendError("can't tell which host of the job this is", where=str(file),
+                           why=f"{type(error).__name__}: {error}", next=_NEXT) from error  # fmt: skip
+
+
+READERS: dict[str, Callable[[], Seat]] = {
+    "fleet": of_fleet, "slurm": of_slurm, "batch": of_batch, "sagemaker": of_sagemaker,
+}  # fmt: skip
+_NEXT = "start it as the backend does: make plan OUT=folder shows how"
+
+
+def expand_hosts(words: str) -> Iterator[str]:
+    """The hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
+        yield from _expand(part)
+
+
+def _expand(part: str) -> Iterator[str]:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    ranges, _, tail = rest.partition("]")
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expand(f"{head}{number:0{len(first)}d}{tail}")
+
+
+def own_address() -> str:
+    """The address by which other machines reach this one: that of the interface by which it would leave. Nothing is sent."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect(("169.254.169.254", 80))
+        except OSError:
+            return LOOPBACK  # it has no way out, so it is alone
+        return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What an engine says by variables that begin with `prefix`."""
+
+    prefix: str
+    environment: Environment
+
+    def word(self, name: str, default: str | None = None) -> str:
+        value = self.environment.get(self.prefix + name, default)
+        if value is None or (not value and default is None):
+            raise BackendError(
+                f"{self.prefix}{name} is not set", why="this process was not started as a node of a job", next=_NEXT
+            )
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self.word(name, None if default is None else str(default))
+        if not value.isdecimal():
+            raise BackendError(f"{self.prefix}{name} is {value!r}, which is no number", next=_NEXT)
+        return int(value)
+
+
+def _checked(seat: Seat, where: str) -> Seat:
+    if not (0 <= seat.node < seat.nodes and seat.meet):
+        raise BackendError(f"node {seat.node} of {seat.nodes} is no seat of a job", where=where, next=_NEXT)
+    return seat
