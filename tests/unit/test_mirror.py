@@ -71,7 +71,7 @@ CHANGES: list[Callable[[Run], object]] = [
     lambda run: append(run.logs / "node-0.log", b"more\n"),
     lambda run: [(run.folder / "plots").mkdir(), (run.folder / "plots/loss.png").write_bytes(b"\x89PNG\r\n")],
     # the trace of a profile, more than one answer holds
-    lambda run: [run.profile.mkdir(), (run.profile / "trace.bin").write_bytes(random.Random(1).randbytes((8 << 20) + 1))],
+    lambda run: [run.profile.mkdir(), (run.profile / "trace.json.gz").write_bytes(random.Random(1).randbytes((8 << 20) + 1))],
     lambda run: (run.folder / "stop").touch(),
     lambda run: (run.folder / "stop").unlink(),
 ]

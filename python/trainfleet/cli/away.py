@@ -20,6 +20,7 @@ from ..nodes.gate import examine
 from ..nodes.head import HEADS, Head
 from ..nodes.mirror import Mirror
 from ..plan.plan import Plan
+from ..report import html
 from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
@@ -213,6 +214,7 @@ def attend(away: Away, shown: int, summarize: bool) -> int:
                 show(launcher_log(away.run), shown)
                 learn(away)
                 if summarize and tenure.code != 1 and away.run.metrics.exists():
+                    html.write(away.run)  # the head's own is not brought: a browser would run what it says
                     print_summary(away.run)
                 return tenure.code
             check_alive(away)

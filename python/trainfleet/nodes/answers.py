@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from ..config.hosts import Host
 
-__all__ = ["Answers", "Failure", "Host", "Result", "by_host", "reason"]
+__all__ = [
+    "Answers",
+    "Failure",
+    "Host",
+    "Result",
+    "Untrue",
+    "by_host",
+    "is_whole_number",
+    "number",
+    "parse_json",
+    "reason",
+    "untrue",
+]
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class Failure:
 
     kind: name (does not resolve), down (nothing answers), host-key (another key than known), unknown-key (first contact), auth
     (user or key refused), lost (the link died meanwhile), timeout (no end in time), slow (left behind by the others), exit (the
-    command ended badly).
+    command ended badly), untrue (what it says can't be so).
     """
 
     kind: str
@@ -66,3 +81,56 @@ def reason(host: Host, answer: Result | Failure) -> Failure | None:
 def by_host(what: str, said: Mapping[Host, object]) -> str:
     """`what`, and under it a line a host with what is said of it."""
     return "\n".join([what, *(f"  {host.name}: {words}" for host, words in said.items())])
+
+
+class Untrue(ValueError):
+    """What a host says can't be so: not the format, or a value that nothing has."""
+
+
+def untrue(error: Untrue, asked: str) -> Failure:
+    """The failure of a host whose answer is not believed."""
+    next = "look at that host: another user or program answers in its place"
+    return Failure("untrue", f"its answer is not {asked}: it has {error}", next)
+
+
+def parse_json(text: str) -> Any:
+    """The one JSON value in a host's answer.
+
+    Raises:
+        Untrue: it is none, or has what JSON and our programs do not print: NaN, a key twice, hundreds of levels, endless digits.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_distinct)
+    except RecursionError:
+        raise Untrue("too many levels") from None
+    except Untrue:
+        raise
+    except ValueError as error:
+        raise Untrue(f"no JSON ({error})") from None
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether a JSON value is an integer; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def number(value: object, least: float, most: float) -> float:
+    """A finite JSON number within these bounds.
+
+    Raises:
+        Untrue: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not math.isfinite(value):
+        raise Untrue("a number that can't be")
+    return float(value)
+
+
+def _refuse(word: str) -> NoReturn:
+    raise Untrue(f"the number {word}")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Untrue("a key twice")
+    return found

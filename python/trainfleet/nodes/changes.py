@@ -1,13 +1,15 @@
-"""What has changed in a folder: `python -m trainfleet.nodes.changes FOLDER < KNOWN` prints as JSON what another machine lacks.
+"""What has changed in a run folder: `python -m trainfleet.nodes.changes FOLDER < KNOWN` prints as JSON what another one lacks.
 
-KNOWN is {path: [size, time, inode]} of what that machine has. A file that only grew is sent from where it stopped; one that was
-replaced is sent whole. Checkpoints stay where they are. Standard library only: it is started once a second.
+KNOWN is {path: [size, time, inode]} of what that one has. A file that only grew is sent from where it stopped; one that was
+replaced is sent whole. Only the files of KINDS are sent, and the other side takes no others (mirror.py). Standard library only:
+it is started once a second.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 import time
 import zlib
@@ -15,38 +17,71 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Of the run folder: what is large, what only its ranks need, and configs, which each side has of its own.
-LEFT_OUT = {"checkpoints", "huggingface", "heartbeats", "config.yaml", "given.yaml", "launch.yaml", "lock"}
-GROWING = (".log", ".jsonl")
-MOST = 8 << 20  # bytes in one answer; the rest comes with the next
+MIB = 1 << 20
+NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
+# The small files of a run folder, and how many bytes of one are brought at most. What is missing here stays where it is:
+# checkpoints, heartbeats, locks; configs, which each side has of its own; report.html, which each side draws for itself, as a
+# browser runs what it says.
+KINDS = {
+    r"(results|search|head|scaling)\.json|scaling\.md": 16 * MIB,
+    r"stop": 0,
+    rf"(metrics|events|events/{NAME})\.jsonl": 1024 * MIB,
+    rf"logs/{NAME}\.(log|txt)": 1024 * MIB,
+    rf"plots/{NAME}\.png": 64 * MIB,
+    rf"tensorboard/{NAME}": 1024 * MIB,
+    rf"profile/{NAME}\.json(\.gz)?": 1024 * MIB,
+}
+GROWING = (".log", ".jsonl")  # these are cut off where they are too large; others are not sent then
+FILES = 50_000  # of one run folder
+MOST = 8 * MIB  # bytes in one answer; the rest comes with the next
 Known = dict[str, tuple[int, float, int]]
+
+
+def limit(name: str) -> int | None:
+    """How many bytes of this file of a run folder are brought at most; None when it is none that is brought."""
+    return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
     """{files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether nothing is left, now: this clock}."""
     files, paths, room = {}, [], MOST
-    for path in _files(folder):
-        name, stat = str(path.relative_to(folder)), path.stat()
+    for path, name, most in _files(folder):
+        stat = path.stat()
+        there = min(stat.st_size, most)
         paths.append(name)
         size, stamp, inode = known.get(name, (0, 0.0, 0))
-        if (stat.st_size, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
+        if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
         goes_on = name.endswith(GROWING) or stamp == 0.0  # the time of a file of which only a part was sent
-        offset = size if goes_on and stat.st_size >= size and stat.st_ino == inode else 0
+        offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb") as file:
             file.seek(offset)
-            data = file.read(room)
+            data = file.read(min(room, most - offset))
         room -= len(data)
         ended = offset + len(data)
-        whole = stat.st_mtime if ended >= stat.st_size else 0.0
+        whole = stat.st_mtime if ended >= there else 0.0
         files[name] = [offset, ended, whole, stat.st_ino, base64.b85encode(zlib.compress(data)).decode()]
     return {"files": files, "paths": paths, "whole": room > 0, "now": time.time()}
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """The files to bring, at most FILES: path, name, and how many bytes of it at most."""
+    count = 0
+    for path in _listed(folder):
+        name = str(path.relative_to(folder))
+        most = limit(name)
+        if most is None or not path.is_file() or (path.stat().st_size > most and not name.endswith(GROWING)):
+            continue
+        count += 1
+        if count > FILES:
+            return
+        yield path, name, most
+
+
+def _listed(folder: Path) -> Iterator[Path]:
+    """What lies in the folder, and in its folders."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name not in LEFT_OUT and not path.name.startswith("."):
-            yield from (part for part in ([path] if path.is_file() else sorted(path.rglob("*"))) if part.is_file())
+        yield from sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 if __name__ == "__main__":

@@ -1,20 +1,59 @@
-"""A run folder on the fleet, kept here too: its small files, brought over SSH as they change."""
+"""A run folder on the fleet, kept here too: its small files, brought over SSH as they change.
+
+A node is not believed: an answer is checked whole before anything of it is done. It may name the files of changes.KINDS and no
+others, no larger than those may be, and bytes only up to the end of what is here; no link below the run folder is followed, also
+none that is made meanwhile. So whatever a node says, nothing outside the run folder changes, and nothing in it that is not the
+node's.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import json
 import os
 import shlex
+import shutil
+import stat
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from .answers import Failure, Host, Result, reason
-from .changes import Known
+from ..errors import RunError
+from ..runs import unwritable
+from .answers import Failure, Host, Result, Untrue, is_whole_number, number, parse_json, reason, untrue
+from .changes import FILES, MOST, Known, limit
 from .transport import Transport
 
 TIMEOUT = 30.0
+TOTAL = 64 << 30  # bytes that a run folder's small files have at most
+ROUNDS = TOTAL // MOST  # answers to one refresh
+SPARE = 1 << 30  # bytes of this disk that a fleet can't fill
+FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of a file, and what the file there is with them: they begin at `offset` and end it."""
+
+    offset: int
+    data: bytes
+    size: int
+    stamp: float  # 0.0: more of it follows
+    inode: int
+
+
+@dataclass(frozen=True)
+class News:
+    """One answer, found to be possible: pieces by name, the names of all files, whether nothing is left, the clock there."""
+
+    pieces: Mapping[str, Piece]
+    names: frozenset[str]
+    whole: bool
+    now: float
 
 
 @dataclass
@@ -29,39 +68,176 @@ class Mirror:
     known: Known = field(default_factory=dict)  # what this mirror has brought
 
     def refresh(self, host: Host) -> float | Failure:
-        """Brings what is new, asking `host`; the clock there. What it brought and is gone there goes here too."""
-        while True:
-            words = shlex.join(
-                ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.changes", str(self.here)]
-            )
-            command = f"cd {shlex.quote(self.shared)} && {words}"
+        """Brings what is new, asking `host`; the clock there. What it brought and is gone there goes here too.
+
+        Raises:
+            RunError: the run folder here can't be written, or has a link in it where a file comes.
+        """
+        words = shlex.join(
+            ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.changes", str(self.here)]
+        )
+        command = f"cd {shlex.quote(self.shared)} && {words}"
+        for _ in range(ROUNDS):
+            self._forget_lost()
             answer = self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT)
             if failure := reason(host, answer):
                 return failure
             assert isinstance(answer, Result)
-            record = json.loads(answer.stdout)
-            for name, (offset, size, stamp, inode, data) in record["files"].items():
-                self._write(name, offset, zlib.decompress(base64.b85decode(data)), stamp)
-                self.known[name] = (size, stamp, inode)
-            for name in set(self.known) - set(record["paths"]):
-                (self.here / name).unlink(missing_ok=True)
-                self.known.pop(name)
-            if record["whole"]:
-                return float(record["now"])
+            try:
+                news = read_news(answer.stdout, self.known)
+                self._require_room(news)
+            except Untrue as error:
+                return untrue(error, "what a run folder has")
+            self._take(news)
+            if news.whole:
+                return news.now
+        return untrue(Untrue("it never ends"), "what a run folder has")
 
-    def _write(self, name: str, offset: int, data: bytes, stamp: float) -> None:
-        """What grows is written in place, what is replaced there is replaced here; a name never leads out of the folder."""
-        path = self.here / name
-        if not path.resolve().is_relative_to(self.here.resolve()):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if offset:
-            with open(path, "r+b") as file:
-                file.seek(offset)
-                file.write(data)
-                file.truncate()
-        else:
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        os.utime(path, (stamp, stamp))
+    def _forget_lost(self) -> None:
+        """Files that are no longer here, or not as long as they were, are to be sent anew."""
+        for name, (size, _, _) in list(self.known.items()):
+            try:
+                here = os.lstat(self.here / name)
+                kept = stat.S_ISREG(here.st_mode) and here.st_size >= size
+            except OSError:
+                kept = False
+            if not kept:
+                del self.known[name]
+
+    def _require_room(self, news: News) -> None:
+        """Untrue when the folder would be larger than any is, RunError when this disk has no room for what comes."""
+        coming = sum(len(piece.data) for piece in news.pieces.values())
+        sizes = {name: size for name, (size, _, _) in self.known.items()} | {n: p.size for n, p in news.pieces.items()}
+        if sum(sizes.values()) > TOTAL:
+            raise Untrue(f"more than {TOTAL >> 30} GiB of small files")
+        disk = next(folder for folder in (self.here, *self.here.absolute().parents) if folder.is_dir())
+        if coming and shutil.disk_usage(disk).free - coming < SPARE:
+            raise unwritable(self.here, OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"))
+
+    def _take(self, news: News) -> None:
+        for name, piece in news.pieces.items():
+            try:
+                with self._folder_of(name) as (folder, last):
+                    _write(folder, last, piece)
+            except FileNotFoundError:  # removed here meanwhile: the next look brings it whole
+                self.known.pop(name, None)
+            else:
+                self.known[name] = (piece.size, piece.stamp, piece.inode)
+        for name in set(self.known) - news.names:
+            with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (folder, last):
+                os.unlink(last, dir_fd=folder)
+            self.known.pop(name)
+
+    @contextlib.contextmanager
+    def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:
+        """The open folder of a file, made if need be, and the file's name in it. The run folder itself may be a link."""
+        inner, _, last = name.rpartition("/")
+        try:
+            self.here.mkdir(parents=True, exist_ok=True)
+            with contextlib.ExitStack() as opened:
+                folder = os.open(self.here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                opened.callback(os.close, folder)
+                if inner:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(inner, dir_fd=folder)
+                    folder = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | FLAGS, dir_fd=folder)
+                    opened.callback(os.close, folder)
+                yield folder, last
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _refused(self.here / name, error) from error
+
+
+def _write(folder: int, name: str, piece: Piece) -> None:
+    """What grows is written in place, what is replaced there is replaced here."""
+    if piece.offset:
+        _fill(os.open(name, os.O_WRONLY | os.O_NONBLOCK | FLAGS, dir_fd=folder), piece)
+        return
+    temporary = f".{name[:200]}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=folder)
+    try:
+        _fill(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o644, dir_fd=folder), piece)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _fill(descriptor: int, piece: Piece) -> None:
+    with open(descriptor, "wb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ELOOP, "it is no plain file")
+        file.seek(piece.offset)
+        file.write(piece.data)
+        file.truncate()
+        file.flush()
+        os.utime(descriptor, (piece.stamp, piece.stamp))
+
+
+def _refused(path: Path, error: OSError) -> RunError:
+    """The error for a file of the fleet's that can't be left here."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+        return RunError(
+            "is not what a run folder has there, so nothing from the fleet is written to it",
+            where=str(path), why="a link, a folder or a device is in the way", next=f"ls -ld {path.parent} {path}",
+        )  # fmt: skip
+    return unwritable(path, error)
+
+
+def read_news(text: str, known: Known) -> News:
+    """What a node's answer says, where it can be true of a run folder of which `known` was brought.
+
+    Raises:
+        Untrue: it can't.
+    """
+    record = parse_json(text)
+    if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
+        raise Untrue("not the four keys of an answer")
+    files, paths, whole = record["files"], record["paths"], record["whole"]
+    if not isinstance(files, dict) or not isinstance(paths, list) or not isinstance(whole, bool):
+        raise Untrue("values of another type")
+    if len(paths) > FILES or not all(isinstance(name, str) for name in paths):
+        raise Untrue(f"more than {FILES} files, or names that are none")
+    names = frozenset(paths)
+    if len(names) != len(paths) or not files.keys() <= names:
+        raise Untrue("names that contradict each other")
+    if strange := next((name for name in sorted(names) if limit(name) is None), None):
+        raise Untrue(f"the name {strange[:100]!a}, which no file of a run folder has")
+    room, pieces = MOST, {}
+    for name, values in files.items():
+        pieces[name] = _piece(name, values, known, room)
+        room -= len(pieces[name].data)
+    if not whole and room:
+        raise Untrue("less than there is")
+    return News(pieces, names, whole, number(record["now"], 0, 1 << 34))
+
+
+def _piece(name: str, values: Any, known: Known, room: int) -> Piece:
+    """One file's part of an answer: it adds to what is here, or starts anew, and is at most as large as such a file may be."""
+    if not isinstance(values, list) or len(values) != 5:
+        raise Untrue(f"no five values of {name}")
+    offset, size, stamp, inode, packed = values
+    most, here = limit(name) or 0, known.get(name, (0, 0.0, 0))[0]
+    if not (is_whole_number(offset) and is_whole_number(size) and is_whole_number(inode) and isinstance(packed, str)):
+        raise Untrue(f"values of another type for {name}")
+    if offset not in (0, here) or not 0 <= inode < 1 << 64:
+        raise Untrue(f"bytes of {name} that do not follow on what was brought")
+    data = _unpack(name, packed, room)
+    if size != offset + len(data) or size > most:
+        raise Untrue(f"a size of {name} that it can't have")
+    return Piece(offset, data, size, number(stamp, 0, 1 << 34), inode)
+
+
+def _unpack(name: str, packed: str, room: int) -> bytes:
+    """The bytes of a piece; never more than `room` are unpacked."""
+    try:
+        stream = zlib.decompressobj()
+        data = stream.decompress(base64.b85decode(packed), room + 1)
+    except (ValueError, zlib.error) as error:
+        raise Untrue(f"bytes of {name} that can't be unpacked: {error}") from error
+    if len(data) > room or not stream.eof or stream.unused_data:
+        raise Untrue(f"more bytes of {name} than an answer has")
+    return data

@@ -39,6 +39,7 @@ GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
 MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times as long in all, and at least SLOW_AFTER seconds
 SLOWER = 3
 SLOW_AFTER = 6.0
+MOST_SAID = 24 << 20  # bytes of one answer: what says more never ends
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
@@ -256,12 +257,17 @@ class LinkLost(Exception):
     """The connection died while a command ran."""
 
 
+class TooMuch(Exception):
+    """A command has printed more than MOST_SAID bytes."""
+
+
 def _converse(connection: Connection, command: str, stdin: str | bytes | None, timeout: float) -> Result:
     """Runs one command in a session of its own.
 
     Raises:
         TimeoutError: it had not ended GRACE seconds past its time.
         LinkLost: the connection died; whether the command ran on is not known, but `timeout` ends it.
+        TooMuch: its answer does not end.
     """
     began = time.monotonic()
     channel = connection.create_session()
@@ -291,8 +297,10 @@ def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
         ended = channel.eof_received or channel.closed
         while channel.recv_ready():
             out += channel.recv(1 << 16)
+            _require_end(out, err)
         while channel.recv_stderr_ready():
             err += channel.recv_stderr(1 << 16)
+            _require_end(out, err)
         if ended:
             break
         left = deadline - time.monotonic()
@@ -302,6 +310,11 @@ def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
     if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
         raise TimeoutError
     return bytes(out), bytes(err)
+
+
+def _require_end(out: bytearray, err: bytearray) -> None:
+    if len(out) + len(err) > MOST_SAID:
+        raise TooMuch
 
 
 def explain(host: Host, ssh: Ssh, error: Exception, seconds: float) -> Failure:
@@ -336,6 +349,8 @@ def explain(host: Host, ssh: Ssh, error: Exception, seconds: float) -> Failure:
             )
         case TimeoutError():
             return Failure("timeout", f"no answer within {seconds:.0f} s", try_it, seconds)
+        case TooMuch():
+            return Failure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it, seconds)
         case LinkLost() | EOFError() | ConnectionResetError():
             return Failure("lost", f"the link was lost after {seconds:.1f} s", try_it, seconds)
         case paramiko.SSHException() | OSError():
