@@ -1,0 +1,60 @@
+"""Where a run is at work, and how its folder comes to this machine: all of its traffic between machines goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+from ..runs import Run, is_locked
+
+
+class Place(Protocol):
+    """A run's whereabouts, as a context that closes what it opens. The run folder here is as of the last `refresh`.
+
+    words         " on this machine", " on the fleet": said after "is not running"
+    pace          seconds between two refreshes that are worth it
+    refresh       brings the run folder up to date here; BackendError when nobody who has it answers
+    is_running    whether a launcher was at work on the run at the last refresh
+    ask_to_stop   leaves the request that ranks look for at every step
+    folders       what the run has there and not here: folder → bytes
+    remove        deletes such folders
+    """
+
+    words: str
+    pace: float
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def refresh(self) -> None: ...
+    def is_running(self) -> bool: ...
+    def ask_to_stop(self) -> None: ...
+    def folders(self) -> dict[str, int]: ...
+    def remove(self, folders: Iterable[str]) -> None: ...
+
+
+class Here:
+    """A run of this machine: its folder is the truth."""
+
+    words, pace = " on this machine", 0.3
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def is_running(self) -> bool:
+        return is_locked(self.run.folder)
+
+    def ask_to_stop(self) -> None:
+        self.run.stop.touch()
+
+    def folders(self) -> dict[str, int]:
+        return {}
+
+    def remove(self, folders: Iterable[str]) -> None: ...
