@@ -20,7 +20,7 @@ from ..config import Config
 from ..errors import BackendError
 from ..nodes import facts as reading
 from ..nodes import jobs
-from ..nodes.answers import Failure, Host, Result, by_host, reason
+from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.quarantine import Quarantine
@@ -46,7 +46,7 @@ class Handle:
     hosts: tuple[Host, ...]
     name: str
     mark: str
-    said: dict[Host, str] = field(default_factory=dict)
+    said: dict[Host, tuple[str, int]] = field(default_factory=dict)
     heard: dict[Host, float] = field(default_factory=dict)
     trouble: dict[Host, str] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -140,7 +140,7 @@ class Ssh:
             self._fence(handle.mark, [host for host in handle.hosts if host not in failed])
             raise BackendError(by_host("the job could not be started", failed), next="make doctor")
         for host in handle.hosts:
-            handle.said[host], handle.heard[host] = "running", time.monotonic()
+            handle.said[host], handle.heard[host] = ("running", 0), time.monotonic()
             threading.Thread(target=self._keep_looking, args=(handle, host), name=f"look-{host}", daemon=True).start()
         return handle
 
@@ -148,12 +148,12 @@ class Ssh:
         """What the nodes said last; one that has not answered for LOST_AFTER seconds is lost."""
         ended, lost, now = {}, {}, time.monotonic()
         for node, host in enumerate(handle.hosts):
-            match handle.said[host].split():
-                case ["ended", code]:
-                    ended[node] = int(code)
-                case ["rebooted"]:
+            match handle.said[host]:
+                case ("ended", code):
+                    ended[node] = code
+                case ("rebooted", _):
                     lost[node] = "it has rebooted"
-                case ["absent"]:
+                case ("absent", _):
                     ended[node] = 137
                 case _ if now - handle.heard[host] > LOST_AFTER:
                     lost[node] = f"no answer over SSH for {now - handle.heard[host]:.0f} s: {handle.trouble.get(host, 'silence')}"
@@ -210,8 +210,13 @@ class Ssh:
                 handle.trouble[host] = failure.message
                 continue
             assert isinstance(answer, Result)
-            handle.said[host], handle.heard[host] = answer.stdout.strip() or "absent", time.monotonic()
-            if handle.said[host] != "running":
+            try:
+                said = jobs.read_look(answer.stdout)
+            except Untrue as error:
+                handle.trouble[host] = untrue(error, "how its part of the job is").message
+                continue
+            handle.said[host], handle.heard[host] = said, time.monotonic()
+            if said[0] != "running":
                 return
 
     def _fence(self, mark: str, hosts: Iterable[Host]) -> None:

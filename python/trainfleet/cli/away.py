@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import time
 from collections.abc import Iterable
@@ -13,8 +12,8 @@ from .. import runs
 from ..backends import ssh
 from ..config import Config, dump_resolved
 from ..errors import BackendError, RunError
-from ..nodes import jobs
-from ..nodes.answers import Failure, Host, Result, by_host, reason
+from ..nodes import jobs, removal
+from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.fleet import wanted_of
 from ..nodes.gate import examine
 from ..nodes.head import HEADS, Head
@@ -95,18 +94,21 @@ class Away:
 
     def far_folders(self) -> dict[str, int]:
         """The run's folder and its dataset's on the fleet, with their bytes."""
-        folders = shlex.join([f"runs/{self.run.name}", f"data/{self.config.data.name}"])
-        found = self._at_the_door(f'for folder in {folders}; do [ ! -d "$folder" ] || du -sb "$folder"; done')
-        rows = (line.split("\t") for line in found.splitlines())
-        return {f"{self.backend.folder}/{folder}": int(count) for count, folder in rows}
+        shared, folders = self.backend.folder, [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
+        found = self._at_the_door(removal.measure(shared, folders))
+        try:
+            return {f"{shared}/{folder}": count for folder, count in removal.read_measures(found, folders).items()}
+        except Untrue as error:
+            raise BackendError(str(untrue(error, "what du prints")), where=(self.door or self.transport.hosts[0]).name) from error
 
     def remove_far(self, folders: Iterable[str]) -> None:
-        self._at_the_door(f"rm -rf -- {shlex.join(folders)}")
+        shared = self.backend.folder
+        self._at_the_door(removal.remove(shared, [folder.removeprefix(f"{shared}/") for folder in folders]))
 
     def _at_the_door(self, command: str) -> str:
-        """What a command says in the shared folder, on the host that answered last; nothing when there is no such folder."""
+        """What a command says on the host that answered last."""
         host = self.door or self.transport.hosts[0]
-        answer = self.transport.ask(host, f"cd {shlex.quote(self.backend.folder)} || exit 0; {command}", timeout=REMOVAL)
+        answer = self.transport.ask(host, command, timeout=REMOVAL)
         if failure := reason(host, answer):
             raise BackendError(str(failure), where=host.name, next="make clean again")
         assert isinstance(answer, Result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import shlex
 import time
 from collections.abc import Iterable
@@ -9,11 +11,21 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..config import Config
-from .answers import Failure, Host, Result, reason
+from .answers import Failure, Host, Result, Untrue, reason, untrue
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
 TIMEOUT = 30.0  # seconds; a node that can't say in that time what it is can't train either
+LINES, LETTERS = 10_000, 4096  # of an answer, and of a line of it
+ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")  # nvidia-smi's words for what this kind of GPU does not count
+FORMS = {  # of the values that go on into commands and files for other hosts
+    "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
+    "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
+    "boot_id": r"[A-Za-z0-9-]{0,64}",
+    "memlock": r"[0-9]{1,20}|unlimited",
+    "address": r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?",
+    "card": r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}",
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ class Facts:
     authorized: bool = False  # the head's key opens this node
     bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word a device on the PCI bus
     gpus: tuple[Gpu, ...] = ()
+    gpu_trouble: tuple[str, ...] = ()  # what nvidia-smi says in place of a GPU, or of a number of one
     neuron_driver: str = ""
     neuron: tuple[str, ...] = ()
     neuron_ecc: dict[str, int] = field(default_factory=dict)  # counter (`neuron0/.../total`) → uncorrected memory errors
@@ -111,7 +124,10 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
         if failure:
             return failure
         assert isinstance(answer, Result)
-        return parse(answer.stdout, answer.seconds)
+        try:
+            return parse(answer.stdout, answer.seconds)
+        except Untrue as error:
+            return untrue(error, "what facts.sh prints")
 
     return transport.each(ask, hosts, leave_behind=True)
 
@@ -120,17 +136,19 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     """Facts from what facts.sh printed. What a login shell said before its first line is left out.
 
     Raises:
-        ValueError: the text has no end: the node stopped in the middle of it.
+        Untrue: the text has no end (the node stopped in the middle of it), or a value that nothing has.
     """
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
     if not start or not end:
-        raise ValueError(f"not what facts.sh prints: {text[-200:]!r}")
+        raise Untrue(f"no beginning or no end: {text[-200:]!a}")
     lines: dict[str, list[str]] = {}
-    for line in body.splitlines():
+    for count, line in enumerate(body.split("\n")):
         key, equals, value = line.partition("=")
+        if count >= LINES or len(line) > LETTERS:
+            raise Untrue(f"more than {LINES:,} lines, or one of more than {LETTERS:,} letters")
         if equals:
-            lines.setdefault(key, []).append(value)
+            lines.setdefault(key, []).append("".join(letter if letter.isprintable() else "\ufffd" for letter in value))
     return _build(lines, seconds, time.time() if now is None else now)
 
 
@@ -141,30 +159,80 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
     def pairs(key: str) -> list[tuple[str, str]]:
         return [(first, rest) for line in lines.get(key, []) for first, _, rest in [line.partition(" ")]]
 
-    def space(key: str) -> Space | None:
-        words = one(key).split()
-        return Space(int(words[0]), *words[1:4]) if words else None
-
     plain = {f.name: one(f.name) for f in fields(Facts) if f.type == "str" and f.name != "efa"}
+    for name in FORMS.keys() & plain.keys():
+        _require_form(name, plain[name])
+    gpus, trouble = _gpus(lines.get("gpu", ()))
     sent = now - seconds  # the clock was read about when the command arrived, half a round trip after it was sent
     return Facts(
         **plain,
         root=one("root") == "yes", uverbs=one("uverbs") == "yes", authorized=one("authorized") == "yes",
-        cores=int(one("cores") or 0), memory_kib=int(one("memory_kib") or 0), huge_pages=int(one("huge_pages") or 0),
-        nofile=1 << 30 if one("nofile") == "unlimited" else int(one("nofile") or 0), fi_info=int(one("fi_info") or -1),
-        disk=space("disk"), shared=space("shared"),
+        cores=_count("cores", one("cores")), memory_kib=_count("memory_kib", one("memory_kib")),
+        huge_pages=_count("huge_pages", one("huge_pages")),
+        nofile=1 << 30 if one("nofile") == "unlimited" else _count("nofile", one("nofile")),
+        fi_info=_count("fi_info", one("fi_info")) if one("fi_info") else -1,
+        disk=_space("disk", one("disk")), shared=_space("shared", one("shared")),
         has=tuple(lines.get("has", ())), lacks=tuple(lines.get("lacks", ())), bus=tuple(lines.get("bus", ())),
         neuron=tuple(lines.get("neuron", ())), infiniband=tuple(lines.get("infiniband", ())),
         scratch_disks=tuple(lines.get("scratch_disk", ())), kernel_says=tuple(lines.get("kernel_says", ())),
-        gpus=tuple(_gpu(line) for line in lines.get("gpu", ())),
+        gpus=gpus, gpu_trouble=trouble,
         efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
-        neuron_ecc={path: int(count) for path, count in pairs("neuron_ecc")},
-        mtu={card: int(size) for card, size in pairs("mtu")}, addresses={address: card for card, address in pairs("address")},
-        resolves={name: address for address, names in pairs("resolves") for name in names.split()},
-        clock_offset=float(one("clock") or now) - sent, seconds=seconds,
+        neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
+        mtu={_require_form("card", card): _count("mtu", size) for card, size in pairs("mtu")},
+        addresses={_address(address): _require_form("card", card) for card, address in pairs("address")},
+        resolves={name: _address(address) for address, names in pairs("resolves") for name in names.split()},
+        clock_offset=_seconds(one("clock") or str(now)) - sent, seconds=seconds,
     )  # fmt: skip
 
 
-def _gpu(line: str) -> Gpu:
-    driver, memory, errors, name = (part.strip() for part in line.split(",", 3))
-    return Gpu(driver, int(float(memory)), int(errors) if errors.isdigit() else 0, name)
+def _count(key: str, text: str) -> int:
+    """The number behind a key; 0 for none."""
+    if not re.fullmatch(r"[0-9]{0,20}", text):
+        raise Untrue(f"{key}={text[:60]!a}, which is no number")
+    return int(text or 0)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):  # %N stays a letter where date does not know it
+        raise Untrue(f"clock={text[:60]!a}, which is no time")
+    return float(text.rstrip("N"))
+
+
+def _require_form(key: str, text: str) -> str:
+    """The text, which is one that such a value has, or empty."""
+    if text and not re.fullmatch(FORMS[key], text):
+        raise Untrue(f"{key}={text[:60]!a}, which nothing is called")
+    return text
+
+
+def _address(text: str) -> str:
+    """The text, which is an IP address: it goes into known_hosts, where a pattern would stand for other hosts."""
+    try:
+        ipaddress.ip_address(_require_form("address", text))
+    except ValueError:
+        raise Untrue(f"address={text[:60]!a}, which is none") from None
+    return text
+
+
+def _space(key: str, text: str) -> Space | None:
+    """A file system as df said it; None where it said nothing."""
+    words = text.split(None, 3)
+    if not words:
+        return None
+    if len(words) < 3:
+        raise Untrue(f"{key}={text[:60]!a}, which is no file system")
+    return Space(_count(key, words[0]), *words[1:])
+
+
+def _gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """The GPUs that answer, and what nvidia-smi says of those that don't: in place of their line, or of a number in it."""
+    found, trouble = [], []
+    for line in lines:
+        words = [word.strip() for word in line.split(",", 3)]
+        numbers = [0 if word in ABSENT else int(float(word)) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?", word) else None
+                   for word in words[1:3]]  # fmt: skip
+        if len(words) == 4 and numbers[0] is not None and numbers[1] is not None:
+            found.append(Gpu(words[0], numbers[0], numbers[1], words[3]))
+        else:
+            trouble.append(line.strip()[:160])
+    return tuple(found), tuple(trouble)

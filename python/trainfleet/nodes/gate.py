@@ -7,7 +7,6 @@ in pairs, which names the slow one.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shlex
 import statistics
@@ -19,7 +18,7 @@ from ..config import Config
 from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, torchrun
 from . import facts as reading
-from .answers import Answers, Failure, Host, Result
+from .answers import Answers, Failure, Host, Result, Untrue, is_whole_number, number, parse_json, untrue
 from .facts import Facts
 from .finding import Finding, unreachable
 from .fleet import wanted_of
@@ -156,10 +155,35 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
     report = next((line[len(MARK) :] for line in _printed(answers, hosts[0]).splitlines() if line.startswith(MARK)), None)
     if report is None:
         return None, _explain_silence(answers, hosts)
-    record = json.loads(report)
-    found = Bandwidth(record["bandwidth"], record["bytes"], record["nodes"], tuple(map(tuple, record["pairs"])))
+    try:
+        found = read_bandwidth(report, len(hosts))
+    except Untrue as error:
+        return None, [Finding(hosts[0], "fabric", untrue(error, "what the trial prints").message, "make doctor again")]
     findings = [Finding(None, "nccl", said) for said in judge_nccl(_printed(answers, hosts[0]).splitlines(), fleet.instance_type)]
     return found, findings + judge_bandwidth(found, least, hosts)
+
+
+def read_bandwidth(text: str, nodes: int) -> Bandwidth:
+    """What the trial on so many nodes measured, as its first node printed it.
+
+    Raises:
+        Untrue: that can't be.
+    """
+    record = parse_json(text)
+    if not isinstance(record, dict) or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys():
+        raise Untrue("not the keys of a measurement")
+    pairs = []
+    for pair in record["pairs"] if isinstance(record["pairs"], list) else [None]:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 3
+            or not all(is_whole_number(node) and 0 <= node < nodes for node in pair[:2])
+        ):
+            raise Untrue("pairs of nodes that are none")
+        pairs.append((pair[0], pair[1], number(pair[2], 0, 1e6)))
+    if record["nodes"] != nodes or not is_whole_number(record["bytes"]):
+        raise Untrue("another number of nodes, or of bytes")
+    return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
 
 
 def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str, least: float | None) -> str:

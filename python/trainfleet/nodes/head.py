@@ -6,6 +6,7 @@ by (watch/standby.py). Commands typed here only look at the run folder there, or
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ class Head:
         make = f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname -n)\" -f {KEY}; cat {KEY}.pub"
         made = self.transport.run(f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads)
         _require(made, "the head could not make its key")
-        public = "".join(answer.stdout for answer in made.ok.values())
+        public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
         _require(self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=tuple(hosts)), "the head's key can't be let in")
 
     def start(self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str]) -> None:
@@ -88,6 +89,20 @@ class Head:
         """Leaves the word that ranks look for at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/runs/{self.config.name}/stop')}"
         _require(self.transport.run(command, timeout=TIMEOUT, hosts=[host]), "can't ask the run to stop")
+
+
+def public_key(host: Host, text: str) -> str:
+    """The one key in a head's answer: every host will let it in, so nothing may stand before it, and no other beside it.
+
+    Raises:
+        BackendError: it is none.
+    """
+    line = text.strip().rpartition("\n")[2]
+    if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
+        raise BackendError(
+            "the key that it shows is no key of ours", where=host.name, why=f"{line[:80]!a}", next=f"on it: rm {KEY}*"
+        )
+    return line
 
 
 def _require(answers: Mapping[Host, Result | Failure], what: str) -> None:

@@ -221,6 +221,9 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """What GPUs, Neuron devices and the kernel say about themselves."""
     for host, fact in facts.items():
+        if fact.gpu_trouble and "nvidia" in fact.bus:
+            message = f"nvidia-smi says: {'; '.join(fact.gpu_trouble)}"
+            yield Finding(host, "gpu", message, "on it: nvidia-smi; dmesg. Then reboot or replace it", blames_host=True)
         for index, gpu in enumerate(fact.gpus):
             if gpu.ecc_errors:
                 message = f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"

@@ -7,16 +7,32 @@ process of a run on a node, whoever is its parent now. The supervisor's file onl
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+
+from ..errors import BackendError
+from .answers import Untrue
 
 JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
 MARK = "TRAINFLEET_JOB"
 
 
 def mark_of(folder: str, run: str) -> str:
-    """What marks the processes of a run: nothing else on any fleet has it."""
-    return f"{folder}:{run}"
+    """What marks the processes of a run: nothing else on any fleet has it.
+
+    Raises:
+        BackendError: the names make none that is one line of visible letters.
+    """
+    return _require_mark(f"{folder}:{run}")
+
+
+def _require_mark(mark: str) -> str:
+    """The mark, when it can belong to one run alone: grep takes each line for a pattern, and an empty one for every process."""
+    folder, _, run = mark.rpartition(":")
+    if not mark.isprintable() or not folder.strip() or not run.strip():
+        raise BackendError(f"{mark!a} marks no run", next="look at fleet.shared_folder and name in its config")
+    return mark
 
 
 def order(argv: Sequence[str], environment: Mapping[str, str], log: str) -> str:
@@ -43,15 +59,33 @@ def look(name: str) -> str:
 [ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" || echo 'ended 137'"""
 
 
+def read_look(text: str) -> tuple[str, int]:
+    """What `look` said (running, ended, rebooted, absent), and the exit code of what has ended.
+
+    Raises:
+        Untrue: it said something else.
+    """
+    said = text.strip().rpartition("\n")[2]
+    if said in ("running", "rebooted", "absent"):
+        return said, 0
+    if match := re.fullmatch(r"ended ([0-9]{1,3})", said):
+        return "ended", int(match[1])
+    raise Untrue(f"the words {said[:60]!a}")
+
+
 def terminate(name: str) -> str:
     """SIGTERM to the supervisor, which passes it on."""
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
 def fence(mark: str, seconds: int = 10) -> str:
-    """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone."""
+    """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone.
+
+    Raises:
+        BackendError: the mark could be another's than a run's.
+    """
     return f"""for _ in $(seq {seconds * 10}); do
-pids=$(grep -FsxzlZ -e {shlex.quote(f"{MARK}={mark}")} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
+pids=$(grep -FsxzlZ -e {shlex.quote(f"{MARK}={_require_mark(mark)}")} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
 [ -n "$pids" ] || exit 0
 kill -KILL $pids 2> /dev/null
 sleep 0.1

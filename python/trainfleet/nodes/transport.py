@@ -115,7 +115,7 @@ class Transport:
         """
         target = shlex.quote(folder)
         answers = self.run(f"test -d {target} && echo there || echo missing", timeout=timeout, hosts=hosts)
-        missing = [host for host, answer in answers.ok.items() if answer.stdout.split()[-1] == "missing"]
+        missing = [host for host, answer in answers.ok.items() if answer.stdout.strip().endswith("missing")]
         if not missing:
             return answers
         part = f"{target}.$$"

@@ -1,0 +1,67 @@
+"""What a run has in a fleet's shared folder, and its removal: shell words for one host that has it. Pure.
+
+Only `runs/<name>` and `data/<name>` are ever named, and a host removes one only where its real path is what its name says: a link
+in the way is named and left, with what it leads to.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from ..errors import BackendError
+from .answers import Untrue
+
+FOLDER = r"(runs|data)/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
+ENTER = "cd -P -- {shared} || exit 0; top=$(pwd -P)"
+
+
+def measure(shared: str, folders: Iterable[str]) -> str:
+    """Prints `bytes<tab>folder` for each of the folders that are there; nothing where the shared folder is not."""
+    names = _checked(shared, folders)
+    return f"{ENTER.format(shared=shlex.quote(shared))}\n" + (
+        f'for folder in {names}; do [ ! -d "$folder" ] || [ -L "$folder" ] || du -sb -- "$folder" || exit; done'
+    )
+
+
+def remove(shared: str, folders: Iterable[str]) -> str:
+    """Removes the folders. Ends badly, before anything is removed, when one of them is a link or lies behind one."""
+    names = _checked(shared, folders)
+    return f"""{ENTER.format(shared=shlex.quote(shared))}
+for folder in {names}; do
+[ ! -e "$folder" ] && [ ! -L "$folder" ] && continue
+[ "$(realpath -- "$folder")" = "${{top%/}}/$folder" ] || {{ echo "$top/$folder is a link, or lies behind one" >&2; exit 1; }}
+done
+rm -rf --one-file-system -- {names}"""
+
+
+def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
+    """Folder → bytes, of what `measure` printed for these folders.
+
+    Raises:
+        Untrue: another folder, or no number.
+    """
+    asked, found = set(folders), {}
+    for line in filter(None, text.split("\n")):
+        count, _, folder = line.partition("\t")
+        if folder not in asked or not re.fullmatch(r"[0-9]{1,20}", count):
+            raise Untrue(f"the line {line[:80]!a}")
+        found[folder] = int(count)
+    return found
+
+
+def _checked(shared: str, folders: Iterable[str]) -> str:
+    """The folders' names as a shell takes them.
+
+    Raises:
+        BackendError: one is no run's and no dataset's, or the shared folder is none.
+    """
+    names = list(folders)
+    if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
+        raise BackendError(
+            f"{strange[0]!a} is not the folder of a run or a dataset", next="look at name and data.name in its config"
+        )
+    if not shared.startswith("/") or shared.strip("/") == "" or not shared.isprintable():
+        raise BackendError(f"{shared!a} is no folder that a fleet can share", next="look at fleet.shared_folder")
+    return shlex.join(names)

@@ -1,0 +1,262 @@
+"""What hosts answer to everything but the mirror: each answer is checked, and one that can't be so is a failure of that host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from trainfleet.config import Config
+from trainfleet.config.hosts import Host
+from trainfleet.errors import BackendError
+from trainfleet.nodes import facts as reading
+from trainfleet.nodes import jobs, removal
+from trainfleet.nodes.answers import Failure, Result, Untrue
+from trainfleet.nodes.facts import parse
+from trainfleet.nodes.gate import read_bandwidth
+from trainfleet.nodes.head import public_key
+from trainfleet.nodes.health import judge
+from trainfleet.nodes.transport import Transport
+from unit.test_nodes_facts import P3DN as TEXT
+from unit.test_nodes_health import P3DN, fleet
+from unit.test_nodes_operations import wanted
+
+HOST = Host("gpu-1", "10.0.0.1")
+SICK = [
+    "Unable to determine the device handle for GPU0000:1D:00.0: Unknown Error",
+    "580.126.09, [GPU is lost], [GPU is lost], [GPU is lost]",
+    "580.126.09, 32768, [Unknown Error], Tesla V100-SXM2-32GB",
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+    "ERR!, ERR!, ERR!, ERR!", ",,,", "a, 1e9, 0, b", "580, -5, 0, b", "580, \u0663, 0, b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SICK)
+def test_one_sick_gpu_is_a_finding_and_no_end_of_the_look(line: str) -> None:
+    facts = parse(TEXT.replace("gpu=580.126.09, 32768, 0, Tesla V100-SXM2-32GB", f"gpu={line}"))
+    if line == ",,,":
+        assert not facts.gpu_trouble  # nothing said is nothing known
+        return
+    assert len(facts.gpus) == 1 and facts.gpu_trouble == (line,)
+    odd = {"gpus": P3DN.gpus[:7], "gpu_trouble": facts.gpu_trouble}
+    found = [finding for finding in judge(fleet(3, P3DN, odd), wanted("p3dn.24xlarge")) if finding.check == "gpu"]
+    assert len(found) == 1 and found[0].host and found[0].host.name == "n2" and line in found[0].message and found[0].blames_host
+
+
+def test_what_a_gpu_does_not_count_is_no_trouble() -> None:
+    facts = parse(TEXT.replace("580.126.09, 32768, 0, Tesla", "580.126.09, [N/A], [N/A], Tesla"))
+    assert len(facts.gpus) == 2 and facts.gpus[0].memory_mib == facts.gpus[0].ecc_errors == 0 and not facts.gpu_trouble
+
+
+LIES = {
+    "cores=96": ["cores=many", "cores=-1", "cores=1e9", "cores=\u0663", f"cores={'9' * 500}", "cores=0x10", "cores= 96"],
+    "memory_kib=790000000": ["memory_kib=nan", "memory_kib=[N/A]", "memory_kib=7.5"],
+    "clock=1000.50": ["clock=now", "clock=nan", "clock=inf", "clock=1e300", "clock=-5", f"clock={'1' * 400}"],
+    "nofile=unlimited": ["nofile=lots", "nofile=\x00"],
+    "memlock=unlimited": ["memlock=$(reboot)", "memlock=-1"],
+    "fi_info=1": ["fi_info=one", "fi_info=-7"],
+    "disk=123456789 ext4 /dev/root": ["disk=much ext4 /dev/root", "disk=5", "disk=5 ext4", "disk=-5 a b"],
+    "shared=9999 lustre 10.0.0.5@tcp:/fsx /fsx": ["shared=? lustre x /fsx", "shared=1"],
+    "neuron_ecc=neuron3/stats/hardware/mem_ecc_uncorrected/total 2": ["neuron_ecc=neuron3 two", "neuron_ecc=neuron3 2.5"],
+    "mtu=ens5 9001": ["mtu=ens5 jumbo", "mtu=../../etc 9001", "mtu=a b c", "mtu=-rf 9001", "mtu=\x1b[2J 9001"],
+    "address=ens5 172.31.4.7": [
+        "address=ens5 *", "address=ens5 @cert-authority", "address=ens5 10.0.0.1,10.0.0.2", "address=ens5 172.31.4.7 ssh-rsa",
+        "address=ens5 !10.0.0.1", "address=ens5 300.1.1.1", "address=* 172.31.4.7", "address=ens5 |1|abc|def",
+        "address=ens5 fe80::1%a b", "address=ens5 1.2.3.4\r",
+    ],
+    "resolves=172.31.4.7 p3dn-1 ip-172-31-4-7.ec2.internal": ["resolves=* p3dn-1", "resolves=somewhere p3dn-1"],
+    "hostname=p3dn-1": ["hostname=../../etc", "hostname=$(id)", "hostname=a b", "hostname=\u202egnp", f"hostname={'a' * 300}", "hostname=-n"],
+    "user=ubuntu": ["user=root:x", "user=a b", "user=;reboot", "user=-oProxyCommand=id"],
+    "boot_id=abc": ["boot_id=a b", f"boot_id={'a' * 65}"],
+    "lacks=docker": [f"lacks={'x' * 5000}", "lacks=a\n" * 20_000],
+    "== end": ["", "== en"],
+    "== facts\n": ["", "== fact\n"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("true", "lie"), [(true, lie) for true, lies in LIES.items() for lie in lies])
+def test_facts_that_can_not_be_are_a_failure_of_that_host(true: str, lie: str, some_config: Config) -> None:
+    assert true in TEXT
+    said = TEXT.replace(true, lie, 1)
+
+    class Liar:
+        hosts = (HOST,)
+
+        def ask(self, host: Host, command: str, **more: Any) -> Result:
+            return Result(0, said, "", 0.1)
+
+        def each(self, ask: Any, hosts: object, **more: Any) -> dict[Host, Any]:
+            return {HOST: ask(HOST)}
+
+    answer = reading.read(cast(Transport, Liar()), some_config)[HOST]
+    assert isinstance(answer, Failure) and answer.kind == "untrue" and str(answer).isprintable(), answer
+
+
+@pytest.fixture(scope="module")
+def some_config() -> Config:
+    return wanted().config
+
+
+def test_what_the_kernel_says_shows_no_control_characters() -> None:
+    facts = parse(TEXT.replace("[42.0] NVRM", "\x1b]0;owned\x07\u202e[42.0] NVRM"))
+    assert facts.kernel_says[0].isprintable() and "Xid" in facts.kernel_says[0]
+
+
+def test_a_line_separator_of_another_alphabet_starts_no_fact() -> None:
+    assert parse(TEXT.replace("lacks=docker", "lacks=docker\u2028root=no\x0bcores=1\x85cores=1")).cores == 96
+
+
+@pytest.mark.parametrize("said", ["running", "absent", "rebooted", "ended 0", "ended 137", "Welcome!\nended 1"])
+def test_how_a_part_of_a_job_is_is_read(said: str) -> None:
+    assert jobs.read_look(said + "\n")[0] in said
+
+
+@pytest.mark.parametrize(
+    "said", ["", "ended", "ended well", "ended 1 2", "ended -1", "ended 99999", "runningx", "ended \u0663", "\x1b[2J"]
+)
+def test_any_other_word_of_it_is_untrue(said: str) -> None:
+    with pytest.raises(Untrue):
+        jobs.read_look(said)
+
+
+BANDWIDTHS = ["", "[]", "{}", '{"bandwidth": NaN, "bytes": 1, "nodes": 2, "pairs": []}', '{"bandwidth": "1", "bytes": 1, "nodes": 2, "pairs": []}',
+              '{"bandwidth": 1, "bytes": 1, "nodes": 3, "pairs": []}', '{"bandwidth": 1, "bytes": 1, "nodes": 2, "pairs": [[0, 7, 1.0]]}',
+              '{"bandwidth": 1, "bytes": 1, "nodes": 2, "pairs": [[0, 1]]}', '{"bandwidth": 1, "bytes": 1, "nodes": 2, "pairs": 5}',
+              '{"bandwidth": 1, "bytes": 1, "nodes": 2, "pairs": [[0, 1, -1.0]]}', "[" * 99999]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", BANDWIDTHS)
+def test_a_bandwidth_that_can_not_be_is_untrue(said: str) -> None:
+    with pytest.raises(Untrue):
+        read_bandwidth(said, 2)
+
+
+def test_a_bandwidth_is_read() -> None:
+    assert read_bandwidth('{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}', 2).pairs == ((0, 1, 2.5),)
+
+
+def test_only_a_key_of_ours_is_let_in_on_every_host() -> None:
+    key = "ssh-ed25519 " + "A" * 68 + " trainfleet head gpu-1"
+    assert public_key(HOST, f"{key}\n") == key
+    for lie in (
+        "",
+        'command="id" ' + key,
+        "ssh-rsa AAAA",
+        key + "\nssh-ed25519 AAAA",
+        key + "\x1b[2J",
+        "no-pty " + key,
+        "ssh-ed25519 ***",
+    ):
+        with pytest.raises(BackendError, match="no key of ours"):
+            public_key(HOST, lie)
+
+
+MARKS = [
+    "",
+    ":",
+    "/fsx:",
+    ":x",
+    "/fsx:x\n",
+    "\n/fsx:x",
+    "/fsx:\n",
+    "/fsx\n:x",
+    "/fsx:a\nb",
+    "/fsx: ",
+    "/fsx:x\0",
+    "/fsx:\u2028x",
+    "/fsx:\x1bx",
+]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_no_fence_is_made_of_a_mark_that_could_be_another_s(mark: str) -> None:
+    with pytest.raises(BackendError, match="marks no run"):
+        jobs.fence(mark)
+
+
+@pytest.mark.parametrize("name", ["x\n", "\n", "", "a\nb", " "])
+def test_no_mark_is_made_of_such_a_name(name: str) -> None:
+    with pytest.raises(BackendError, match="marks no run"):
+        jobs.mark_of("/fsx", name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a fence reads /proc")
+@pytest.mark.parametrize("name", ["x", "-x", "x*", "[a-z]x", "x'; kill -9 -1; '", "$(id)", "x y", "e", "\\x", "n\u00f6"])
+def test_a_fence_kills_what_has_the_mark_and_nothing_else(name: str) -> None:
+    mark = jobs.mark_of(f"/fsx/{os.getpid()}", name)
+    sleep = ["sleep", "60"]
+    ours = subprocess.Popen(sleep, env=os.environ | {jobs.MARK: mark})
+    others = [subprocess.Popen(sleep, env=os.environ | {jobs.MARK: other}) for other in ("", f"{mark}x", f"x{mark}", mark[:-1])]
+    try:
+        done = subprocess.run(["sh", "-c", jobs.fence(mark)], timeout=60, check=False)
+        assert done.returncode == 0 and ours.wait(10) == -9
+        assert [other.poll() for other in others] == [None] * len(others)
+    finally:
+        for process in (ours, *others):
+            process.kill()
+            process.wait()
+
+
+def run(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    for name in ("fsx/runs/x", "fsx/data/text", "fsx/runs/other", "precious"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("12345")
+    return tmp_path / "fsx"
+
+
+def test_what_a_run_has_on_a_fleet_is_measured_and_removed(shared: Path) -> None:
+    folders = ["runs/x", "data/text", "data/none"]
+    measured = removal.read_measures(run(removal.measure(str(shared), folders)).stdout, folders)
+    assert set(measured) == {"runs/x", "data/text"} and min(measured.values()) >= 5
+    assert run(removal.remove(str(shared), folders)).returncode == 0
+    assert sorted(path.name for path in shared.glob("*/*")) == ["other"]
+    assert run(removal.measure(f"{shared}/none", folders)).stdout == ""
+
+
+@pytest.mark.parametrize("where", ["runs/x", "runs", "data/text", "data"])
+def test_no_link_on_a_fleet_is_followed_by_a_removal(shared: Path, where: str) -> None:
+    (shared / where).rename(shared / "aside")
+    (shared / where).symlink_to("../precious" if where.count("/") == 0 else "../../precious")
+    if "/" not in where:
+        (shared.parent / "precious" / ("x" if where == "runs" else "text")).mkdir()
+    done = run(removal.remove(str(shared), ["runs/x", "data/text"]))
+    assert done.returncode == 1 and "is a link" in done.stderr
+    assert (shared.parent / "precious/file").exists() and len(list(shared.rglob("file"))) >= 2
+
+
+def test_a_shared_folder_that_is_a_link_itself_is_one(shared: Path) -> None:
+    (shared.parent / "link").symlink_to(shared)
+    assert run(removal.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0 and not (shared / "runs/x").exists()
+
+
+FOLDERS = ["", "/", ".", "..", "runs", "runs/", "runs/..", "runs/../..", "data/../../other", "data/x/y", "/etc", "runs/x;id", "runs/-rf", "runs/x\n",
+           "data/ x", "code/x", "runs/.", "runs/*", "runs/$(id)", "~"]  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nothing_else_is_ever_named_to_a_removal(folder: str) -> None:
+    with pytest.raises(BackendError):
+        removal.remove("/fsx", [folder])
+    with pytest.raises(BackendError):
+        removal.measure("/fsx", [folder])
+
+
+@pytest.mark.parametrize("folder", ["", "/", "//", "fsx", "/fsx\nHOME=/root", "/fsx\0"])
+def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
+    with pytest.raises(BackendError):
+        removal.remove(folder, ["runs/x"])
+
+
+@pytest.mark.parametrize("said", ["runs/other 5", "5\truns/other", "five\truns/x", "-5\truns/x", "5\t/etc", "5"])
+def test_a_measure_of_something_else_is_untrue(said: str) -> None:
+    with pytest.raises(Untrue):
+        removal.read_measures(said, ["runs/x"])
