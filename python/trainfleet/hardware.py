@@ -4,7 +4,7 @@ Sources: instance figures, EC2 instance type pages (docs.aws.amazon.com/ec2/late
 "Elastic Fabric Adapter"; prices, On-Demand Linux in us-east-1 in US dollars an hour (aws.amazon.com/ec2/pricing/on-demand), None
 where AWS sells the type only as capacity blocks. Peaks, dense (no sparsity), and links: NVIDIA's data sheets; Trainium, AWS
 Neuron's architecture pages, per NeuronCore as a rank sees it. Memory: what torch and the Neuron runtime report, which is less
-than the name says where error correction takes its part.
+than the name says where error correction takes its part. Memory bandwidth and links: the same sheets; Trainium's per core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class Accelerator:
 
     `bf16` and `fp8` are None where there are no such instructions, or nothing here that uses them. `fp32` is that of fp32
     products as the engine has them computed: by TensorFloat-32 where the device has it (devices/cuda.py). `links` is empty where
-    neighbours meet over PCIe.
+    neighbours meet over PCIe; `neighbours` is what a rank sends to them, and `bandwidth` what its memory moves, in bytes/s.
+    `efficiency` is the part of the peak that large products reach in training and `attention` the part of that which attention
+    reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, and else those of its kin.
     """
 
     name: str
@@ -31,23 +33,31 @@ class Accelerator:
     fp32: float
     links: str
     fp8: float | None = None
+    bandwidth: float = 0.0
+    neighbours: float = 16e9
+    efficiency: float = 0.75
+    attention: float = 0.4
+    fitted: bool = False
 
     def peak(self, format: str) -> float:
         """FLOP/s of products in fp8, bf16 or fp32; the last where there are no instructions for the format."""
         return {"fp8": self.fp8, "bf16": self.bf16}.get(format) or self.fp32
 
 
-V100 = Accelerator("V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s")  # its 125 TFLOP/s are of fp16
-A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s")
-A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s")
-H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12)
-H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12)
-B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12)
-A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "")
-L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12)
-L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12)
-TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink")
-TRAINIUM2 = Accelerator("NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink")  # logical core of two physical ones
+AMPERE, HOPPER, BLACKWELL, NEURON = (0.76, 0.44, True), (0.70, 0.30, True), (0.55, 0.40, True), (0.73, 0.50, True)
+V100 = Accelerator("V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s", None, 0.9e12, 150e9)  # 125 TFLOP/s are of fp16
+A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s", None, 1.555e12, 300e9, *AMPERE)
+A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s", None, 2.039e12, 300e9, *AMPERE)
+H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 3.35e12, 450e9, *HOPPER)
+H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 4.8e12, 450e9, *HOPPER)
+B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 8e12, 900e9, *BLACKWELL)
+A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "", None, 0.6e12)
+L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12, 0.3e12)
+L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12, 0.864e12)
+TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink", None, 0.41e12, 48e9, *NEURON)
+TRAINIUM2 = Accelerator(  # a logical core of two physical ones
+    "NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink", None, 0.725e12, 64e9, 0.70, 0.50
+)  # fmt: skip
 
 
 TRAINED_ON = ("cuda",)  # the kinds that devices/ has a file for (a test compares)

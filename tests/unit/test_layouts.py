@@ -108,8 +108,8 @@ def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: 
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "32 data-parallel (state over 8, ZeRO 1) x 4 tensor", "of 14.4 usable a rank", "4 would take 15.2 of", "at an MFU of 33%")),
-        ("llama-3-8b-p5", ("8 nodes x 8 ranks (p5.48xlarge)", "64 data-parallel (state over 8, ZeRO 3)", "of 71.3 usable a rank", "2 would take 107.1 of", "at an MFU of 40%")),
+        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "32 data-parallel (state over 8, ZeRO 1) x 4 tensor", "of 14.4 usable a rank", "4 would take 15.2 of", "an MFU of 33%, predicted")),
+        ("llama-3-8b-p5", ("8 nodes x 8 ranks (p5.48xlarge)", "64 data-parallel (state over 8, ZeRO 3)", "of 71.3 usable a rank", "2 would take 107.1 of", "an MFU of 39%, predicted")),
         ("bert-large-trn1", ("16 nodes x 32 ranks (trn1.32xlarge)", "512 data-parallel\n", "512 x 2 micro-batches of 64")),
         ("roberta-large-p3dn-ssh", ("8 nodes x 8 ranks (p3dn.24xlarge)", "64 data-parallel\n", "15.7 TFLOP/s a rank, fp32")),
     ],

@@ -140,7 +140,7 @@ class Bucket:
 
     def sweep(self) -> None:
         for parts in self._spread():
-            for upload in self._pages("list_multipart_uploads", "Uploads", parts):
+            for upload in self._pages("list_multipart_uploads", "Uploads", "Key", parts):
                 self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         begun = {name for parts in self._spread() for name in self._folders(parts)}
         kept = {step_name(step) for step in (*self.steps(), *self.broken())}
@@ -164,16 +164,15 @@ class Bucket:
         return sorted(int(match[1]) for match in map(name.fullmatch, self._folders(f"{self.prefix}")) if match)
 
     def _folders(self, prefix: str) -> list[str]:
-        found = self._pages("list_objects_v2", "CommonPrefixes", prefix, Delimiter="/")
+        found = self._pages("list_objects_v2", "CommonPrefixes", "Prefix", prefix, Delimiter="/")
         return [entry["Prefix"].removeprefix(prefix).rstrip("/") for entry in found]
 
     def _keys(self, prefix: str) -> list[str]:
-        return [entry["Key"] for entry in self._pages("list_objects_v2", "Contents", prefix)]
+        return [entry["Key"] for entry in self._pages("list_objects_v2", "Contents", "Key", prefix)]
 
-    def _pages(self, request: str, content: str, prefix: str, **more: str) -> list[dict[str, Any]]:
-        """The entries of a listing, all of which begin with `prefix`: what a listing names may be deleted."""
+    def _pages(self, request: str, content: str, name: str, prefix: str, **more: str) -> list[dict[str, Any]]:
+        """The entries of a listing, whose `name` begins with `prefix`: what a listing names may be deleted."""
         found: list[dict[str, Any]] = []
-        name = "Prefix" if content == "CommonPrefixes" else "Key"
         with self._told(prefix):
             for page in self.client.get_paginator(request).paginate(Bucket=self.bucket, Prefix=prefix, **more):
                 entries = page.get(content, [])

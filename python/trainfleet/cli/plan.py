@@ -14,10 +14,11 @@ from ..config import Config, Derived, dump_resolved, load
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
-from ..plan.estimate import Estimate, assumed_mfu, estimate, price_of
+from ..plan.estimate import LIKELY, Estimate, estimate, price_of
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees, make_plan
 from ..plan.request import Request
+from ..plan.speed import Step
 from ..report.history import duration
 from ..runs import write_atomic
 from .settings import plan_of, settings_of
@@ -138,8 +139,11 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
-        assumed = f"an MFU of {assumed_mfu(config):.0%}, which is assumed (train.recompute {train.recompute})"
-        yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} a rank, at {assumed}"
+        mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
+        basis = _basis(config) if needs.step else "which is assumed"
+        yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU of {mfu:.0%}, {basis}"
+        if needs.step:
+            yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
         peak = needs.peak / config.world_size / 1e12
         yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {needs.format})"
         yield "", flops_in_words(config.model)
@@ -151,6 +155,24 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "cost", "unknown: no list price" if price is None else f"${price * fleet.nodes:,.2f} an hour"
     else:
         yield "cost", f"about ${rough(needs.usd)}" if needs.usd else "$0 (this machine)"
+
+
+def _basis(config: Config) -> str:
+    """What the speed was predicted from, and how far off it may be."""
+    device = hardware.accelerator_of(config.fleet.instance_type)
+    known = f"within {LIKELY:.0%} for four of five published runs"
+    return f"predicted: {known}" if device and device.fitted else "predicted from related devices: no published run of this one"
+
+
+def shares(step: Step) -> list[str]:
+    """The parts of a step that take at least 2 % of it, largest first."""
+    words = {
+        "products": "matrix products", "traffic": "memory traffic", "launches": "kernel launches", "shards": "gathering shards",
+        "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
+        "idle": "pipeline idle", "update": "optimizer", "other": "gradient exchange and the rest",
+    }  # fmt: skip
+    parts = sorted(((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True)
+    return [f"{words.get(name, name)} {share:.0%}" for share, name in parts if share >= 0.02]
 
 
 def rough(value: float) -> str:

@@ -1,0 +1,325 @@
+"""How long a step takes and what it spends the time on: a pure model of compute, memory traffic, links and waiting.
+
+A rank's micro-batch goes through its stage: matrix products that saturate with their size, attention, what memory bandwidth
+limits, kernel launches, and the collectives of its layout over the links that its group has. Then come the pipeline's bubble, the
+optimizer and what is left of the gradients' exchange. The constants were fitted to published figures (tests/bench/fit_planner.py,
+with the rows that it used); the structure follows the sources named at each part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import ceil, log2
+
+FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
+GRADIENT = 4  # bytes of a number while gradients are exchanged once a step; with FSDP per micro-batch as many as the weights have
+
+
+@dataclass(frozen=True)
+class Device:
+    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each way, and how many share a node.
+
+    `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's network. `domain` is how many
+    ranks the inside links join, where that is more than a node (GB200 NVL72). `efficiency` is the part of the peak that large
+    products reach, `attention` the part of that which fused attention reaches; `kernels` is False where whole graphs run
+    without launches (Neuron).
+    """
+
+    name: str
+    flops: dict[str, float]
+    memory: float
+    inside: float
+    outside: float
+    node: int
+    efficiency: float
+    attention: float
+    kernels: bool = True
+    domain: int = 0
+
+    @property
+    def joined(self) -> int:
+        return self.domain or self.node
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where they divide nothing.
+
+    `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the part of a forward pass
+    beyond attention that is computed again; `flash`: attention keeps no scores; `fused`: elementwise work is compiled.
+    """
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    gated: bool
+    causal: bool
+    length: int
+    micro_batch: int
+    passes: int
+    data: int
+    shard: int
+    zero: int
+    tensor: int
+    pipeline: int
+    context: int
+    interleave: int
+    format: str
+    weight_bytes: int = 2
+    recompute: str = "none"
+    flash: bool = True
+    fused: bool = True
+    sequence_parallel: bool = True
+    tuned: bool = False
+    predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
+
+    @property
+    def world(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.length / self.context
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a step, of all ranks."""
+        return float(self.micro_batch * self.length * self.passes * self.data)
+
+    @property
+    def keys(self) -> float:
+        return self.width * self.kv_heads / self.heads
+
+    @property
+    def products(self) -> tuple[tuple[float, float], ...]:
+        """Inputs and outputs of a block's matrices on a tensor rank, as they are multiplied."""
+        part = self.tensor
+        rows = (2 if self.gated else 1) * self.inner
+        return (
+            (self.width, (self.width + 2 * max(self.keys, part * self.width / self.heads)) / part),
+            (self.width / part, self.width),
+            (self.width, rows / part),
+            (self.inner / part, self.width),
+        )
+
+    @property
+    def block_numbers(self) -> float:
+        """Numbers in one block's matrices, of all tensor ranks."""
+        return self.width * (2 * self.width + 2 * self.keys + (3 if self.gated else 2) * self.inner)
+
+    @property
+    def numbers(self) -> float:
+        """Numbers of a rank's stage, before they are sharded."""
+        around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
+        return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted, each dimensionless or in seconds; fit_planner.py prints this table with its errors."""
+
+    thin_tokens: float = 1.4  # a product of so many tokens per FLOP that the device does per byte takes twice its time
+    thin_width: float = 1.23  # the same for the smaller of its other two sizes
+    fp8: float = 1.0  # efficiency of fp8 products over that of bf16 ones, each of its own peak
+    traffic: float = 22.8  # hidden-wide numbers that a block moves through memory per token, forward, not fused
+    traffic_fused: float = 29.0
+    traffic_inner: float = 5.6  # the same, feed-forward-wide
+    scores: float = 18.7  # times that stored attention scores go through memory
+    launch: float = 9e-6  # seconds a kernel takes to launch
+    kernels: float = 45.0  # kernels a block launches, forward
+    ring: float = 0.74  # of a link's nominal rate that large collectives reach
+    ring_outside: float = 0.68
+    latency: float = 1.2e-05  # seconds a collective takes inside a node, times the log of its ranks
+    latency_outside: float = 3e-05
+    hidden_tensor: float = 0.22  # of the tensor-parallel exchange that computing hides
+    hidden_shard: float = 0.82  # of the sharded weights' exchange
+    bubble: float = 0.79  # of the pipeline's idle share by arithmetic
+    update: float = 74.0  # bytes that the optimizer moves per number
+    step: float = 0.0052  # seconds a step takes beside all this
+    spread: float = 0.006  # slowdown per doubling of nodes: the slowest of many sets the pace
+    selective: float = 0.06  # of a forward pass that selective recomputation repeats
+    tuned: float = 1.32  # speed of an engine with hand-written kernels and exchanges hidden in products (Megatron) over torch's
+    tuned_attention: float = 1.96  # the same of attention alone, on GPUs that torch's kernels do not use well
+    full: float = 0.88  # of a forward pass that full recomputation repeats (the output layer and the last product are spared)
+
+
+FITTED = Constants()
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step by part; `total` is their sum. Exchanges are what computing does not hide."""
+
+    products: float
+    attention: float
+    traffic: float
+    launches: float
+    tensor: float
+    shards: float
+    stages: float
+    context: float
+    idle: float
+    update: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+    def limit(self) -> str:
+        """The part that takes most."""
+        return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
+
+
+def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
+    """The seconds of one optimizer step of `work` on `device`s."""
+    c = constants
+    layers = work.layers / work.pipeline
+    again = {"none": 0.0, "selective": c.selective, "full": c.full}[work.recompute]
+    times = FORWARD + BACKWARD + again
+    block = _block(work, device, c)
+    head = _head(work, device, c)
+    share = 1.0 if work.pipeline == 1 else _pace(layers * block, head) / (layers * block)
+    products = layers * block * times * share + (head * (FORWARD + BACKWARD) if work.pipeline == 1 else 0.0)
+    repeated = again if work.recompute == "full" else min(1.0, 4 * again)
+    attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
+    traffic = layers * _traffic(work, device, c) * times + _loss(work, device) * (1 if work.pipeline == 1 else 0)
+    computing = products + attention + traffic
+    launches = (
+        max(0.0, layers * c.kernels * c.launch * times * (0.6 if work.fused else 1.0) - computing) if device.kernels else 0.0
+    )
+    tensor = layers * _tensor(work, device, c) * (2 + (repeated if work.recompute == "full" else 0))
+    ring = layers * _context(work, device, c, computing / layers)
+    per_pass = computing + launches + tensor + ring
+    shards, at_end = _shards(work, device, c, per_pass)
+    stages = _stages(work, device, c)
+    one = per_pass + shards + stages
+    idle = c.bubble * one * (work.pipeline - 1) / work.interleave
+    times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
+    scale = work.passes * times_slow
+    return Step(
+        products * scale, attention * scale, traffic * scale, launches * scale, tensor * scale, shards * scale, stages * scale,
+        ring * scale, idle * times_slow, _update(work, device, c), c.step + at_end,
+    )  # fmt: skip
+
+
+def tokens_per_second(work: Work, device: Device, constants: Constants = FITTED) -> float:
+    """Tokens a second of one rank."""
+    return work.step_tokens / step_of(work, device, constants).total / work.world
+
+
+def _product(work: Work, device: Device, c: Constants, size: tuple[float, float], format: str) -> float:
+    """Seconds of the product of the micro-batch's tokens with one matrix: a peak that thin products do not reach."""
+    inputs, outputs = size
+    flops = device.flops.get(format) or device.flops.get("bf16") or device.flops["fp32"]
+    efficiency = device.efficiency * (c.fp8 if format == "fp8" and "fp8" in device.flops else 1.0)
+    balance = flops / device.memory
+    thin = 1 + balance * (c.thin_tokens / work.tokens + c.thin_width / min(inputs, outputs))
+    thin /= c.tuned if work.tuned else 1.0
+    return 2 * work.tokens * inputs * outputs * thin / (flops * efficiency)
+
+
+def _block(work: Work, device: Device, c: Constants) -> float:
+    return sum(_product(work, device, c, size, work.format) for size in work.products)
+
+
+def _head(work: Work, device: Device, c: Constants) -> float:
+    format = "bf16" if work.format == "fp8" else work.format
+    return work.predicted * _product(work, device, c, (work.width, work.vocabulary / work.tensor), format)
+
+
+def _pace(blocks: float, head: float) -> float:
+    """Seconds of the slowest stage: engines balance the output layer against blocks, which leaves half of it."""
+    return blocks + head / 2
+
+
+def _attention(work: Work, device: Device, c: Constants) -> float:
+    """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs a token, half where later ones are masked."""
+    format = "fp32" if work.format == "fp32" else "bf16"
+    seen = 0.5 if work.causal and work.flash else 1.0
+    flops = 4 * work.tokens * work.length * seen * work.width / work.tensor
+    peak = device.flops.get(format) or device.flops["fp32"]
+    seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
+    if work.flash:
+        return seconds / (c.tuned_attention if work.tuned else 1.0)
+    scores = work.tokens * work.length * work.heads / work.tensor
+    return seconds + c.scores * work.weight_bytes * scores / device.memory
+
+
+def _traffic(work: Work, device: Device, c: Constants) -> float:
+    """Seconds that norms, activations, residuals and copies keep memory busy, per block, forward."""
+    wide = (c.traffic_fused if work.fused else c.traffic) * work.width / (work.tensor if work.sequence_parallel else 1)
+    inner = c.traffic_inner * (1.5 if work.gated else 1.0) * work.inner / work.tensor
+    return work.tokens * (wide + inner) * work.weight_bytes / device.memory
+
+
+def _loss(work: Work, device: Device) -> float:
+    """Seconds of the softmax over the vocabulary and its gradient: some passes over fp32 logits."""
+    return 6 * 4 * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
+
+
+def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
+    """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart."""
+    if ranks * stride <= device.joined:
+        return device.inside * c.ring, c.latency * log2(max(2, ranks))
+    together = max(1, device.joined // stride)  # of the group on one node: each adds its part of the network
+    inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
+    rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
+    return rate, c.latency_outside * log2(max(2, ranks))
+
+
+def _tensor(work: Work, device: Device, c: Constants) -> float:
+    """Seconds of a block's tensor-parallel exchange, each way: two all-gathers and two reduce-scatters (arXiv:2205.05198)."""
+    if work.tensor == 1:
+        return 0.0
+    rate, latency = _link(device, c, work.tensor, 1)
+    bytes = work.tokens * work.width * work.weight_bytes * (work.tensor - 1) / work.tensor
+    return 4 * (bytes / rate + latency) * (1 - c.hidden_tensor)
+
+
+def _context(work: Work, device: Device, c: Constants, block: float) -> float:
+    """Seconds of a block's exchange of keys and values around the context ranks that attention does not hide."""
+    if work.context == 1:
+        return 0.0
+    rate, latency = _link(device, c, work.context, work.tensor)
+    bytes = 2 * work.tokens * work.keys / work.tensor * work.weight_bytes * (work.context - 1)
+    exchange = 3 * (bytes / rate + latency * work.context)
+    return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - block)
+
+
+def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple[float, float]:
+    """Seconds of exchanging weights and gradients that computing does not hide: in each micro-batch, and once a step."""
+    group, ways = work.data * work.context, max(1, work.shard)
+    if group == 1:
+        return 0.0, 0.0
+    stride = work.tensor
+    rate, latency = _link(device, c, group, stride)
+    bytes = work.numbers * (group - 1) / group
+    layers = work.layers / work.pipeline
+    if work.zero == 3 and ways > 1 and work.pipeline == 1:
+        gather = 2 * (work.weight_bytes * bytes / rate + layers * latency)
+        reduce = work.weight_bytes * bytes / rate + layers * latency
+        exchange = gather + reduce
+        return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - computing), 0.0
+    exchange = (GRADIENT + work.weight_bytes) * bytes / rate + layers * latency
+    if not device.kernels:
+        return 0.0, exchange  # one graph computes, the next one exchanges
+    window = computing * (1 + (work.pipeline - 1) / work.interleave)  # stages end one after the other
+    return 0.0, exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - 2 / 3 * window)
+
+
+def _stages(work: Work, device: Device, c: Constants) -> float:
+    """Seconds of passing hidden states and their gradients on, that are not hidden."""
+    if work.pipeline == 1:
+        return 0.0
+    rate = min(device.outside * c.ring_outside if work.world > device.joined else device.inside * c.ring, device.inside)
+    bytes = work.tokens * work.width * work.weight_bytes / work.tensor
+    return 2 * work.interleave * (bytes / rate + c.latency_outside) * (1 - c.hidden_tensor)
+
+
+def _update(work: Work, device: Device, c: Constants) -> float:
+    return c.update * work.numbers / max(1, work.shard) / device.memory

@@ -1,0 +1,242 @@
+"""Fits the constants of plan/speed.py to published figures, and judges them on sources they were not fitted to.
+
+`python tests/bench/fit_planner.py` leaves each source of published.jsonl out in turn, fits on the others, and prints the errors on the
+one left out; then it prints the constants fitted on all. `--rows FILE` judges the constants as they stand on other rows of that form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from dataclasses import fields, replace
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainfleet import hardware
+from trainfleet.plan import speed
+from trainfleet.plan.speed import Constants, Device, Work
+
+ROWS = Path(__file__).parent / "published.jsonl"
+GB = 1e9
+FREE = [field.name for field in fields(Constants)]
+KINDS = ("ampere", "hopper", "hopper500", "blackwell", "neuron")
+START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4), "blackwell": (0.60, 0.4), "neuron": (0.65, 0.5)}
+
+
+def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 0) -> Device:
+    flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
+    return Device(row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain)
+
+
+ROCE, INFINIBAND = 25 * GB, 50 * GB  # bytes/s of a rank's network, as the sources tell
+DEVICES = [  # words in a row's hardware, family, device
+    ("A100-40GB", "ampere", _device(hardware.A100_40, ROCE, 8)),
+    ("A100", "ampere", _device(hardware.A100_80, ROCE, 8)),
+    ("H100-96GB", "hopper500", replace(_device(hardware.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
+    ("H100", "hopper", _device(hardware.H100, INFINIBAND, 8)),
+    ("H200", "hopper", _device(hardware.H200, INFINIBAND, 8)),
+    ("GB200", "blackwell", _device(hardware.B200, INFINIBAND, 4, 72)),
+    ("B200", "blackwell", _device(hardware.B200, INFINIBAND, 8)),
+    ("trn1", "neuron", _device(hardware.TRAINIUM1, 3.1 * GB, 32)),
+]
+
+
+def device_of(hardware: str | None) -> tuple[str, Device] | None:
+    return next(((kind, device) for words, kind, device in DEVICES if words in (hardware or "")), None)
+
+
+def format_of(precision: str | None) -> str:
+    words = (precision or "bf16").lower()
+    if "rowwise" in words:
+        return "bf16"  # what its products gain, its scales cost (torchtitan's own tables)
+    return "fp8" if "fp8" in words or "float8" in words else "fp32" if words == "fp32" else "bf16"
+
+
+def work_of(row: dict[str, Any]) -> Work | None:
+    """The row as the model takes it; None where the row lacks a shape, a batch or a layout."""
+    model, layout = row["model"], row["layout"]
+    if not all(model.get(key) for key in ("layers", "hidden", "heads", "ffn")) or not row["seq"] or not row["devices"]:
+        return None
+    degree = {name: layout.get(name) or 1 for name in ("tp", "pp", "cp")}
+    together = degree["tp"] * degree["pp"] * degree["cp"]
+    data = max(1, row["devices"] // together)
+    batch = row["global_batch_sequences"]
+    micro = row["micro_batch"] or 1
+    if batch is None:
+        batch = micro * data
+    if degree["pp"] > 1 and micro * data > batch / degree["pp"] and row["split_source"] == "torchtitan":
+        micro = 1  # torchtitan's local batch is cut into micro-batches of one
+    micro = max(1, min(micro, batch // data or 1))
+    passes = max(1, round(batch / data / micro))
+    family = (model.get("family") or "").lower()
+    shard = layout.get("fsdp") or (data if layout.get("zero") else 1)
+    words = row["source"].lower()
+    old = row["split_source"] in ("korthikanti", "bigscience-v100", "gist", "aws-neuron-encoder") or "V100" in (
+        row["hardware"] or ""
+    )
+    compiled = row.get("compile")
+    fused = (
+        bool(compiled)
+        if compiled is not None
+        else any(name in words for name in ("dgxc", "nvidia", "nemo", "megatron", "neuron"))
+    )
+    recompute = str(row["activation_checkpointing"] or "none")
+    recompute = "full" if recompute.startswith("full") else "selective" if recompute.startswith("selective") else "none"
+    return Work(
+        layers=model["layers"], width=model["hidden"], inner=model["ffn"], heads=model["heads"],
+        kv_heads=model.get("kv_heads") or model["heads"], vocabulary=model.get("vocab") or 50304,
+        gated="llama" in family or "mistral" in family or "qwen" in family or "mixtral" in family, causal="bert" not in family,
+        length=row["seq"], micro_batch=micro, passes=passes, data=data, shard=shard,
+        zero=layout.get("zero") or (3 if layout.get("fsdp") else 1), tensor=degree["tp"], pipeline=degree["pp"],
+        context=degree["cp"], interleave=layout.get("vpp") or (8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1),
+        format="bf16" if "trn" in row["hardware"] else format_of(row["precision"]), weight_bytes=4 if format_of(row["precision"]) == "fp32" else 2,
+        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not old and "eager" not in row["id"], fused=fused, sequence_parallel=layout.get("sp") is not False,
+        predicted=0.16 if "bert" in family else 1.0,
+    )  # fmt: skip
+
+
+def measured(row: dict[str, Any], work: Work) -> float | None:
+    """Tokens/s of one device as published, or from its step or its FLOP/s (the usual 6 N + attention)."""
+    found, derived = row["measured"], row.get("derived") or {}
+    if rate := found.get("tokens_per_second_per_device") or derived.get("tokens_per_second_per_device"):
+        return float(rate)
+    if seconds := found.get("step_seconds"):
+        return work.step_tokens / seconds / work.world
+    if flops := found.get("tflops_per_device"):
+        numbers = work.layers * work.block_numbers + work.vocabulary * work.width
+        return flops * 1e12 / (6 * numbers + 6 * work.layers * work.length * work.width)
+    return None
+
+
+def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device, float]]:
+    """source, id, work, device family, device, tokens/s per device."""
+    found = []
+    for row in rows:
+        if row["kind"] != "train" or not (device := device_of(row["hardware"])) or not (work := work_of(row)):
+            continue
+        if rate := measured(row, work):
+            found.append((row["split_source"], row["id"], work, *device, rate))
+    return found
+
+
+def tune(device: Device, kind: str, efficiency: dict[str, float]) -> Device:
+    return replace(device, efficiency=efficiency[kind], attention=efficiency[f"{kind} attention"])
+
+
+class Model:
+    """The constants as one vector of logarithms, around where they began."""
+
+    def __init__(self) -> None:
+        self.start = np.array(
+            [log(getattr(Constants(), name)) for name in FREE] + [log(START[kind][place]) for place in (0, 1) for kind in KINDS]
+        )
+
+        rows = (hardware.A100_80, hardware.H100, hardware.H100, hardware.B200, hardware.TRAINIUM1)
+        self.given = self.start.copy()
+        self.given[len(FREE) :] = [log(getattr(row, name)) for name in ("efficiency", "attention") for row in rows]
+
+    def unpack(self, vector: np.ndarray) -> tuple[Constants, dict[str, float]]:
+        values = [exp(value) for value in vector]
+        told = dict(zip(FREE, values, strict=False))
+        for name in ("hidden_tensor", "hidden_shard", "ring", "ring_outside", "fp8", "full"):
+            told[name] = min(told[name], 1.0)
+        return Constants(**told), dict(zip((*KINDS, *(f"{kind} attention" for kind in KINDS)), values[len(FREE) :], strict=True))
+
+    def errors(self, vector: np.ndarray, rows: list[Any]) -> np.ndarray:
+        constants, efficiency = self.unpack(vector)
+        return np.array([
+            log(speed.tokens_per_second(work, tune(device, kind, efficiency), constants) / rate)
+            for _, _, work, kind, device, rate in rows
+        ])  # fmt: skip
+
+    def fit(self, rows: list[Any], rounds: int = 25, trust: float = 0.12) -> np.ndarray:
+        """Robust least squares by Levenberg and Marquardt; `trust`: how far a constant may go from its start at the cost of one row."""
+        counts: dict[str, int] = defaultdict(int)
+        for source, *_ in rows:
+            counts[source] += 1
+        even = np.array([counts[source] ** -0.5 for source, *_ in rows])  # many rows of one source weigh as their square root
+        even /= even.mean()
+        vector, damping = self.start.copy(), 1.0
+        error = self.errors(vector, rows)
+
+        def cost(error: np.ndarray, vector: np.ndarray) -> float:
+            return float(
+                (even * np.sqrt(1 + (error / 0.15) ** 2)).sum() * 0.045
+                + (((vector - self.start) / trust) ** 2).sum() * 0.045 * 0.5
+            )
+
+        best = cost(error, vector)
+        for _ in range(rounds):
+            slopes = np.empty((len(rows), len(vector)))
+            for index in range(len(vector)):
+                moved = vector.copy()
+                moved[index] += 1e-4
+                slopes[:, index] = (self.errors(moved, rows) - error) / 1e-4
+            weight = even / np.sqrt(1 + (error / 0.15) ** 2)
+            normal = slopes.T @ (weight[:, None] * slopes) + np.eye(len(vector)) * (0.0225 / trust**2)
+            pull = slopes.T @ (weight * error) + (vector - self.start) * (0.0225 / trust**2)
+            for _ in range(6):
+                candidate = vector - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
+                tried = self.errors(candidate, rows)
+                if (found := cost(tried, candidate)) < best:
+                    vector, error, done, best, damping = candidate, tried, best - found, found, damping / 3
+                    break
+                damping *= 3
+            else:
+                break
+            if done < 1e-4:
+                break
+        return vector
+
+
+def report(title: str, errors: list[float]) -> str:
+    sizes = sorted(abs(exp(error) - 1) for error in errors)
+    tenth = sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
+    bias = exp(statistics.median(errors)) - 1
+    return f"{title:22} {len(sizes):4} rows  median {statistics.median(sizes):6.1%}  p90 {tenth:6.1%}  bias {bias:+6.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--quick", action="store_true", help="fit on all, judge on the same")
+    parser.add_argument("--worst", type=int, default=0)
+    told = parser.parse_args()
+    rows = usable([json.loads(line) for line in (told.rows or ROWS).read_text().splitlines()])
+    model, found = Model(), []
+    sources = sorted({row[0] for row in rows})
+    if told.rows or told.quick:
+        vector = model.given if told.rows else model.fit(rows)
+        found = list(zip(rows, model.errors(vector, rows), strict=True))
+    else:
+        for source in sources:
+            vector = model.fit([row for row in rows if row[0] != source])
+            left = [row for row in rows if row[0] == source]
+            found += list(zip(left, model.errors(vector, left), strict=True))
+    for source in sources:
+        print(report(source, [error for row, error in found if row[0] == source]))
+    print(report("all", [error for _, error in found]))
+    for row, error in sorted(found, key=lambda pair: -abs(pair[1]))[: told.worst]:
+        constants, efficiency = model.unpack(vector)
+        step = speed.step_of(row[2], tune(row[4], row[3], efficiency), constants)
+        parts = " ".join(
+            f"{f.name}={getattr(step, f.name) / step.total:.0%}"
+            for f in fields(step)
+            if getattr(step, f.name) > 0.02 * step.total
+        )
+        print(f"  {exp(error) - 1:+.0%} {row[1]} {row[5]:,.0f}/s: {parts}")
+    if told.rows:
+        return
+    vector = vector if told.quick else model.fit(rows)
+    constants, efficiency = model.unpack(vector)
+    print("\n".join(f"{name} = {getattr(constants, name):.4g}  (began {getattr(Constants(), name):.4g})" for name in FREE))
+    print({kind: round(value, 3) for kind, value in efficiency.items()})
+
+
+if __name__ == "__main__":
+    main()
