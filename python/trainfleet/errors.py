@@ -4,13 +4,15 @@
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── DataError           a source, a tokenizer or a dataset
     ├── RunError            a run folder or a checkpoint
-    └── BackendError        a backend, a node or a process on it
+    ├── BackendError        a backend, a node or a process on it
+    └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
 
 Anything else that escapes is a defect of ours and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -90,3 +92,11 @@ class RunError(TrainfleetError):
 
 class BackendError(TrainfleetError):
     """A backend refused a job, or a node or process of it failed."""
+
+
+class S3Error(TrainfleetError, OSError):
+    """S3 refuses a request, or gives no answer for too long. What writes to a bucket or a disk catches both as OSError."""
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
+        super().__init__(what, where=where, why=why, next=next)
+        self.errno, self.strerror, self.filename = errno.EIO, f"{what}: {why}", where

@@ -21,7 +21,10 @@ from typing import Any
 import torch
 from faults import build, forked, join, save, values
 
-from trainfleet.checkpoints import catalogue, s3
+from trainfleet import s3
+from trainfleet.checkpoints import catalogue
+from trainfleet.checkpoints.bucket import Bucket
+from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
 from trainfleet.errors import TrainfleetError
@@ -118,7 +121,7 @@ def judge(run: Run, config: Config) -> None:
     order("none", 0)
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
     store = checkpoints.store
-    assert isinstance(store, s3.Bucket)
+    assert isinstance(store, Bucket)
     seen = {step: catalogue.read(store, step).files for step in store.steps()}
     faults = [
         text
@@ -127,8 +130,8 @@ def judge(run: Run, config: Config) -> None:
         if (text := catalogue.damage(store, step, name, file))
     ]
     progress = checkpoints.resume(model, optimizer)
-    kept = {f"{s3.NAME.search(key.split('/')[-2])[0]}" for key in store._keys(store.prefix)}  # type: ignore[index]
-    left = sorted(kept - {f"step-{step:08d}" for step in store.steps()}) + store._pages(
+    kept = {f"{NAME.search(found.address.split('/')[-2])[0]}" for found in s3.list_objects(store.prefix)}  # type: ignore[index]
+    left = sorted(kept - {f"step-{step:08d}" for step in store.steps()}) + s3._pages(
         "list_multipart_uploads", "Uploads", store.prefix
     )
     found = {"step": progress.step, "values": sorted(values(model, optimizer)), "faults": faults, "left": list(map(str, left))}
@@ -172,7 +175,7 @@ def main(folder: Path) -> None:
     build()  # imports, once for all forks, what torch imports late
     (folder / "config.yaml").write_text(CONFIG)
     config, _ = load(Settings(folder / "config.yaml"))
-    s3.Bucket("s3://bucket").client.create_bucket(Bucket="bucket")
+    s3.client().create_bucket(Bucket="bucket")
     wrong, requests = case(folder, config, "busy", 10**6)
     cases = [(kind, at) for kind in KINDS for at in range(len(requests))]
     for kind, at in cases:

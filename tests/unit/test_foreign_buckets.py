@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
-from trainfleet.checkpoints import s3
-from trainfleet.checkpoints.s3 import Bucket
+from trainfleet import s3
+from trainfleet.checkpoints.bucket import Bucket
 from trainfleet.checkpoints.store import BROKEN, NAME
-from trainfleet.data import objects
-from trainfleet.errors import DataError
+from trainfleet.data import storage
+from trainfleet.errors import S3Error
 
 Pages = Iterable[dict[str, Any]]
 
@@ -34,30 +34,39 @@ class Server:
         return {}
 
 
-def bucket_of(pages: Pages) -> tuple[Bucket, Server]:
-    bucket, server = Bucket("s3://bucket/runs/one"), Server(pages)
-    bucket.__dict__["client"] = server
-    return bucket, server
+@pytest.fixture
+def listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pages], Server]:
+    """Has every listing answered with these pages."""
+
+    def answer(pages: Pages) -> Server:
+        server = Server(pages)
+        monkeypatch.setattr(s3, "client", lambda: server)
+        return server
+
+    return answer
 
 
-def test_a_listing_that_names_other_objects_deletes_none_of_them() -> None:
-    bucket, server = bucket_of([{"Contents": [{"Key": "elsewhere/precious"}]}])
-    with pytest.raises(OSError, match="'elsewhere/precious', which is elsewhere"):
-        bucket.abandon(4)
+RUN = Bucket("s3://bucket/runs/one")
+
+
+def test_a_listing_that_names_other_objects_deletes_none_of_them(listing: Callable[[Pages], Server]) -> None:
+    server = listing([{"Contents": [{"Key": "elsewhere/precious", "Size": 1}]}])
+    with pytest.raises(S3Error, match="'elsewhere/precious', which is no object below it"):
+        RUN.abandon(4)
     assert server.deleted == []
 
 
-def test_a_listing_without_an_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_without_an_end_is_left(listing: Callable[[Pages], Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "LISTED", 50)
-    bucket, _ = bucket_of({"CommonPrefixes": [{"Prefix": f"runs/one/step-{number:08}/"}]} for number in itertools.count())
-    with pytest.raises(OSError, match="more than 50 entries"):
-        bucket.steps()
+    listing({"CommonPrefixes": [{"Prefix": f"runs/one/step-{number:08}/"}]} for number in itertools.count())
+    with pytest.raises(S3Error, match="more than 50 entries"):
+        RUN.steps()
 
 
-def test_only_names_of_ours_are_steps() -> None:
-    names = ["step-00000004", "step-00000004\n", "step-000000004", "step-٠٠٠٠٠٠٠٨", f"step-{'9' * 5000}", "step-100000000"]
-    bucket, _ = bucket_of([{"CommonPrefixes": [{"Prefix": f"runs/one/{name}/"} for name in names]}])
-    assert bucket.steps() == [4, 100_000_000]
+def test_only_names_of_ours_are_steps(listing: Callable[[Pages], Server]) -> None:
+    names = ["step-00000004", "step-000000004", "step-٠٠٠٠٠٠٠٨", f"step-{'9' * 5000}", "step-100000000"]
+    listing([{"CommonPrefixes": [{"Prefix": f"runs/one/{name}/"} for name in names]}])
+    assert RUN.steps() == [4, 100_000_000]
     assert (
         NAME.fullmatch("step-00000004")
         and BROKEN.fullmatch("step-00000004.broken")
@@ -76,14 +85,13 @@ ENTRIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=range(len(ENTRIES)))
-def test_a_source_in_s3_lists_only_what_is_below_it(entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "client", lambda: Server([{"Contents": [entry]}]))
-    with pytest.raises(DataError, match="not to be believed"):
-        objects.list_prefix("s3://bucket/text/")
+def test_a_source_in_s3_lists_only_what_is_below_it(entry: dict[str, Any], listing: Callable[[Pages], Server]) -> None:
+    listing([{"Contents": [entry]}])
+    with pytest.raises(S3Error, match="not to be believed"):
+        storage.list_files("s3://bucket/text/", (".txt",))
 
 
-def test_a_source_whose_listing_has_no_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PAGES", 5)
-    monkeypatch.setattr(objects, "client", lambda: Server({"Contents": []} for _ in itertools.count()))
-    with pytest.raises(DataError, match="more than 5 pages"):
-        objects.list_prefix("s3://bucket/text/")
+def test_a_name_that_ends_a_line_is_refused(listing: Callable[[Pages], Server]) -> None:
+    listing([{"CommonPrefixes": [{"Prefix": "runs/one/step-00000004\n/"}]}])
+    with pytest.raises(S3Error, match="not to be believed"):
+        RUN.steps()

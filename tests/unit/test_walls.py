@@ -17,6 +17,7 @@ GROUND = {
     "runs",
     "hardware",
     "processes",
+    "s3",
     "seat",
     "supervisor",
     "__init__",

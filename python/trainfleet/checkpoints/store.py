@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from .. import s3
 from ..runs import Run, step_name, sync_folder
 from .marker import MARKER
 
-S3 = "s3://"
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
@@ -187,8 +187,8 @@ class Folder:
 
 def store_at(address: str) -> Store:
     """The store at a folder's path or an s3:// address."""
-    if address.startswith(S3):
-        from .s3 import Bucket
+    if address.startswith(s3.SCHEME):
+        from .bucket import Bucket
 
         return Bucket(address)
     return Folder(Path(address))

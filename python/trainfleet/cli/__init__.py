@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..checkpoints.store import S3
-from ..errors import RunError, TrainfleetError, tell
+from ..errors import TrainfleetError, tell
 from ..runs import unwritable
 from .variables import Variables, read_variables
 
@@ -69,8 +68,6 @@ def main(arguments: Sequence[str]) -> int:
 def explained(error: OSError) -> TrainfleetError | None:
     """What to tell a user of an error that is the environment's fault; None when it is ours."""
     name = str(error.filename or "")
-    if name.startswith(S3):
-        return RunError("S3 gives no good answer", where=name, why=error.strerror or str(error), next=f"aws s3 ls {name}")
     return unwritable(Path(name), error) if name and error.errno in ENVIRONMENT else None
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..s3 import SCHEME
 from . import formats
 from .formats import BadText, Document
 from .hub import HUB
 from .sources import LINES, PACKED_LINES, PARQUET, Piece, Unit, is_long_text
-from .storage import S3, check_unchanged, is_stdlib
+from .storage import check_unchanged, is_stdlib
 
 BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little more
 
@@ -25,7 +26,7 @@ def read_unit(unit: Unit, text_field: str) -> Iterator[Document]:
 
 def read_piece(piece: Piece, text_field: str) -> Iterator[Document]:
     """The documents that begin in one piece; refused when the file is not, or is no longer, the one that was planned."""
-    on_disk = not piece.path.startswith((HUB, S3))  # requests to S3 name the version that they want
+    on_disk = not piece.path.startswith((HUB, SCHEME))  # requests to S3 name the version that they want
     if on_disk:
         check_unchanged(piece.file)
     yield from (document for document in _read(piece, text_field) if document.size)

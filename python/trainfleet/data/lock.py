@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
-from .. import runs
-from ..errors import DataError
-from . import objects
+from .. import runs, s3
+from ..errors import DataError, S3Error
 from .store import Bucket, Store
 
 RENEW = 10.0  # seconds
@@ -53,13 +52,13 @@ class Claim:
     def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.renewing.join()
-        objects.remove(self.address, self.version)
+        s3.remove(self.address, self.version)
 
     def _take(self) -> str:
         """Puts the claim where there is none, or one that its holder let go. DataError when a holder is alive."""
         seen, since = "", time.monotonic()
         while not (mine := self._put("")):
-            if (found := objects.read_version(self.address)) is None:
+            if (found := s3.read_version(self.address)) is None:
                 continue
             (lock, holder), version = found[0].decode().split(" ", 1), found[1]
             if lock == self.lock or (version == seen and time.monotonic() - since > LAPSE):
@@ -76,13 +75,13 @@ class Claim:
     def _put(self, version: str) -> str:
         self.count += 1  # so that every claim differs from the one before
         content = f"{self.lock} {socket.gethostname()} (process {os.getpid()}, claim {self.count})"
-        return objects.write_if(self.address, content.encode(), version)
+        return s3.write_if(self.address, content.encode(), version)
 
     def _renew(self) -> None:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            except DataError as error:  # what cannot be reached cannot be taken over either; the work itself will say so
+            except S3Error as error:  # what cannot be reached cannot be taken over either; the work itself will say so
                 print(error, file=sys.stderr, flush=True)
                 continue
             if not version:

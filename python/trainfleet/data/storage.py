@@ -1,4 +1,4 @@
-"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (objects.py).
+"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (s3.py).
 
 A file is known by its path, its size and a version (modification time, or ETag), so that one which changes while it is read is
 noticed instead of read half old and half new.
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .. import s3
 from ..errors import DataError
 
 STDLIB = "stdlib"
-S3 = "s3://"
 BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
 SKIPPED = ("site-packages", "dist-packages", "__pycache__")
 
@@ -36,7 +36,7 @@ def is_stdlib(path: str) -> bool:
 
 
 def is_remote(path: str) -> bool:
-    return path.startswith(S3)
+    return path.startswith(s3.SCHEME)
 
 
 def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
@@ -44,9 +44,7 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
     if is_stdlib(source):
         return [File(f"{STDLIB}:{path}", size, "") for path, size in _walk(_library(), (".py",))]
     if is_remote(source):
-        from . import objects
-
-        found = objects.list_files(source, suffixes)
+        found = _objects(source, suffixes)
     elif Path(source).is_dir():
         found = [stat(str(Path(source) / path)) for path, _ in _walk(Path(source), suffixes)]
     else:
@@ -59,9 +57,9 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
 def stat(path: str) -> File:
     """Size and version of one file now. DataError when it is gone or may not be read."""
     if is_remote(path):
-        from . import objects
-
-        return objects.stat(path)
+        if (found := s3.stat(path)) is None:
+            raise unreadable(path, "there is no such object")
+        return File(found.address, found.size, found.version)
     try:
         status = _local(path).stat()
     except OSError as error:
@@ -72,9 +70,7 @@ def stat(path: str) -> File:
 def open_file(file: File, start: int = 0) -> BinaryIO:
     """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the file's beginning."""
     if is_remote(file.path):
-        from . import objects
-
-        return objects.open_object(file, start)
+        return s3.open_object(s3.Object(file.path, file.size, file.version), start)
     try:
         stream = open(_local(file.path), "rb", buffering=BUFFER)  # noqa: SIM115  the caller closes it
     except OSError as error:
@@ -98,6 +94,15 @@ def unreadable(where: str, why: str) -> DataError:
 
 def _local(path: str) -> Path:
     return _library() / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
+
+
+def _objects(source: str, suffixes: tuple[str, ...]) -> list[File]:
+    """The objects below a prefix that have a known suffix, or the one object of that name."""
+    listed = [File(found.address, found.size, found.version) for found in s3.list_objects(source)]
+    found = [file for file in listed if file.path.endswith(suffixes)]
+    return [file for file in found if file.path == source] or [
+        file for file in found if file.path.startswith(f"{source.rstrip('/')}/")
+    ]
 
 
 def _library() -> Path:

@@ -13,9 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from .. import runs
-from . import objects
-from .storage import File
+from .. import runs, s3
 
 PART = 2**23
 THREADS = 16  # small objects are read this many at a time
@@ -145,35 +143,36 @@ class Bucket:
         self.folder, self.address = folder, address
 
     def read(self, name: str) -> bytes | None:
-        return objects.read(self.describe(name))
+        return s3.read(self.describe(name))
 
     def read_all(self, names: Iterable[str]) -> list[bytes | None]:
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(self.read, names))
 
     def stream(self, name: str) -> Iterator[bytes]:
-        size = objects.stat(self.describe(name)).size
+        found = s3.stat(self.describe(name))
+        size = found.size if found else 0
         return (self.read_range(name, start, min(start + PART, size)) for start in range(0, size, PART))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file that does not change."""
-        return objects.read_range(File(self.describe(name), end, ""), start, end)
+        return s3.read_range(self.describe(name), start, end)
 
     def write(self, name: str, content: bytes) -> None:
-        objects.write(self.describe(name), content)
+        s3.write(self.describe(name), content)
 
     note = write
 
     def remove(self, name: str) -> None:
-        objects.remove(self.describe(name))
+        s3.remove(self.describe(name))
 
     def publish(self, name: str, file: Path) -> None:
-        objects.upload(self.describe(name), str(file))
+        s3.upload(self.describe(name), str(file))
         file.unlink()
 
     def sizes(self, part: str) -> dict[str, int]:
         start = len(self.address) + 1
-        return {file.path[start:]: file.size for file in objects.list_prefix(f"{self.address}/{part}/")}
+        return {found.address[start:]: found.size for found in s3.list_objects(f"{self.address}/{part}/")}
 
     def describe(self, name: str) -> str:
         return f"{self.address}/{name}"

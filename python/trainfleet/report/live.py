@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from ..errors import DataError
+from ..errors import S3Error
 from ..runs import Lines, Record, Run
 from .history import clock, decimal, describe, duration, number, percent, quantity
 
@@ -231,5 +231,5 @@ class TokenizeLive(Shown):
     def _look(self) -> None:
         from ..data.progress import read_progress
 
-        with suppress(DataError):  # S3 is away: the workers say so, and it is for them to end the job
+        with suppress(S3Error):  # S3 is away: the workers say so, and it is for them to end the job
             self.progress = read_progress(self.folder, self.address)

@@ -110,7 +110,8 @@ SIGNATURES = _signatures({
         r"LustreError: .*(?:operation \w+ to node .* failed: rc = -1\d\d)",
         r"nfs: server \S+ not responding",
     ),
-    ("storage", WORD): (r"OSError: \[Errno (?:5|108|110|116|121)\]", r"Cannot send after transport endpoint shutdown"),
+    ("storage", WORD): (r"OSError: \[Errno (?:5|108|110|116|121)\]", r"Cannot send after transport endpoint shutdown",
+                        r"^S3Error: .*, \d+ times"),
     ("disk", PROOF): (r"EXT4-fs error|XFS .*(?:Corruption|shut(?:ting)? down)|Remounting filesystem read-only",),
     ("disk", WORD): (
         r"OSError: \[Errno (?:28|30|122)\]",
@@ -159,6 +160,7 @@ SIGNATURES = _signatures({
     ("busy", PROOF): (r"another job is tokenizing this dataset",),
     ("data", WORD): (
         r"^DataError: ",
+        r"^S3Error: (?!.*, \d+ times)",
         r"JSONDecodeError: ",
         r"UnicodeDecodeError: ",
         r"FileNotFoundError: \[Errno 2\]",

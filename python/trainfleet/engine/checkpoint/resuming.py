@@ -14,11 +14,12 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from ...checkpoints import catalogue, changes
 from ...checkpoints.marker import MARKER, Broken, Commit, parse
-from ...checkpoints.store import NAME, S3, Store, store_at, store_of
+from ...checkpoints.store import NAME, Store, store_at, store_of
 from ...config import Config
 from ...devices import Device
 from ...errors import RunError
 from ...runs import Run
+from ...s3 import SCHEME
 from .. import initial
 from . import state as states
 from .files import Reader
@@ -147,7 +148,7 @@ def locate(address: str) -> tuple[Store, int]:
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
         return store_at(parent or "."), int(match[1])
-    inside = [] if address.startswith(S3) else [str(Run(Path(address)).checkpoints)]
+    inside = [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)]
     for store in map(store_at, [*inside, address]):
         if whole := [entry.step for entry in catalogue.look(store) if not entry.fault]:
             return store, whole[-1]

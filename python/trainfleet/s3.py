@@ -1,0 +1,397 @@
+"""S3, or any server of its protocol (AWS_ENDPOINT_URL): the one door to sources, datasets, checkpoints and run folders there.
+
+An object is named by its address, s3://bucket/key. boto3 retries a request while S3 is busy or the connection breaks (ten times,
+about a minute, or AWS_MAX_ATTEMPTS times) and moves large objects in parts. What fails for good is an S3Error with the address,
+the cause and the next command. boto3 is loaded by the first request.
+
+A server's answers are checked: a listing names only what is below its prefix, and ends; an object is no larger than its reader
+allows.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, BinaryIO, cast
+
+from .errors import S3Error
+
+SCHEME = "s3://"
+TRIES = 10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
+PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
+AT_ONCE = 4  # parts of one upload: enough for the bandwidth of a node whose ranks all write
+RANGE = 2**23  # bytes of a GET of a stream: large enough that its latency does not count
+SMALL = 2**28  # bytes of an object that is read at once, at most
+LISTED = 10**7  # entries of one listing, at most: a server may go on for ever
+BATCH = 1000  # objects that S3 removes in one request
+BUFFER = 2**18
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+ABSENT = ("404", "NoSuchKey", "NotFound")
+CHANGED = ("412", "PreconditionFailed")
+CREDENTIALS = "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run on an instance with a role"
+REASONS = {
+    "403": "access is denied",
+    "AccessDenied": "access is denied",
+    "InvalidAccessKeyId": "the access key is not known",
+    "SignatureDoesNotMatch": "the secret key is wrong",
+    "ExpiredToken": "the credentials have expired",
+    "NoSuchBucket": "there is no such bucket",
+    "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
+    **dict.fromkeys(ABSENT, "there is no such object"),
+    **dict.fromkeys(CHANGED, "it changed after the work was planned"),
+}
+OF_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object as it was listed; `version` is its ETag."""
+
+    address: str
+    size: int
+    version: str
+
+
+def list_objects(prefix: str) -> list[Object]:
+    """Every object whose address begins so, in the order of their keys."""
+    bucket = split(prefix)[0]
+    entries = _pages("list_objects_v2", "Contents", prefix)
+    return [Object(f"{SCHEME}{bucket}/{entry['Key']}", _size(entry, prefix), str(entry.get("ETag", ""))) for entry in entries]
+
+
+def list_folders(prefix: str) -> list[str]:
+    """What stands between `prefix` and the next slash in the keys that begin so."""
+    begins = len(split(prefix)[1])
+    return [entry["Prefix"][begins:-1] for entry in _pages("list_objects_v2", "CommonPrefixes", prefix, Delimiter="/")]
+
+
+def stat(address: str) -> Object | None:
+    """Size and ETag of an object; None when there is none."""
+    head = request("head_object", address, unless=ABSENT)
+    return head and Object(address, head["ContentLength"], head["ETag"])
+
+
+def read(address: str, most: int = SMALL) -> bytes | None:
+    """The whole of an object of at most `most` bytes; None when there is none."""
+    found = read_version(address, most)
+    return found and found[0]
+
+
+def read_version(address: str, most: int = SMALL) -> tuple[bytes, str] | None:
+    """As `read`, with its ETag."""
+    return _get(address, most, unless=ABSENT)
+
+
+def read_range(address: str, start: int, end: int, version: str = "") -> bytes:
+    """Bytes [start, end) of an object. S3Error when they are not there, or it no longer has the ETag `version`."""
+    if end <= start:
+        return b""
+    unchanged: dict[str, Any] = {"IfMatch": version} if version else {}
+    found = _get(address, end - start, Range=f"bytes={start}-{end - 1}", **unchanged)
+    if found is None or len(found[0]) != end - start:
+        raise _unbelievable(address, f"bytes {start} to {end} were asked for, and others came")
+    return found[0]
+
+
+def write(address: str, content: bytes) -> str:
+    """Puts a small object; its ETag. Others see the old one or the whole new one."""
+    return str(request("put_object", address, Body=content)["ETag"])
+
+
+def write_if(address: str, content: bytes, version: str) -> str:
+    """Puts a small object in place of the one with the ETag `version`, "" for none; its own ETag. "" when another was there."""
+    condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
+    answer = request("put_object", address, unless=ABSENT + CHANGED, Body=content, **condition)
+    return str(answer["ETag"]) if answer else ""
+
+
+def upload(address: str, source: str) -> None:
+    """Puts a local file, in parts when it is large; nothing is visible before all of it is there."""
+    bucket, key = split(address)
+    with explained(address):
+        client().upload_file(source, bucket, key, Config=_transfer())
+
+
+@contextmanager
+def create(address: str) -> Iterator[BinaryIO]:
+    """A stream that becomes an object when the context is left, and leaves nothing when that is by an error."""
+    stream = Upload(address)
+    try:
+        yield cast(BinaryIO, stream)
+        stream.finish()
+    except BaseException:
+        stream.abort()
+        raise
+
+
+def download(address: str) -> BinaryIO:
+    """An object as a temporary local file, which is gone once it is closed."""
+    bucket, key = split(address)
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+    with explained(address):
+        client().download_fileobj(bucket, key, copy, Config=_transfer())
+    copy.seek(0)
+    return cast(BinaryIO, copy)
+
+
+def open_object(found: Object, start: int = 0) -> BinaryIO:
+    """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer the one that was listed."""
+    stream = io.BufferedReader(Ranges(found), BUFFER)
+    stream.seek(start)
+    return stream
+
+
+def copy(source: str, address: str) -> None:
+    """Puts an object of the same bytes at `address`."""
+    bucket, key = split(source)
+    request("copy_object", address, CopySource={"Bucket": bucket, "Key": key})
+
+
+def remove(address: str, version: str = "") -> None:
+    """Removes an object, if it is there; with an ETag only the one that has it."""
+    request("delete_object", address, unless=ABSENT + CHANGED, **({"IfMatch": version} if version else {}))
+
+
+def remove_all(addresses: Iterable[str]) -> None:
+    """Removes objects of one bucket, a thousand a request; one that is not there counts as removed."""
+    found = list(addresses)
+    for first in range(0, len(found), BATCH):
+        some = found[first : first + BATCH]
+        entries = {"Objects": [{"Key": split(address)[1]} for address in some], "Quiet": True}
+        with explained(some[0]):
+            answer = client().delete_objects(Bucket=split(some[0])[0], Delete=entries)
+        for error in answer.get("Errors", []):
+            address = f"{SCHEME}{split(some[0])[0]}/{error.get('Key', '')}"
+            raise _refused(address, f"{error.get('Code')}: {error.get('Message')}")
+
+
+def abort_uploads(prefix: str) -> None:
+    """Removes the parts of every upload that was begun below `prefix` and never ended: S3 bills them."""
+    for entry in _pages("list_multipart_uploads", "Uploads", prefix):
+        request("abort_multipart_upload", f"{SCHEME}{split(prefix)[0]}/{entry['Key']}", UploadId=entry["UploadId"])
+
+
+def split(address: str) -> tuple[str, str]:
+    """Bucket and key."""
+    bucket, _, key = address.removeprefix(SCHEME).partition("/")
+    return bucket, key
+
+
+def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: Any) -> Any:
+    """The answer to one request about an object; None when S3 answers with an error of one of the codes in `unless`."""
+    bucket, key = split(address)
+    with explained(address):
+        from botocore.exceptions import ClientError
+
+        try:
+            return getattr(client(), call)(Bucket=bucket, Key=key, **words)
+        except ClientError as error:
+            if error.response["Error"].get("Code") in unless:
+                return None
+            raise
+
+
+@contextmanager
+def explained(address: str) -> Iterator[None]:
+    """Whatever boto3 raises here is raised as an S3Error."""
+    client()  # says what is missing
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, HTTPClientError, NoCredentialsError
+
+    try:
+        yield
+    except (NoCredentialsError, CredentialRetrievalError) as error:
+        raise S3Error("can't be reached without credentials", where=address, why=str(error), next=CREDENTIALS) from error
+    except (ClientError, Boto3Error, BotoCoreError) as error:
+        answer = getattr(error, "response", None) or getattr(error.__context__, "response", None)
+        if answer is not None:
+            raise _refused(address, _reason(answer), str(answer["Error"].get("Code"))) from error
+        often = f", {TRIES} times" if isinstance(error, HTTPClientError) else ""
+        raise S3Error("S3 gives no good answer", where=address, why=f"{error}{often}", next=_look(address)) from error
+
+
+def client() -> Any:
+    """One S3 client a process: threads may share it, a fork of the process may not."""
+    return _client(os.getpid())
+
+
+class Upload(io.RawIOBase):
+    """One object on its way: a large one in parts, several at once, so that memory holds a few parts and not the object."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.waiting, self.id = address, bytearray(), ""
+        self.threads = ThreadPoolExecutor(AT_ONCE)
+        self.sent: list[Future[dict[str, Any]]] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.waiting += data
+        while len(self.waiting) >= PART:
+            self._send(bytes(self.waiting[:PART]))
+            del self.waiting[:PART]
+        return len(data)
+
+    def finish(self) -> None:
+        """Returns when S3 has all of it; it is visible from then on."""
+        if self.id:
+            self._send(bytes(self.waiting))
+            parts = {"Parts": [part.result() for part in self.sent]}
+            request("complete_multipart_upload", self.address, UploadId=self.id, MultipartUpload=parts)
+        else:
+            write(self.address, bytes(self.waiting))
+        self.threads.shutdown()
+
+    def abort(self) -> None:
+        """Leaves nothing of it. When S3 is away, parts stay until abort_uploads."""
+        self.threads.shutdown(cancel_futures=True)
+        if self.id:
+            with suppress(S3Error):
+                request("abort_multipart_upload", self.address, UploadId=self.id)
+
+    def _send(self, part: bytes) -> None:
+        self.id = self.id or request("create_multipart_upload", self.address)["UploadId"]
+        if len(self.sent) >= AT_ONCE:
+            self.sent[-AT_ONCE].result()  # raises what went wrong, and bounds the memory
+        self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
+
+    def _put(self, part: bytes, number: int) -> dict[str, Any]:
+        answer = request("upload_part", self.address, UploadId=self.id, PartNumber=number, Body=part)
+        checksums = {name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"}
+        return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
+
+
+class Ranges(io.RawIOBase):
+    """An object as a raw stream: ranges of RANGE bytes, the next one fetched while this one is read."""
+
+    def __init__(self, found: Object) -> None:
+        self.found, self.at = found, 0
+        self.threads = ThreadPoolExecutor(1)
+        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.found.size}[whence]
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        if self.at >= self.found.size:
+            return 0
+        index = self.at // RANGE
+        content = self.fetch(index).result()
+        if (index + 1) * RANGE < self.found.size:
+            self.fetch(index + 1)
+        part = content[self.at % RANGE :][: len(buffer)]
+        buffer[: len(part)] = part
+        self.at += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _fetch(self, index: int) -> bytes:
+        bounds = index * RANGE, min((index + 1) * RANGE, self.found.size)
+        return read_range(self.found.address, *bounds, self.found.version)
+
+
+def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any) -> tuple[bytes, str] | None:
+    """What a GET brings, and the ETag. boto3 does not retry a body that is cut off, so that is done here."""
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+    for left in reversed(range(TRIES)):
+        if (answer := request("get_object", address, unless=unless, **words)) is None:
+            break
+        if answer["ContentLength"] > most:
+            raise _unbelievable(address, f"{answer['ContentLength']:,} bytes came, {most:,} at most were expected")
+        with explained(address):
+            try:
+                return answer["Body"].read(), answer["ETag"]
+            except (HTTPClientError, IncompleteReadError):
+                if not left:
+                    raise
+    return None
+
+
+def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
+    """The entries of a listing, all below `prefix`: they go on to be paths here, or are deleted there."""
+    (bucket, key), found = split(prefix), list[dict[str, Any]]()
+    with explained(prefix):
+        for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
+            found += page.get(content, [])
+            if len(found) > LISTED:
+                raise _unbelievable(prefix, f"the listing has more than {LISTED:,} entries")
+    for entry in found:
+        name = str(entry.get("Prefix" if content == "CommonPrefixes" else "Key"))
+        if not name.startswith(key) or ".." in name.split("/") or CONTROL.search(name):
+            raise _unbelievable(prefix, f"the listing has {name!r}, which is no object below it")
+    return found
+
+
+def _size(entry: dict[str, Any], prefix: str) -> int:
+    size = entry.get("Size")
+    if not isinstance(size, int) or size < 0:
+        raise _unbelievable(prefix, f"the listing has {entry.get('Key')!r} of {size!r} bytes")
+    return size
+
+
+@cache
+def _client(process: int) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError as error:
+        raise S3Error("needs the package boto3", where=SCHEME, why=str(error), next="pip install boto3") from error
+    tries = {} if "AWS_MAX_ATTEMPTS" in os.environ else {"total_max_attempts": TRIES}
+    config = Config(retries={"mode": "standard", **tries}, connect_timeout=10, read_timeout=60, max_pool_connections=4 * AT_ONCE)
+    try:
+        return boto3.session.Session().client("s3", config=config)
+    except (BotoCoreError, ValueError) as error:  # an endpoint, a profile or a number of AWS's variables
+        raise S3Error("can't be reached", where=SCHEME, why=str(error), next="env | grep ^AWS_ ; aws configure list") from error
+
+
+def _transfer() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(
+        multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=AT_ONCE, preferred_transfer_client="classic"
+    )
+
+
+def _reason(answer: dict[str, Any]) -> str:
+    """Why S3 said no, and how often."""
+    code, often = str(answer["Error"].get("Code")), answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
+    if code in REASONS:
+        return f"{REASONS[code]} ({code})"
+    return f"{code}: {answer['Error'].get('Message')}" + (f", {often} times" if often > 1 else "")
+
+
+def _refused(address: str, why: str, code: str = "") -> S3Error:
+    remedy = CREDENTIALS if code in OF_CREDENTIALS else _look(address)
+    return S3Error("S3 refuses the request", where=address, why=why, next=remedy)
+
+
+def _unbelievable(address: str, why: str) -> S3Error:
+    return S3Error("S3's answer is not to be believed", where=address, why=why, next=_look(address))
+
+
+def _look(address: str) -> str:
+    return f"aws s3 ls {shlex.quote(address)}"
