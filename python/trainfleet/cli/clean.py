@@ -1,25 +1,28 @@
-"""make clean: stops what runs and removes what can be made again; datasets and checkpoints stay unless PURGE=1."""
+"""make clean: stops what runs and removes what can be made again; PURGE=1 removes what the named config made: run and dataset."""
 
 from __future__ import annotations
 
-import shutil
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import BackendError, TrainfleetError
 from ..report.history import size
 from ..runs import COMPILED, DATA, RUNS, Run, is_locked
-from . import stop
-from .place import Place, place_of
+from . import belongings, stop
+from .place import Place, config_of, place_of
 from .settings import run_named
 from .variables import Variables, flag
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
+MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"  # what make profile and make scaling add to the name of the run
 
 
 def main(variables: Variables, started: float) -> int:
     purge, sure, run = flag(variables, "PURGE"), flag(variables, "YES"), run_named(variables)
+    config = config_of(run, variables)
+    made = [*_runs_of(run), *([DATA / config.data.name] if config else [])]
     with place_of(variables) as place:
         try:
             place.refresh()
@@ -30,83 +33,87 @@ def main(variables: Variables, started: float) -> int:
             _remove_remakeable()  # what is here can be tidied, whatever is the matter there
             raise
         _remove_remakeable()
-        return _purge(place, sure) if purge else _keep(place)
+        return _purge(place, made, sure) if purge else _keep(place, made)
+
+
+def _runs_of(run: Run) -> list[Path]:
+    """The folder of a run, and those of the runs that only measured it."""
+    return [run.folder, *(folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name))]
+
+
+def _runs() -> list[Path]:
+    return [folder for folder in belongings.folders(RUNS) if belongings.is_run(folder)]
+
+
+def _datasets() -> list[Path]:
+    return [folder for folder in belongings.folders(DATA) if belongings.is_dataset(folder)]
 
 
 def _remove_remakeable() -> None:
-    busy = [folder for folder in (*_folders(RUNS), *_folders(DATA)) if is_locked(folder)]
+    busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
         raise BackendError(
             f"still at work: {', '.join(map(str, busy))}", next=f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
         )
-    removed = sum(_remove(path) for path in _remakeable())
+    removed = sum(belongings.remove(path) for path in _remakeable())
     print(f"removed {size(removed)} that can be made again (reports, plots, caches, what was half made)")
 
 
-def _folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.glob("*") if path.is_dir())
-
-
 def _remakeable() -> Iterator[Path]:
-    for folder in _folders(RUNS):
-        run = Run(folder)
-        yield from (run.report, run.plots, run.stop, folder / "lock", *run.logs.glob("*.parts"))
-        yield from run.checkpoints.glob(".step-*")
+    for run in _runs():
+        yield from belongings.remakeable(run)
     yield from (Path(name) for name in CACHES)
     for root in ("python", "tests"):
-        yield from Path(root).rglob("__pycache__")
+        yield from (path for path in Path(root).rglob("__pycache__") if belongings.is_inside(path, Path()))
 
 
-def _all_folders(place: Place) -> dict[str, int]:
-    """Every run and dataset with its bytes: those of this machine, and what the run has on its fleet."""
-    return {str(folder): measure(folder) for folder in (*_folders(RUNS), *_folders(DATA))} | place.far_folders()
-
-
-def _keep(place: Place) -> int:
-    for folder, count in (kept := _all_folders(place)).items():
-        print(f"kept {folder}: {size(count)}")
-    print("next: make clean PURGE=1 removes these too" if kept else "no runs and no datasets are left")
+def _keep(place: Place, made: Sequence[Path]) -> int:
+    here = {folder: belongings.measure(folder) for folder in (*_runs(), *_datasets())}
+    kept = {str(folder): count for folder, count in here.items()} | place.far_folders()
+    for name, count in kept.items():
+        print(f"kept {name}: {size(count)}")
+    others = "; with CONFIG=runs/<name>/given.yaml another run's" if any(f not in made for f in here) else ""
+    own = f"next: make clean PURGE=1 removes this config's run and dataset too{others}"
+    print(own if kept else "no runs and no datasets are left")
     return 0
 
 
-def _purge(place: Place, sure: bool) -> int:
-    folders = _all_folders(place)
-    if not folders:
-        print("no runs and no datasets are left")
-        return 0
-    for folder, count in folders.items():
-        print(f"{folder}: {size(count)}")
-    if not sure and not _confirmed(len(folders)):
+def _purge(place: Place, made: Sequence[Path], sure: bool) -> int:
+    """Removes the folders that the config made, here and on its fleet, and nothing else; 1 when one of them had to stay."""
+    here = {folder: belongings.measure(folder) for folder in made if belongings.is_run(folder) or belongings.is_dataset(folder)}
+    far = place.far_folders()
+    sizes = {str(folder): count for folder, count in here.items()} | far
+    strange = [folder for folder in made if folder not in here and (folder.exists() or folder.is_symlink())]
+    for folder in strange:
+        print(f"left {folder}: it is {'a link' if folder.is_symlink() else 'nothing that this config made'}")
+    if not sizes:
+        print("no run and no dataset of this config is left")
+        return 1 if strange else 0
+    for name, count in sizes.items():
+        print(f"{name}: {size(count)}")
+    if not sure and not _confirmed(len(sizes)):
         print("nothing more was removed")
         return 1
-    place.remove_far(far := place.far_folders())
-    for folder in folders.keys() - far.keys():
-        _remove(Path(folder))
-    print(f"removed {size(sum(folders.values()))}: runs with their checkpoints, and datasets")
-    return 0
+    place.remove_far(far)
+    left = [path for folder in here for path in _remove(folder)]
+    for path in left:
+        print(f"left {path}: nothing of ours")
+    print(f"removed {size(sum(sizes.values()) - sum(map(belongings.measure, left)))}: this config's run and dataset")
+    return 1 if strange else 0
+
+
+def _remove(folder: Path) -> list[Path]:
+    """What is left of a folder once all that is ours in it is removed."""
+    if folder.parent == DATA:
+        return belongings.remove_dataset(folder)
+    belongings.remove(folder)
+    return []
 
 
 def _confirmed(count: int) -> bool:
     if not sys.stdin.isatty():
         raise TrainfleetError(
-            "PURGE=1 asks before it removes runs and datasets, and there is no terminal to ask on",
+            "PURGE=1 asks before it removes a run and its dataset, and there is no terminal to ask on",
             next="make clean PURGE=1 YES=1",
         )
     return input(f"remove these {count} folders for good? [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _remove(path: Path) -> int:
-    """Bytes that were freed."""
-    if not path.exists():
-        return 0
-    freed = measure(path)
-    try:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:
-        raise TrainfleetError(f"can't remove {path}", why=str(error), next=f"ls -ld {path}") from error
-    return freed
-
-
-def measure(path: Path) -> int:
-    """Bytes in a file, or in all files of a folder."""
-    return sum(part.stat().st_size for part in (path.rglob("*") if path.is_dir() else [path]) if part.is_file())

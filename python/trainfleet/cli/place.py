@@ -57,7 +57,7 @@ class Here:
 def place_of(variables: Variables) -> AbstractContextManager[Here | Away]:
     """The place of the run that the config names; a context, which closes what it opened."""
     run = run_named(variables)
-    config = _config(run, variables)
+    config = config_of(run, variables)
     if config is None or not config.fleet.reached_by_ssh or not config.fleet.hosts:  # without hosts it has run nowhere yet
         return nullcontext(Here(run))
     from .away import Away  # loads SSH
@@ -65,7 +65,7 @@ def place_of(variables: Variables) -> AbstractContextManager[Here | Away]:
     return Away(config, run)
 
 
-def _config(run: Run, variables: Variables) -> Config | None:
+def config_of(run: Run, variables: Variables) -> Config | None:
     """The run's own config; where there is none, or one of another version of this, the file's; None when neither can be read."""
     if run.config.exists():
         with suppress(ConfigError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ..config import Config, Derived, dump_resolved, load
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
+from ..errors import ConfigError, Problem
 from ..plan.estimate import LIKELY, Estimate, estimate, price_of
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees, make_plan
@@ -25,9 +27,13 @@ from .settings import plan_of, settings_of
 from .variables import Variables
 
 INDENT = "    "
+FILES = r"config\.yaml|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
 
 
 def main(variables: Variables, started: float) -> int:
+    out = Path(variables["OUT"]) if "OUT" in variables else None
+    if out:
+        require_own(out)
     config, derived = load(settings_of(variables))
     print("\n".join(describe(config, derived, estimate(config))))
     scripts: dict[str, str] = {}
@@ -38,11 +44,10 @@ def main(variables: Variables, started: float) -> int:
         scripts = plan_hosts(config)
         plan = plan_of(config, derived)
         print("\n".join(describe_requests(plan.requests, plan.notes)))
-    if "OUT" in variables:
-        folder = Path(variables["OUT"])
+    if out:
         for name, text in scripts.items():
-            write_atomic(folder / name, text)
-        print(f"\nwritten to {folder}/: {', '.join([*write(plan, folder), *scripts])}")
+            write_atomic(out / name, text)
+        print(f"\nwritten to {out}/: {', '.join([*write(plan, out), *scripts])}")
     if device := hardware.awaited(config.fleet.instance_type):
         print(f"\nnote: training on {device.name} is not built yet, so make train refuses this fleet")
     print(f"\nnext: {'make train' if plan.requests else 'write fleet.hosts, then make setup'}")
@@ -189,6 +194,24 @@ def write(plan: Plan, folder: Path) -> list[str]:
     for name, text in files.items():
         write_atomic(folder / name, text)
     return list(files)
+
+
+def require_own(folder: Path) -> None:
+    """Refuses a folder that has something else than an earlier plan: your config.yaml would be overwritten.
+
+    Raises:
+        ConfigError: it is no folder, or one with other files.
+    """
+    why = ""
+    if folder.exists() and not folder.is_dir():
+        why = "it is no folder"
+    elif folder.is_dir() and (other := sorted(path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name))):
+        why = f"it holds {other[0]}, which is no part of a plan"
+    elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
+        why = "it holds a config.yaml that no plan wrote"
+    if why:
+        problem = Problem(0, "OUT", "", f"{folder} is not a new folder, an empty one, or an earlier plan's: {why}")
+        raise ConfigError([problem], next="make plan OUT=plan")
 
 
 def _record(plan: Plan) -> dict[str, object]:
