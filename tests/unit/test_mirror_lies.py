@@ -18,9 +18,10 @@ from trainfleet.config.hosts import Host
 from trainfleet.errors import RunError
 from trainfleet.nodes import mirror as mirroring
 from trainfleet.nodes.answers import Failure, Result
-from trainfleet.nodes.changes import FILES, MOST, limit
+from trainfleet.nodes.changes import MOST
 from trainfleet.nodes.mirror import Mirror
 from trainfleet.nodes.transport import Transport
+from trainfleet.travel import FILES, limit
 
 HOST = Host("liar", "192.0.2.1")
 NOW = 1_700_000_000.0

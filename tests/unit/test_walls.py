@@ -20,6 +20,9 @@ GROUND = {
     "s3",
     "seat",
     "supervisor",
+    "travel",
+    "link",
+    "uplink",
     "__init__",
 }
 CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}

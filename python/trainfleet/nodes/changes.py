@@ -1,15 +1,14 @@
 """What has changed in a run folder: `python -m trainfleet.nodes.changes FOLDER < KNOWN` prints as JSON what another one lacks.
 
 KNOWN is {path: [size, time, inode]} of what that one has. A file that only grew is sent from where it stopped; one that was
-replaced is sent whole. Only the files of KINDS are sent, and the other side takes no others (mirror.py). Standard library only:
-it is started once a second.
+replaced is sent whole. Only the files of travel.KINDS are sent, and the other side takes no others (mirror.py). Standard library
+only: it is started once a second.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 import sys
 import time
 import zlib
@@ -17,29 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MIB = 1 << 20
-NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
-# The small files of a run folder, and how many bytes of one are brought at most. What is missing here stays where it is:
-# checkpoints, heartbeats, locks; configs, which each side has of its own; report.html, which each side draws for itself, as a
-# browser runs what it says.
-KINDS = {
-    r"(results|search|head|scaling)\.json|scaling\.md": 16 * MIB,
-    r"stop": 0,
-    rf"(metrics|events|events/{NAME})\.jsonl": 1024 * MIB,
-    rf"logs/{NAME}\.(log|txt)": 1024 * MIB,
-    rf"plots/{NAME}\.png": 64 * MIB,
-    rf"tensorboard/{NAME}": 1024 * MIB,
-    rf"profile/{NAME}\.json(\.gz)?": 1024 * MIB,
-}
-GROWING = (".log", ".jsonl")  # these are cut off where they are too large; others are not sent then
-FILES = 50_000  # of one run folder
-MOST = 8 * MIB  # bytes in one answer; the rest comes with the next
+from ..travel import FILES, GROWING, limit
+
+MOST = 8 << 20  # bytes in one answer; the rest comes with the next
 Known = dict[str, tuple[int, float, int]]
-
-
-def limit(name: str) -> int | None:
-    """How many bytes of this file of a run folder are brought at most; None when it is none that is brought."""
-    return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:

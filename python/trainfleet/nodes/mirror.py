@@ -1,6 +1,6 @@
 """A run folder on the fleet, kept here too: its small files, brought over SSH as they change.
 
-A node is not believed: an answer is checked whole before anything of it is done. It may name the files of changes.KINDS and no
+A node is not believed: an answer is checked whole before anything of it is done. It may name the files of travel.KINDS and no
 others, no larger than those may be, and bytes only up to the end of what is here; no link below the run folder is followed, also
 none that is made meanwhile. So whatever a node says, nothing outside the run folder changes, and nothing in it that is not the
 node's.
@@ -9,7 +9,6 @@ node's.
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import json
 import os
@@ -17,22 +16,22 @@ import shlex
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
+from .. import travel
 from ..runs import unwritable
+from ..travel import FILES, limit
 from .answers import Failure, Host, Result, Untrue, is_whole_number, number, parse_json, reason, untrue
-from .changes import FILES, MOST, Known, limit
+from .changes import MOST, Known
 from .transport import Transport
 
 TIMEOUT = 30.0
 TOTAL = 64 << 30  # bytes that a run folder's small files have at most
 ROUNDS = TOTAL // MOST  # answers to one refresh
 SPARE = 1 << 30  # bytes of this disk that a fleet can't fill
-FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -117,74 +116,14 @@ class Mirror:
     def _take(self, news: News) -> None:
         for name, piece in news.pieces.items():
             try:
-                with self._folder_of(name) as (folder, last):
-                    _write(folder, last, piece)
+                travel.write(self.here, name, piece.offset, piece.data, piece.stamp)
             except FileNotFoundError:  # removed here meanwhile: the next look brings it whole
                 self.known.pop(name, None)
             else:
                 self.known[name] = (piece.size, piece.stamp, piece.inode)
         for name in set(self.known) - news.names:
-            with contextlib.suppress(FileNotFoundError), self._folder_of(name) as (folder, last):
-                os.unlink(last, dir_fd=folder)
+            travel.remove(self.here, name)
             self.known.pop(name)
-
-    @contextlib.contextmanager
-    def _folder_of(self, name: str) -> Iterator[tuple[int, str]]:
-        """The open folder of a file, made if need be, and the file's name in it. The run folder itself may be a link."""
-        inner, _, last = name.rpartition("/")
-        try:
-            self.here.mkdir(parents=True, exist_ok=True)
-            with contextlib.ExitStack() as opened:
-                folder = os.open(self.here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                opened.callback(os.close, folder)
-                if inner:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(inner, dir_fd=folder)
-                    folder = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | FLAGS, dir_fd=folder)
-                    opened.callback(os.close, folder)
-                yield folder, last
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise _refused(self.here / name, error) from error
-
-
-def _write(folder: int, name: str, piece: Piece) -> None:
-    """What grows is written in place, what is replaced there is replaced here."""
-    if piece.offset:
-        _fill(os.open(name, os.O_WRONLY | os.O_NONBLOCK | FLAGS, dir_fd=folder), piece)
-        return
-    temporary = f".{name[:200]}.{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=folder)
-    try:
-        _fill(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o644, dir_fd=folder), piece)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
-
-
-def _fill(descriptor: int, piece: Piece) -> None:
-    with open(descriptor, "wb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.ELOOP, "it is no plain file")
-        file.seek(piece.offset)
-        file.write(piece.data)
-        file.truncate()
-        file.flush()
-        os.utime(descriptor, (piece.stamp, piece.stamp))
-
-
-def _refused(path: Path, error: OSError) -> RunError:
-    """The error for a file of the fleet's that can't be left here."""
-    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
-        return RunError(
-            "is not what a run folder has there, so nothing from the fleet is written to it",
-            where=str(path), why="a link, a folder or a device is in the way", next=f"ls -ld {path.parent} {path}",
-        )  # fmt: skip
-    return unwritable(path, error)
 
 
 def read_news(text: str, known: Known) -> News:
