@@ -1,57 +1,120 @@
-"""The signs of life that every rank leaves in the run folder, and that the watchdog reads from wherever it is.
+"""A rank's heart: says once a second where the rank is, and sees what all ranks have to obey.
 
-heartbeats/rank-<r>.json   replaced once a second by a thread of the rank: its phase and step, for how long, its node and process
-heartbeats/dump            asks every rank, by being new, for its stacks: they come as logs/stacks-rank-<r>.txt
-heartbeats/attempt         the number of the attempt that may run now: a rank of an earlier one ends itself when it sees it
+The ranks of a node first leave their beats in a folder in the node's memory. Whichever of them finds that nobody has done so for
+a second then does the node's round: it gathers the beats of all into the node's one file of the run folder (beats.py), and looks
+there for what was said to the ranks: that their attempt is over (fence.py), that their stacks are wanted (stacks.py), that their
+launcher is gone (lease.py). So the run folder has one writer and one reader a node, and no rank's death or standstill ends that.
 
-A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale tells how a rank died: the
-file, when the process does not run (stopped, dead, or its node is); what it says, when the process runs and does not get on.
+A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale tells how a rank died: its
+beat, when the process does not run (stopped, dead, or its node is); what it says, when the process runs and does not get on.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import hashlib
 import json
 import os
+import shutil
+import stat
 import sys
+import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .runs import write_atomic
+from . import fence, stacks
+from .beats import FOLDER, Beat, parse, replace_file, write_beats
+from .fence import Attempt
+from .lease import Vigil, read_tenure
 
 EVERY = 1.0  # seconds between two beats
-FENCED = 75  # the exit code of a rank whose attempt is over
-FOLDER, DUMP, ATTEMPT = "heartbeats", "dump", "attempt"
-PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
+FENCED = fence.Fenced.exit_code  # of a rank whose attempt is over
+LEASE_EVERY = 5.0  # seconds between two looks at the launcher's lease
+TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and leave
+MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 
 
 @dataclass(frozen=True)
-class Beat:
-    """One rank's sign of life. `phase_seconds`: for how long it has been at this step of this phase, by its own clock."""
+class Orders:
+    """What the node's last round found in the run folder, for all its ranks."""
 
-    rank: int
-    node: int
-    pid: int
-    attempt: int
-    phase: str
-    step: int
-    phase_seconds: float
-    time: float
-    step_seconds: float = 0.0  # that the newest whole step took
-    busy_seconds: float = 0.0  # of it in the rank's own work: without waiting for others
+    number: int = 0  # of the newest attempt
+    order: int = 0
+    stacks: str = ""  # when they were asked for
+    lease: Vigil = field(default_factory=Vigil)
+    looked: float = 0.0  # at the lease, by the node's monotonic clock
+
+
+class Node:
+    """What the ranks of one node know of each other: files in its memory, each replaced whole."""
+
+    def __init__(self, folder: Path, node: int, order: int) -> None:
+        self.folder, self.number = folder, node
+        memory = _memory(folder, node)
+        self.place = memory / str(order)
+        self.place.mkdir(parents=True, exist_ok=True)
+        for old in memory.iterdir():
+            if old.name.isdigit() and int(old.name) < order:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def leave(self, beat: Beat) -> None:
+        """Keeps a rank's newest beat."""
+        replace_file(self.place / f"rank-{beat.rank}", json.dumps({"attempt": beat.attempt, "beats": [beat]}))
+
+    def begin_round(self) -> bool:
+        """Whether a round is due; it is then for the caller to do, and the next is due EVERY seconds later."""
+        mark = self.place / "round"
+        with suppress(FileNotFoundError):
+            if abs(time.time() - mark.stat().st_mtime) < 0.9 * EVERY:
+                return False
+        mark.touch()
+        return True
+
+    def publish(self, attempt: int) -> list[Beat]:
+        """The beats of all ranks here, which are now in the run folder too."""
+        found: list[Beat] = []
+        for path in self.place.glob("rank-*"):
+            with suppress(FileNotFoundError):
+                found += parse(path.read_bytes(), attempt)
+        if found:
+            write_beats(self.folder, self.number, attempt, sorted(found))
+        return found
+
+    def tell(self, orders: Orders) -> None:
+        replace_file(self.place / "orders", json.dumps(asdict(orders)))
+
+    def heed(self) -> Orders:
+        """What the last round found."""
+        try:
+            record = json.loads((self.place / "orders").read_text())
+            return Orders(**record | {"lease": Vigil(**record["lease"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return Orders()
+
+    def forget(self) -> None:
+        shutil.rmtree(self.place, ignore_errors=True)
+        with suppress(OSError):  # another attempt has begun
+            self.place.parent.rmdir()
 
 
 class Heart:
     """A rank's heart: beats from its making until `stop`, in a thread of its own."""
 
-    def __init__(self, folder: Path, rank: int, node: int, attempt: int) -> None:
-        self.folder, self.rank, self.node, self.attempt = folder, rank, node, attempt
+    def __init__(self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0) -> None:
+        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher that `alone` is called after;
+        0: it may be without one."""
+        self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
+        self.met = False  # the other ranks; until then the attempt may turn out to have another number
+        self.patience = patience
+        self.alone: Callable[[float], None] = lambda seconds: None
         self.place: tuple[str, int, float] = ("start", 0, time.monotonic())
         self.took = self.busy = 0.0
-        self._asked = _asked(folder)
-        self._complained = False
+        self.node = Node(folder, node, order)
+        self._stacks = stacks.asked(folder)
+        self._complained = self._told = False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
@@ -63,99 +126,89 @@ class Heart:
             self.took = now - before[2]
         self.place = (phase, step, now)
 
+    def meet(self, number: int) -> None:
+        """The ranks have met, as attempt `number` (fence.enter)."""
+        self.attempt, self.met = Attempt(number, self.attempt.order), True
+
     def stop(self) -> None:
         """The last beat: from here on silence means nothing."""
         self.at("end", self.place[1])
         self._end.set()
         self._thread.join()
-        self._beat()
+        self._try(self._last)
 
     def _run(self) -> None:
         while True:
-            if current_attempt(self.folder) > self.attempt:
-                print(f"attempt {self.attempt} is over; this rank was out of reach and leaves", file=sys.stderr, flush=True)
-                os._exit(FENCED)
-            self._beat()
-            if (asked := _asked(self.folder)) != self._asked:
-                self._asked = asked
-                dump_stacks(self.folder / "logs" / f"stacks-rank-{self.rank}.txt")
+            self._try(self._beat)
+            self._obey(self.node.heed())
             if self._end.wait(EVERY):
                 return
 
     def _beat(self) -> None:
+        self._leave()
+        if self.node.begin_round():
+            self.node.tell(self._look(self.node.heed()))
+            self.node.publish(self.attempt.number)
+
+    def _leave(self) -> None:
         phase, step, since = self.place
-        beat = Beat(self.rank, self.node, os.getpid(), self.attempt, phase, step, round(time.monotonic() - since, 3),
-                    time.time(), round(self.took, 4), round(self.busy, 4))  # fmt: skip
+        self.node.leave(
+            Beat(self.rank, self.node.number, os.getpid(), self.attempt.number, phase, step, round(time.monotonic() - since, 3),
+                 time.time(), round(self.took, 4), round(self.busy, 4))
+        )  # fmt: skip
+
+    def _last(self) -> None:
+        self._leave()
+        if all(beat.phase == "end" for beat in self.node.publish(self.attempt.number)):
+            self.node.forget()
+
+    def _look(self, before: Orders) -> Orders:
+        """What the run folder says to the ranks now."""
+        newest, lease, looked = fence.current(self.folder), before.lease, before.looked
+        if self.patience and time.monotonic() - looked >= LEASE_EVERY:
+            lease, looked = lease.look(read_tenure(self.folder), LEASE_EVERY), time.monotonic()
+        return Orders(newest.number, newest.order, stacks.asked(self.folder), lease, looked)
+
+    def _obey(self, orders: Orders) -> None:
+        if orders.number > self.attempt.number if self.met else orders.order > self.attempt.order:
+            self._leave_for_good(f"attempt {self.attempt.number} is over; this rank was out of reach and leaves")
+        if orders.stacks and orders.stacks != self._stacks:
+            self._stacks = orders.stacks
+            self._try(lambda: stacks.dump(self.folder, self.rank))
+        if self.patience and orders.lease.vacant >= self.patience:
+            if not self._told:
+                self._told = True
+                self.alone(orders.lease.vacant)
+            if orders.lease.vacant >= self.patience + TO_LEAVE:
+                self._leave_for_good(f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this rank could leave")
+
+    def _leave_for_good(self, words: str) -> None:
+        with suppress(OSError):  # a log that can't be written must not keep it
+            print(words, file=sys.stderr, flush=True)
+        os._exit(FENCED)
+
+    def _try(self, do: Callable[[], object]) -> None:
+        """Does what needs a disk. A disk is the training's to complain about: a beat that is lost must not end it."""
         try:
-            write_beat(self.folder, beat)
-        except OSError as error:  # the disk is the training's to complain about; a beat that is lost must not end it
+            do()
+        except OSError as error:
             if not self._complained:
                 self._complained = True
-                print(f"no heartbeat could be written: {error}", file=sys.stderr, flush=True)
+                with suppress(OSError):
+                    print(f"no heartbeat could be written: {error}", file=sys.stderr, flush=True)
 
 
-def write_beat(folder: Path, beat: Beat) -> None:
-    """Replaces a rank's file whole. Not synced: after a power cut a beat says nothing any more."""
-    path = folder / FOLDER / f"rank-{beat.rank}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
-    temporary.replace(path)
-
-
-def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
-    """The newest beat of every rank of this attempt."""
-    beats = {}
-    for path in (folder / FOLDER).glob("rank-*.json"):
-        try:
-            beat = Beat(**json.loads(path.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError):  # it is being replaced, on a file system where that can be seen
-            continue
-        if beat.attempt == attempt:
-            beats[beat.rank] = beat
-    return beats
-
-
-def begin_attempt(folder: Path) -> int:
-    """The number of a new attempt. Ranks of all earlier ones, wherever they still are, end themselves within EVERY seconds."""
-    number = current_attempt(folder) + 1
-    write_atomic(folder / FOLDER / ATTEMPT, f"{number}\n")
-    for path in (folder / FOLDER).glob("rank-*"):
-        path.unlink(missing_ok=True)
-    return number
-
-
-def current_attempt(folder: Path) -> int:
-    """The number of the newest attempt; 0 before the first."""
-    try:
-        return int((folder / FOLDER / ATTEMPT).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def ask_for_stacks(folder: Path) -> None:
-    """Every rank that still runs writes its stacks within EVERY seconds."""
-    path = folder / FOLDER / DUMP
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(time.time()))
-
-
-def dump_stacks(path: Path) -> None:
-    """Leaves the Python stacks of all threads of this process in a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-
-
-def read_stacks(folder: Path, since: float) -> dict[int, str]:
-    """The stacks by rank of those that wrote them after `since` (unix time)."""
-    paths = [path for path in (folder / "logs").glob("stacks-rank-*.txt") if path.stat().st_mtime >= since]
-    return {int(path.stem.split("-")[2]): path.read_text(encoding="utf-8") for path in paths}
-
-
-def _asked(folder: Path) -> str:
-    """When stacks were asked for last."""
-    try:
-        return (folder / FOLDER / DUMP).read_text()
-    except OSError:
-        return ""
+def _memory(folder: Path, node: int) -> Path:
+    """A folder for what the ranks of a node tell each other: in memory, this user's alone; else in the run folder."""
+    root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    own = root / f"trainfleet-{os.getuid()}"
+    with suppress(OSError):
+        own.mkdir(mode=0o700, exist_ok=True)
+        found = own.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+            (place := own / f"{key}-{node}").mkdir(exist_ok=True)
+            return place
+    place = folder / FOLDER / f".node-{node}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place

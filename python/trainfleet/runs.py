@@ -1,7 +1,9 @@
 """The run folder: the one owner of its file names and formats, used by both planes.
 
 runs/<name>/
-  config.yaml  results.json  metrics.jsonl  events.jsonl  report.html
+  config.yaml  results.json  metrics.jsonl  report.html
+  events/<writer>.jsonl  what happened (events.py); events.jsonl in runs that began before format 2
+  heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stacks.py
   given.yaml   config.yaml without what was derived: what goes on with the run on other nodes, or for more steps
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   profile/
@@ -21,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from . import events
 from .errors import RunError
 
 RUNS = Path("runs")
@@ -33,13 +36,14 @@ Record = dict[str, Any]
 class Run:
     """The paths of one run folder and the few ways to read and write them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, writer: str = "") -> None:
+        """`writer` is who records events here (events.py): by default this host's launcher."""
+        self.folder, self.writer = folder, writer or events.launcher()
         self.config = folder / "config.yaml"
         self.given = folder / "given.yaml"
         self.results = folder / "results.json"
         self.metrics = folder / "metrics.jsonl"
-        self.events = folder / "events.jsonl"
+        self.events = folder / "events"
         self.report = folder / "report.html"
         self.stop = folder / "stop"
         self.logs = folder / "logs"
@@ -57,18 +61,31 @@ class Run:
         return self.folder / "huggingface" / step_name(step)
 
     def read_results(self) -> Record:
-        """results.json as written last; {} before the first write."""
-        return read_json(self.results) or {}
+        """results.json as written last; {} before the first write.
+
+        Raises:
+            RunError: a newer trainfleet wrote it.
+        """
+        results = read_json(self.results) or {}
+        if isinstance(format := results.get("format"), int) and format > events.FORMAT:
+            why = f"its format is {format}, and this version reads up to {events.FORMAT}"
+            raise RunError(f"a newer trainfleet wrote {self.name}", where=str(self.results), why=why, next="git pull, then again")
+        return results
 
     def update_results(self, **fields: Any) -> Record:
         """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then rank 0, then launcher)."""
-        results = self.read_results() | fields
+        results = self.read_results() | {"format": events.FORMAT} | fields
         write_atomic(self.results, json.dumps(results, indent=2) + "\n")
         return results
 
     def record(self, event: str, **fields: Any) -> None:
-        """Appends one line to events.jsonl."""
-        append_line(self.events, {"time": time.time(), "event": event, **fields})
+        """Appends an event, one of events.EVENTS, to this writer's file."""
+        make_folder(self.events)
+        append_line(self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields})
+
+    def read_events(self) -> list[Record]:
+        """What all writers recorded, by time."""
+        return Feed(self.folder).new()
 
 
 def run_of(name: str, root: Path = RUNS) -> Run:
@@ -125,6 +142,14 @@ def unwritable(path: Path, error: OSError) -> RunError:
         else f"make {path.parent} writable for you: ls -ld {path.parent}"
     )
     return RunError(f"can't write {path}", why=error.strerror or str(error), next=remedy)
+
+
+def make_folder(folder: Path) -> None:
+    """RunError when the folder is not there and can't be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 def append_line(path: Path, record: Record) -> None:
@@ -192,6 +217,21 @@ class Lines:
             self.offset = 0
         lines, self.offset = whole_lines(self.path, self.offset)
         return list(parse_lines(lines))
+
+
+class Feed:
+    """The events of a run that is still under way: `new()` gives those that came since the last call, of all writers by time."""
+
+    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
+        self.folder, self.files = folder, dict[Path, Lines]()
+        for path in self._paths() if from_end else ():
+            self.files[path] = Lines(path, from_end=True)
+
+    def new(self) -> list[Record]:
+        return events.merge([self.files.setdefault(path, Lines(path)).new() for path in self._paths()])
+
+    def _paths(self) -> list[Path]:
+        return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]
 
 
 def take_lock(folder: Path) -> TextIO | None:

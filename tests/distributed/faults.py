@@ -87,7 +87,7 @@ class Fault:
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.active and event in OPERATIONS:
             reading = event == "open" and isinstance(arguments[1], str) and "r" in arguments[1]
-            if not reading and "events.jsonl" not in str(arguments[0]):
+            if not reading and "events" not in str(arguments[0]):
                 folder = event == "open" and not arguments[2] & (
                     os.O_WRONLY | os.O_RDWR
                 )  # to sync it, or to remove what is in it
@@ -243,7 +243,7 @@ def spoil_each(base: Run, config: Config) -> tuple[int, list[str]]:
             spoil(run.checkpoints / step_name(8) / name)
             code = forked(judge, run, config)
             found = json.loads((run.folder / "found.json").read_text()) if code == 0 else {"step": code, "values": []}
-            told = (run.folder / "events.jsonl").read_text() if code == 0 else ""
+            told = str(run.read_events()) if code == 0 else ""
             aside = (run.checkpoints / "step-00000008.broken").is_dir()
             if found["step"] != 4 or found["values"] != [4.0] or not aside or "damaged" not in told or name not in told:
                 wrong.append(f"{name} {what}: resumed at {found['step']}, set aside: {aside}, {told}")

@@ -20,6 +20,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from trainfleet.runs import Run
+
 ROOT = Path(__file__).parents[2]
 TEXT = sorted((Path(os.__file__).parent).glob("*.py"))[:40]
 CONFIG = """
@@ -142,7 +144,7 @@ def results(run: Path) -> dict[str, Any]:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    lines = Run(run).read_events()
     return [line for line in lines if line["event"] == kind]
 
 

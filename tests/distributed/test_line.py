@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import verbs
+from trainfleet.runs import Run
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -110,7 +111,6 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     for name in (
         "config.yaml",
         "metrics.jsonl",
-        "events.jsonl",
         "report.html",
         "plots/loss.png",
         "huggingface/step-00000012/model.safetensors",
@@ -118,6 +118,7 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
         "logs/node-1.log",
     ):
         assert (desk.run / name).stat().st_size > 0, name
+    assert {path.name for path in (desk.run / "events").iterdir()} >= {"node-0-2.jsonl"}
     assert list((desk.run / "tensorboard").glob("events.out.*")) and (desk.run / "checkpoints" / "step-00000012").is_dir()
     assert "make sample" in output.strip().splitlines()[-1]
     assert not (desk.run / "stop").exists()
@@ -163,7 +164,7 @@ def test_after_kill_9_of_everything_it_goes_on_as_if_never_killed(desk: Desk) ->
     assert "interrupted" in desk.type("status")
     desk.type("train", "SET=train.steps=30")
     assert desk.losses() == desk.losses("whole")
-    assert any('"resumed"' in line for line in (desk.run / "events.jsonl").read_text().splitlines())
+    assert any(event["event"] == "resumed" for event in Run(desk.run).read_events())
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(desk: Desk) -> None:

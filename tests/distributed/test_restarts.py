@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from test_line import Desk
 
-from trainfleet.heartbeat import current_attempt, read_beats
-from trainfleet.runs import read_json, read_lines
+from trainfleet import fence
+from trainfleet.beats import read_beats
+from trainfleet.runs import Run, read_json
 
 STEPS = "train.steps=240 checkpoint.every=20 train.log_every=20"
 
@@ -25,7 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 def pid_of(run: Path, rank: int) -> int:
-    return read_beats(run, current_attempt(run))[rank].pid
+    return read_beats(run, fence.current(run).number)[rank].pid
 
 
 @pytest.mark.parametrize("number, cause", [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "hang")])
@@ -37,7 +38,7 @@ def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, flo
     os.kill(pid_of(desk.run, 1), number)
     output = launcher.communicate(timeout=120)[0]
     assert launcher.returncode == 0, output
-    verdict, restarted = [next(event for event in read_lines(desk.run / "events.jsonl") if event["event"] == kind)
+    verdict, restarted = [next(event for event in Run(desk.run).read_events() if event["event"] == kind)
                           for kind in ("verdict", "restarted")]  # fmt: skip
     assert (verdict["cause"], verdict["rank"], verdict["node"]) == (cause, 1, 1), verdict
     # Some 10 s in a step; a rank that is stopped while it writes a checkpoint has a minute (watch/watchdog.py).

@@ -15,8 +15,9 @@ import yaml
 
 import verbs
 from fleet.lab import Lab
-from trainfleet.heartbeat import Beat, current_attempt, read_beats
-from trainfleet.runs import Run, read_lines
+from trainfleet import fence
+from trainfleet.beats import Beat, read_beats
+from trainfleet.runs import Run
 
 ROOT = Path(__file__).parents[2]
 NODES = 3  # of four hosts: one is spare
@@ -66,10 +67,10 @@ class Cockpit:
         return json.loads((self.folder / "runs" / self.name / "results.json").read_text())  # type: ignore[no-any-return]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_lines(self.run.events) if event["event"] == kind]
+        return [event for event in self.run.read_events() if event["event"] == kind]
 
     def beats(self) -> dict[int, Beat]:
-        return read_beats(self.run.folder, current_attempt(self.run.folder))
+        return read_beats(self.run.folder, fence.current(self.run.folder).number)
 
     def step(self) -> int:
         """The step that rank 0 is in."""

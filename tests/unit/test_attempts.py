@@ -13,7 +13,7 @@ from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Command, Request
 from trainfleet.recipes import FOLDER
-from trainfleet.runs import Run, read_lines
+from trainfleet.runs import Run
 from trainfleet.watch import attempts, follow
 from trainfleet.watch.attempts import persevere
 from trainfleet.watch.budget import Budget
@@ -102,7 +102,7 @@ def test_a_killed_node_is_tried_again_with_a_number_of_its_own(run: Run) -> None
     verdict, said = play(run, backend)
     assert verdict is None and backend.attempts == ["1", "2"] and "killed" in said[0]
     assert run.read_results()["restarts"] == 1
-    assert [event["event"] for event in read_lines(run.events)] == ["verdict", "restarted"]
+    assert [event["event"] for event in run.read_events()] == ["verdict", "restarted"]
     backend = Script(run, [OK])
     play(run, backend)
     assert backend.attempts == ["3"], "also across launches: a rank of an older one must see that its time is over"

@@ -96,9 +96,9 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
 def test_a_run_that_has_cost_its_limit_is_not_begun_again(tmp_path: Path) -> None:
     run, config = Run(tmp_path / "dear"), config_of("llama-3-8b-p5", "budget.max_usd=55")
     Budget(run, config).require()
-    run.folder.mkdir()
-    append_line(run.events, {"event": "launched", "time": 0.0, "nodes": 2})
-    append_line(run.events, {"event": "stopped", "time": HOUR})
+    run.events.mkdir(parents=True)
+    append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 0.0, "nodes": 2})
+    append_line(run.events / "launcher-a.jsonl", {"event": "stopped", "time": HOUR})
     with pytest.raises(ConfigError, match=r"dear has cost \$110.08 already, its limit is \$55.00"):
         Budget(run, config).require()
     Budget(run, replace(config, budget=replace(config.budget, max_usd=200.0))).require()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.watch import lease
-from trainfleet.watch.lease import LEFT, PATIENCE, Office, Tenure, is_held, read_tenure
+from trainfleet import lease
+from trainfleet.lease import LEFT, PATIENCE, Office, Tenure, is_held, read_tenure
 
 ROOT = Path(__file__).parents[2]
-HOLD = "import sys, time; from pathlib import Path; from trainfleet.watch.lease import Office\nwith Office(Path(sys.argv[1])): time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from trainfleet.lease import Office\nwith Office(Path(sys.argv[1])): time.sleep(60)"
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -76,13 +76,13 @@ def test_whoever_was_taken_for_dead_leaves_when_it_sees_a_successor(tmp_path: Pa
 
 
 STANDBY = (
-    "import sys; from trainfleet.watch import lease, standby\n"
+    "import sys; from trainfleet import lease; from trainfleet.watch import standby\n"
     "lease.PATIENCE = standby.PATIENCE = 2.0; standby.LOOK_EVERY = standby.TYPE_AGAIN = 0.1\n"
 )
 STANDBY += "sys.exit(standby.main(sys.argv[1:]))"
 
 
-LAUNCH = """import sys; from pathlib import Path; from trainfleet.watch.lease import Office
+LAUNCH = """import sys; from pathlib import Path; from trainfleet.lease import Office
 tries = Path(sys.argv[1]) / "tries"
 tries.write_text((tries.read_text() if tries.exists() else "") + "x")
 if len(tries.read_text()) < 3: sys.exit("a host is missing")

@@ -10,19 +10,25 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "trainfleet"
 GROUND = {
     "errors",
+    "beats",
     "checkpoints",
     "config",
+    "events",
+    "fence",
     "heartbeat",
     "kernel",
+    "lease",
     "runs",
     "hardware",
     "processes",
     "s3",
     "seat",
+    "stacks",
     "supervisor",
     "travel",
     "link",
     "uplink",
+    "watchdog",
     "__init__",
 }
 CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}

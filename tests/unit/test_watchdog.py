@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trainfleet import heartbeat
-from trainfleet.heartbeat import Beat, Heart, read_beats
-from trainfleet.watch.watchdog import SLOW_LOOKS, Alarm, Limits, Sentry, Watchdog, innermost, odd_one
+from trainfleet import heartbeat, stacks
+from trainfleet.beats import Beat, read_beats
+from trainfleet.heartbeat import Heart
+from trainfleet.stacks import innermost, odd_one
+from trainfleet.watchdog import SLOW_LOOKS, Alarm, Limits, Sentry, Watchdog
 
 
 class Fleet:
@@ -147,7 +148,7 @@ def test_clocks_of_nodes_do_not_matter() -> None:
     fleet = Fleet(4)
     for _ in range(40):
         fleet.run(1)
-        skewed = {rank: replace(beat, time=beat.time + 5000 * rank) for rank, beat in fleet.beats.items()}
+        skewed = {rank: beat._replace(time=beat.time + 5000 * rank) for rank, beat in fleet.beats.items()}
         assert fleet.dog.look(skewed, fleet.now) is None
 
 
@@ -174,7 +175,7 @@ def test_stacks_name_the_odd_one() -> None:
 
 def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "EVERY", 0.02)
-    heart = Heart(tmp_path, rank=3, node=1, attempt=2)
+    heart = Heart(tmp_path, rank=3, node=1, order=2)
     heart.at("step", 17)
     time.sleep(0.15)
     beat = read_beats(tmp_path, attempt=2)[3]
@@ -182,9 +183,9 @@ def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, mon
     assert 0.05 < beat.phase_seconds < 5
     assert not read_beats(tmp_path, attempt=1), "what another attempt left is not this one's"
     asked = time.time() - 1
-    heartbeat.ask_for_stacks(tmp_path)
+    stacks.ask(tmp_path)
     time.sleep(0.15)
-    assert "test_a_heart_beats" in heartbeat.read_stacks(tmp_path, asked)[3]
+    assert "test_a_heart_beats" in stacks.Stacks(tmp_path, asked).read()[3]
     heart.stop()
     assert read_beats(tmp_path, attempt=2)[3].phase == "end"
 

@@ -12,6 +12,7 @@ from .. import runs
 from ..backends import ssh
 from ..config import Config, dump_resolved
 from ..errors import BackendError, RunError
+from ..lease import is_held, read_tenure
 from ..nodes import jobs, removal
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.fleet import wanted_of
@@ -23,7 +24,6 @@ from ..report import html
 from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
-from ..watch.lease import is_held, read_tenure
 from . import carry
 
 LOOK_EVERY = 1.0  # seconds
@@ -233,7 +233,7 @@ def attend(away: Away, shown: int, summarize: bool) -> int:
 def learn(away: Away) -> None:
     """Keeps in this machine's quarantine list what the watchdog found against hosts."""
     hosts = {host.name: host for host in away.transport.hosts}
-    events = list(runs.read_lines(away.run.events))
+    events = away.run.read_events()
     launch = max((place for place, event in enumerate(events) if event["event"] == "launched"), default=0)
     for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
         if event["event"] == "quarantined" and (host := hosts.get(event["host"])):

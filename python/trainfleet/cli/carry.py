@@ -12,6 +12,7 @@ from ..backends import backend_of
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
 from ..errors import BackendError
+from ..lease import Office
 from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
@@ -21,7 +22,6 @@ from ..watch.attempts import persevere
 from ..watch.budget import Budget
 from ..watch.follow import Follower
 from ..watch.interrupts import Interrupts
-from ..watch.lease import Office
 
 TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be gone
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C

@@ -12,6 +12,7 @@ from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config, dump_given, dump_resolved
 from ..errors import ConfigError, Problem, RunError, TrainfleetError
+from ..lease import Office, Tenure
 from ..plan.plan import Plan
 from ..report import html, plots
 from ..report.live import Live
@@ -19,7 +20,6 @@ from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
 from ..watch.interrupts import Interrupts
-from ..watch.lease import Office, Tenure
 from . import carry
 from .export import export
 from .settings import plan_for

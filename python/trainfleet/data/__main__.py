@@ -11,6 +11,7 @@ from pathlib import Path
 # Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
+from .. import events, fence
 from ..config import load_resolved
 from ..errors import DataError, TrainfleetError
 from ..runs import Run
@@ -20,13 +21,14 @@ from .job import Share, exit_on, tokenize
 def main(arguments: list[str]) -> int:
     exit_on(signal.SIGTERM)
     exit_on(signal.SIGINT)
+    order = int(os.environ.get(fence.VARIABLE, "0"))
     share = Share(*(int(os.environ.get(name, default)) for name, default in (("NODE_RANK", 0), ("NODES", 1), ("WORKERS", 1))))
     try:
         finished = tokenize(load_resolved(Path(arguments[0])).data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
         with suppress(TrainfleetError):  # the disk may be full; the words are in the log then
-            record_fault(Run(Path(arguments[0]).parent), share, error)
+            record_fault(Run(Path(arguments[0]).parent, events.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
         print(f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} to validate", flush=True)

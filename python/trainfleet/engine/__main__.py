@@ -1,7 +1,7 @@
 """One rank of a training job, started by torchrun: `python -m trainfleet.engine RUN_FOLDER`.
 
 Exit codes: 0 finished, or stopped cleanly as results.json then says (torchrun takes any other code for a failure and would kill
-the ranks that are still leaving); else it failed, and events.jsonl has a `fault`.
+the ranks that are still leaving); else it failed, and the run has a `fault` event.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from .. import devices, runs
+from .. import devices, events, fence, lease, runs
 from ..config import Config, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset
-from ..errors import TrainfleetError
+from ..errors import RunError, TrainfleetError
 from ..heartbeat import Heart
 from ..processes import die_with_parent
 from ..runs import Run
@@ -38,14 +39,21 @@ TRACEBACK_LINES = 12
 
 def main(arguments: list[str]) -> int:
     die_with_parent()
-    run = Run(Path(arguments[0]))
-    heart = Heart(run.folder, *(int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", "TRAINFLEET_ATTEMPT")))
+    rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
+    run = Run(Path(arguments[0]), events.node(node, order))
     try:
+        number = fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0"))) if rank == 0 else 0
+        heart = Heart(run.folder, rank, node, order, float(os.environ.get(lease.VARIABLE, "0")))
         with join(devices.current()) as world:
+            heart.meet(number := world.as_first_says(number))
+            run.writer = events.node(node, number)
             heart.at("load")
             train(run, load_resolved(run.config), world, heart)
             heart.stop()
             return 0
+    except fence.Fenced as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
     except TrainfleetError as error:
         record_fault(run, error)
         if first_to_say(str(error)):
@@ -61,6 +69,7 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     profile = Profile(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(run.read_results().get("started", time.time()), heart, world.device.mark, profile.at)
     vote = Vote(run.stop if world.first else None)
+    heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         notices.Watch(lambda notice: heed(run, vote, world.node, notice))
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
@@ -85,6 +94,14 @@ def heed(run: Run, vote: Vote, node: int, notice: str) -> None:
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
     run.record("notice", node=node, notice=notice)
+
+
+def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
+    """Has all ranks save and leave, as nobody would notice if they did not get on, or end them."""
+    vote.heard = True
+    if world.first:
+        print(f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave", flush=True)
+        run.record("orphaned", node=world.node, seconds=seconds)
 
 
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
@@ -150,19 +167,23 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
 
 
 def record_fault(run: Run, error: Exception) -> None:
-    """Leaves an event with who failed and why; a defect of ours with the last lines of its traceback."""
+    """Leaves an event with who failed and why; a defect of ours with the last lines of its traceback.
+
+    Where the disk is full there is none, and the words are in the log alone.
+    """
     told = isinstance(error, TrainfleetError)
     lines = [] if told else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
-    run.record(
-        "fault",
-        rank=int(os.environ.get("RANK", "0")),
-        node=int(os.environ.get("GROUP_RANK", "0")),
-        error=type(error).__name__,
-        message=error.head if isinstance(error, TrainfleetError) else str(error),
-        why=error.why if isinstance(error, TrainfleetError) else "",
-        next=error.next if isinstance(error, TrainfleetError) else "",
-        traceback=lines,
-    )
+    with suppress(RunError):
+        run.record(
+            "fault",
+            rank=int(os.environ.get("RANK", "0")),
+            node=int(os.environ.get("GROUP_RANK", "0")),
+            error=type(error).__name__,
+            message=error.head if isinstance(error, TrainfleetError) else str(error),
+            why=error.why if isinstance(error, TrainfleetError) else "",
+            next=error.next if isinstance(error, TrainfleetError) else "",
+            traceback=lines,
+        )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ class World:
         dist.all_reduce(total)
         return total
 
+    def as_first_says(self, number: int) -> int:
+        """The number that rank 0 has called this with."""
+        said = torch.tensor(number)
+        dist.broadcast(said, src=0)
+        return int(said)
+
     def wait(self) -> None:
         """Returns when every rank has come here."""
         dist.barrier()

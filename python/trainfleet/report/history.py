@@ -130,7 +130,7 @@ def read(run: Run) -> History:
     if status == "running" and results.get("backend", "local") == "local" and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended
     by_step = {int(line["step"]): line for line in read_lines(run.metrics)}
-    return History(run, results, [by_step[step] for step in sorted(by_step)], list(read_lines(run.events)), status)
+    return History(run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status)
 
 
 def _which_config(run: Run) -> str:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .. import heartbeat, runs
+from .. import fence, runs
+from ..beats import read_beats
 from ..errors import BackendError
 from ..plan.job import Job
 from ..plan.request import Request
@@ -32,13 +33,13 @@ def persevere(follower: Follower, request: Request, jobs: Sequence[Job], refit: 
     run, broken, fruitless, restarts = follower.run, dict[str, str](), 0, 0
     while True:
         saved, since = progress(run), mark(request)
-        attempt = heartbeat.begin_attempt(run.folder)
-        outcome = follower.carry_out(request.with_environment({"TRAINFLEET_ATTEMPT": str(attempt)}), attempt)
+        attempt = fence.begin(run.folder)
+        outcome = follower.carry_out(request.with_environment({fence.VARIABLE: str(attempt)}), attempt)
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
             return None
         verdict = judge(request, outcome.status, run, since, outcome.alarm)
         fruitless = 1 if progress(run) > saved else fruitless + 1
-        if not worth_it(verdict, outcome, fruitless, started=bool(heartbeat.read_beats(run.folder, attempt))) or follower.asked:
+        if not worth_it(verdict, outcome, fruitless, started=has_started(run)) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")
         if verdict.kind.elsewhere and verdict.host:
             broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
@@ -53,13 +54,18 @@ def persevere(follower: Follower, request: Request, jobs: Sequence[Job], refit: 
                    hosts=[command.host for command in request.commands if command.host])  # fmt: skip
 
 
+def has_started(run: runs.Run) -> bool:
+    """Whether ranks of the newest attempt have given a sign of life."""
+    return bool(read_beats(run.folder, fence.current(run.folder).number))
+
+
 def worth_it(verdict: Verdict, outcome: Outcome, fruitless: int, started: bool) -> bool:
     """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
     return verdict.kind.again and fruitless < ATTEMPTS and (verdict.cause != "unknown" or started)
 
 
 def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
-    """The verdict with what was done about it, kept in events.jsonl and results.json."""
+    """The verdict with what was done about it, kept as an event and in results.json."""
     verdict = replace(verdict, done=done)
     run.record("verdict", **verdict.record())
     run.update_results(verdict=verdict.record())
@@ -95,4 +101,4 @@ def pause(follower: Follower, seconds: float) -> None:
 
 def progress(run: runs.Run) -> int:
     """How many checkpoints this run has committed."""
-    return sum(event["event"] == "checkpointed" for event in runs.read_lines(run.events))
+    return sum(event["event"] == "checkpointed" for event in run.read_events())

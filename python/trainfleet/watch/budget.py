@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ..config import Config
 from ..errors import ConfigError, Problem
 from ..plan.estimate import price_of
-from ..runs import Record, Run, read_lines
+from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
 
@@ -25,7 +25,7 @@ class Budget:
 
     def spent(self, now: float | None = None) -> float:
         """US dollars; `now` (unix time) where a launch is under way."""
-        return self.price * node_hours(read_lines(self.run.events), now)
+        return self.price * node_hours(self.run.read_events(), now)
 
     def is_spent(self) -> bool:
         """Whether a run that is under way has cost its limit. Looks once in LOOK_EVERY seconds."""

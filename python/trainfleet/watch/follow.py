@@ -10,9 +10,9 @@ from typing import Any
 from ..backends.base import Backend, Status
 from ..plan.request import Request
 from ..runs import Run
+from ..watchdog import Alarm, Sentry
 from .budget import Budget
 from .interrupts import Interrupts
-from .watchdog import Alarm, Sentry
 
 POLL = 0.2  # seconds
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from ..lease import PATIENCE, read_tenure
 from ..processes import die_with_parent
-from .lease import PATIENCE, read_tenure
 
 LOOK_EVERY = 1.0
 TYPE_AGAIN = 5.0

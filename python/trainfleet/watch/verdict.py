@@ -11,9 +11,9 @@ from pathlib import Path
 from .. import runs
 from ..backends.base import Status
 from ..plan.request import Request
+from ..watchdog import Alarm
 from .causes import CAUSES, Cause
 from .diagnosis import Finding, Line, diagnose, quote, read_lines
-from .watchdog import Alarm
 
 TAIL = 12  # lines
 TRACEBACK = "Traceback (most recent call last):"
@@ -75,13 +75,13 @@ class Verdict:
         return "\n".join(filter(None, block))
 
     def record(self) -> runs.Record:
-        """What events.jsonl and results.json keep of it."""
+        """What the event and results.json keep of it."""
         return {"who": self.who, **asdict(self)}
 
 
 def judge(request: Request, status: Status, run: runs.Run, since: Mark, alarm: Alarm | None = None) -> Verdict:
     """The verdict on a job that failed, from what was written and seen since the mark."""
-    faults = [event for event in runs.read_lines(run.events) if event["event"] == "fault" and event["time"] >= since.time]
+    faults = [event for event in run.read_events() if event["event"] == "fault" and event["time"] >= since.time]
     lines = [*_seen(status, alarm, since), *_faults(faults, since)]
     for command in request.commands:
         lines += read_lines(command.log, command.node, since.ends.get(command.log, 0), since.clock)

@@ -2,7 +2,8 @@
 
 head.json says host, process, term and time, and is renewed each second. A launcher that does not renew it for PATIENCE seconds
 has lost it: whoever takes over writes a higher term, and the one before, should it still be there, sees that and leaves at once.
-What it had started is fenced by its successor (backends) and fences itself (heartbeat.py).
+What it had started is fenced by its successor (backends) and fences itself (fence.py); where nobody succeeds it, ranks save and
+leave by themselves (heartbeat.py).
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import platform
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from ..runs import read_json
+from .runs import read_json
 
 FILE = "head.json"
 EVERY = 1.0  # seconds
 PATIENCE = 9.0  # seconds without a renewal until the office is vacant
+ORPHANED_AFTER = 120.0  # seconds without a launcher after which ranks save and leave: a standby has taken over long before
+VARIABLE = "TRAINFLEET_ORPHANED_AFTER"  # tells it to the ranks that must not go on without a launcher
 LEFT = 76  # the exit code of a launcher whose office another one has
 
 
@@ -45,6 +48,31 @@ def read_tenure(folder: Path) -> Tenure | None:
 def is_held(tenure: Tenure | None, now: float) -> bool:
     """Whether a launcher is at work: `now` is a clock of the fleet's, whose clocks agree to a second (make doctor)."""
     return tenure is not None and tenure.code is None and now - tenure.time < PATIENCE
+
+
+@dataclass(frozen=True)
+class Vigil:
+    """How long a run has been without a launcher, as who looks at its tenure again and again can tell.
+
+    Clocks are not compared, and looks are counted: a file system that pauses for a minute is one look, and no death. Only a
+    tenure that was seen to be renewed can fall vacant: what a launcher of another day left says nothing.
+    """
+
+    last: float | None = None  # the time in the tenure at the last look
+    renewed: bool = False
+    silent: float = 0.0  # seconds
+
+    @property
+    def vacant(self) -> float:
+        """Seconds without a launcher."""
+        return self.silent if self.renewed else 0.0
+
+    def look(self, tenure: Tenure | None, since: float) -> Vigil:
+        """After another look, `since` seconds after the one before."""
+        now = tenure.time if tenure else None
+        if now == self.last:
+            return replace(self, silent=self.silent + since)
+        return Vigil(now, self.last is not None, 0.0)
 
 
 class Office:

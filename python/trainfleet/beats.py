@@ -1,0 +1,105 @@
+"""The signs of life in a run folder: what a beat says, and the one file in which a node keeps those of all its ranks.
+
+heartbeats/node-<i>   {attempt, beats: a list a rank}, replaced once a second by one of the node's ranks (heartbeat.py)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = "heartbeats"
+MOST = 1 << 20  # bytes that are read of a node's file: a beat has about 100
+PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
+
+
+class Beat(NamedTuple):
+    """One rank's sign of life. `phase_seconds`: for how long it has been at this step of this phase, by its own clock."""
+
+    rank: int
+    node: int
+    pid: int
+    attempt: int
+    phase: str
+    step: int
+    phase_seconds: float
+    time: float
+    step_seconds: float = 0.0  # that the newest whole step took
+    busy_seconds: float = 0.0  # of it in the rank's own work: without waiting for others
+
+
+TYPES = [int, int, int, int, str, int, float, float, float, float]
+
+
+def place(beat: Beat) -> str:
+    """`step 12`, or the name of another phase."""
+    return f"step {beat.step}" if beat.phase == "step" else beat.phase
+
+
+def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
+    """Replaces a node's file whole. Not synced: after a power cut a beat says nothing any more."""
+    path = folder / FOLDER / f"node-{node}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps({"attempt": attempt, "beats": list(beats)}))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Leaves either the old file or the whole new one, as other processes see it; also where several replace it at once."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+class Beats:
+    """The beats of one attempt, read again and again: a node's file that did not change costs one stat."""
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        self.folder, self.attempt = folder / FOLDER, attempt
+        self.known: dict[str, tuple[int, int, int]] = {}  # a file's time, size and inode when it was read
+
+    def new(self) -> dict[int, Beat]:
+        """The newest beats of the ranks whose node has left some since the last call."""
+        found: dict[int, Beat] = {}
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("node-"):
+                    with suppress(OSError):  # it is being replaced, on a file system where that can be seen
+                        self._take(entry, found)
+        return found
+
+    def _take(self, entry: os.DirEntry[str], found: dict[int, Beat]) -> None:
+        stat = entry.stat()
+        mark = stat.st_mtime_ns, stat.st_size, stat.st_ino
+        if self.known.get(entry.name) == mark:
+            return
+        with open(entry.path, "rb", buffering=0) as file:
+            beats = parse(file.read(MOST), self.attempt)
+        self.known[entry.name] = mark
+        for beat in beats:
+            found[beat.rank] = beat
+
+
+def parse(text: bytes, attempt: int) -> list[Beat]:
+    """The beats of a node's file that are of this attempt; none of what is no beat."""
+    try:
+        record = json.loads(text)
+        if record["attempt"] != attempt:
+            return []
+        return [Beat._make(row) for row in record["beats"] if list(map(type, row)) == TYPES]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
+    """The newest beat of every rank of this attempt."""
+    return Beats(folder, attempt).new()

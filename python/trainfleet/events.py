@@ -1,0 +1,98 @@
+"""Every event that a run folder can hold: who writes it, and which fields it has.
+
+events/<writer>.jsonl holds a line an event: its time (unix), its name and its fields. A file has one writer, because appending is
+not atomic over NFS:
+
+launcher-<host>    the launcher, on the host that it runs on; after a takeover that is another host, and another file
+node-<i>-<attempt> the ranks of one node in one attempt; they share a kernel, which keeps their lines whole
+
+Readers merge the files by time (`merge`), with `events.jsonl`, the one file of a run that began before format 2.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+FORMAT = 2  # of the run folder: 1 had events.jsonl and heartbeats/rank-<r>.json
+Number = (int, float)
+Kind = type | tuple[type, ...]
+
+
+class Owner(Enum):
+    """Which writers leave an event."""
+
+    LAUNCHER = "launcher"
+    RANK_0 = "rank 0"
+    RANKS = "any rank"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event's writer, what it tells, the fields that it always has, and those that it may have."""
+
+    owner: Owner
+    tells: str
+    fields: Mapping[str, Kind] = field(default_factory=dict)
+    optional: Mapping[str, Kind] = field(default_factory=dict)
+
+
+LAUNCHER, RANK_0, RANKS = Owner
+NONE = type(None)
+EVENTS = {
+    "launched": Event(LAUNCHER, "the ranks of a launch are started", {"nodes": int, "ranks_per_node": int}),
+    "restarted": Event(LAUNCHER, "another attempt follows", {"attempt": int, "cause": str, "who": str},
+                       {"nodes": int, "hosts": list}),
+    "verdict": Event(LAUNCHER, "why an attempt failed",
+                     {"who": str, "cause": str, "words": str, "node": (int, NONE), "rank": (int, NONE), "host": str,
+                      "lines": (list, tuple), "next": str, "done": str}),
+    "quarantined": Event(LAUNCHER, "a host is left out from now on", {"host": str, "evidence": str}),
+    "slow": Event(LAUNCHER, "a rank's own work takes much longer than the others'",
+                  {"rank": int, "node": int, "step": int, "busy_seconds": Number}),
+    "initialized": Event(RANK_0, "the weights are those of another model", {"source": str}),
+    "resumed": Event(RANK_0, "training goes on from a checkpoint",
+                     {"step": int, "world_size": int, "saved_by": int, "changed": dict}),
+    "damaged": Event(RANK_0, "a checkpoint was set aside", {"step": int, "address": str, "why": str}),
+    "tried": Event(RANK_0, "a micro-batch was measured", {"message": str}),
+    "searched": Event(RANK_0, "the fastest micro-batch is known", {"message": str}),
+    "skipped": Event(RANK_0, "steps were left out since the last line of metrics", {"step": int, "steps": int}),
+    "checkpointed": Event(RANK_0, "a checkpoint is committed", {"step": int, "seconds": Number}),
+    "unsaved": Event(RANK_0, "a checkpoint could not be made", {"step": int, "message": str, "why": str}),
+    "finished": Event(RANK_0, "the last step is done", {"step": int}),
+    "stopped": Event(RANK_0, "the ranks left when they were asked to", {"step": int}),
+    "notice": Event(RANKS, "a node is about to be taken away", {"node": int, "notice": str}),
+    "orphaned": Event(RANKS, "the launcher is gone: all ranks save and leave", {"node": int, "seconds": Number}),
+    "fault": Event(RANKS, "a rank failed",
+                   {"node": int, "rank": (int, NONE), "error": str, "message": str, "why": str, "next": str},
+                   {"traceback": list}),
+}  # fmt: skip
+
+
+def launcher() -> str:
+    """The writer's name of a launcher on this host."""
+    return f"launcher-{re.sub(r'[^A-Za-z0-9.-]', '-', platform.node()) or 'here'}"
+
+
+def node(number: int, attempt: int) -> str:
+    """The writer's name of a node's ranks."""
+    return f"node-{number}-{attempt}"
+
+
+def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The events of all files by time. What one writer wrote stays in its order, also where its clock was set back.
+
+    What is no event, as it has no name or no time, is left out.
+    """
+    timed: list[tuple[float, dict[str, Any]]] = []
+    for lines in files:
+        latest = float("-inf")
+        for line in lines:
+            if isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("time"), Number):
+                latest = max(latest, line["time"])
+                timed.append((latest, line))
+    timed.sort(key=lambda pair: pair[0])
+    return [line for _, line in timed]

@@ -1,0 +1,119 @@
+"""Which attempt of a run may run now: the ranks of all earlier ones, wherever they still are, see that they are over and leave.
+
+heartbeats/attempts/<n>   attempt n, made by whoever claimed it, with the number of the launcher's attempt that it belongs to.
+                          A file is linked into place: that is atomic, also over NFS, and fails where it is there already
+heartbeats/attempts/<n>.taken   ranks have started as attempt n
+
+The launcher begins an attempt, and its number reaches the ranks as TRAINFLEET_ATTEMPT: their order. An engine that starts them
+again by itself (a Slurm requeue, the next attempt of an AWS Batch job) gives them the same order once more. So rank 0 enters an
+attempt: where its order was taken before, it claims the next number, and the ranks that were there before it leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .errors import RunError
+from .runs import make_folder, unwritable
+
+BEATS = "heartbeats"
+FOLDER = "attempts"
+BEFORE = "attempt"  # of format 1: the number alone
+VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
+AGAIN = "TRAINFLEET_AGAIN"  # how often an engine has started it before, where it says so
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt: its number, and that of the launcher's order which it carries out."""
+
+    number: int
+    order: int
+
+
+class Fenced(RunError):
+    """Another attempt has begun since this one was ordered."""
+
+    exit_code = 75
+
+
+def begin(folder: Path) -> int:
+    """The number of a new attempt of the launcher's. Older ranks end themselves within two beats (heartbeat.EVERY)."""
+    number = _claim(folder, current(folder).number + 1, None)
+    for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
+        path.unlink(missing_ok=True)
+    return number
+
+
+def enter(folder: Path, order: int, least: int = 0) -> int:
+    """The number of the attempt that starts now by this order; called by rank 0, before the ranks meet.
+
+    `least`: how often the engine says that it has started this order before. On a folder that every start finds empty, as a node
+    of its own disk has it, that alone tells the starts apart.
+
+    Raises:
+        Fenced: the launcher has begun another attempt since.
+    """
+    newest = current(folder)
+    if newest.order > order:
+        why = f"attempt {newest.number} has begun, this one was ordered as {order}"
+        raise Fenced("this attempt is over before it began", where=platform.node(), why=why, next="make logs")
+    if newest.number == order and not least and _made(_folder(folder) / f"{order}.taken", ""):
+        return order
+    return _claim(folder, max(newest.number + 1, order + least), order)
+
+
+def current(folder: Path) -> Attempt:
+    """The newest attempt; 0 before the first. Costs one listing of a folder of few files, and the reading of one."""
+    with suppress(OSError):
+        numbers = [int(name) for name in os.listdir(folder / BEATS / FOLDER) if name.isdigit()]  # noqa: PTH208 - names alone
+        if numbers:
+            return _read(folder, max(numbers))
+    with suppress(OSError, ValueError):
+        number = int((folder / BEATS / BEFORE).read_text())
+        return Attempt(number, number)
+    return Attempt(0, 0)
+
+
+def _read(folder: Path, number: int) -> Attempt:
+    try:
+        record = json.loads((folder / BEATS / FOLDER / str(number)).read_text(encoding="utf-8"))
+        return Attempt(number, int(record["order"]))
+    except (OSError, ValueError, KeyError, TypeError):  # it was followed by another one, and removed
+        return Attempt(number, number)
+
+
+def _claim(folder: Path, number: int, order: int | None) -> int:
+    """The first number from `number` on that nobody has claimed; `order` None: an order of its own."""
+    while not _made(_folder(folder) / str(number), json.dumps(asdict(Attempt(number, number if order is None else order)))):
+        number += 1
+    for path in _folder(folder).iterdir():
+        if path.stem.isdigit() and int(path.stem) < number:
+            path.unlink(missing_ok=True)
+    return number
+
+
+def _folder(folder: Path) -> Path:
+    make_folder(path := folder / BEATS / FOLDER)
+    return path
+
+
+def _made(path: Path, text: str) -> bool:
+    """Whether this call has made the file, whole; False where it was there."""
+    part = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.link(part, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,247 @@
+"""Whether the ranks get on, judged from their heartbeats alone, and who does not when they don't. Pure but for reading files.
+
+A rank is silent when its beat goes stale while nobody makes a step: its process is stopped or dead, or its node is. The ranks are
+stuck when all are alive and none gets on: then their stacks tell the odd one. How long is too long depends on the phase, and on
+how long this run's steps are. A stale file alone is no alarm: a shared file system may pause for a minute under one that trains.
+
+A look costs O(ranks), and next to nothing for those that left no new beat (tests/bench/bench_fleet.py). It runs wherever the run
+folder can be read: in the launcher, or on node 0 of a job that no launcher can see.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from . import fence
+from .beats import Beat, Beats, place
+from .heartbeat import EVERY
+from .stacks import Stacks, ask, odd_one
+
+STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
+SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
+SLOW_SHARE = 0.2  # if that costs at least this part of a step
+SLOW_LOOKS = 30  # beats in a row
+BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds after which something is wrong, by phase. A step's limit follows from the steps seen."""
+
+    silent: float = 8.0  # a rank's beat, while the others wait in a step
+    silent_elsewhere: float = 60.0  # the same while it starts, loads, compiles or writes a checkpoint
+    silent_together: float = 120.0  # all at once: rather the file system than the ranks
+    start: float = 600.0  # until the first beat: imports over a cold file system
+    load: float = 1800.0
+    compile: float = 7200.0  # the first step: neuronx-cc takes this long for large models
+    validate: float = 1800.0
+    checkpoint: float = 1800.0
+    end: float = 600.0
+    step: float = 10.0  # at least
+    steps: float = 10.0  # or this many usual steps
+
+    def of(self, phase: str, usual_step: float | None) -> float:
+        if phase == "step":
+            return self.compile if usual_step is None else max(self.step, self.steps * usual_step)
+        return float(getattr(self, phase))
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Why an attempt must end: in words, and the rank and node that are to blame where that is known."""
+
+    words: str
+    rank: int | None = None
+    node: int | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is remembered of one rank: its newest beat, and when (by our clock) that and its place were new."""
+
+    beat: Beat
+    heard: float
+    moved: float
+    slow: int = 0
+
+
+@dataclass
+class Watchdog:
+    """Looks at the beats of one attempt of `ranks` ranks; `began` and every `now` are seconds of one clock, ours."""
+
+    ranks: int
+    began: float
+    limits: Limits = field(default_factory=Limits)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    latest: Seen | None = None  # the rank that moved last
+    looked: float = 0.0
+    usual_step: float | None = None  # the median of the steps seen; None before there is one
+
+    def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
+        """Takes in the beats that may be new; an alarm when they are not those of a job that gets on."""
+        gap, self.looked = now - (self.looked or now), now
+        moved = [seen for beat in beats.values() if (seen := self._hear(beat, now))]
+        self.usual_step = median(self.steps) if self.steps else None
+        self._find_slow(moved)
+        return self._missing(now) or self._silent(now, gap) or self._stuck()
+
+    def slow(self) -> list[Beat]:
+        """The newest beats of the ranks whose own work takes much longer than the others', step after step; each once."""
+        found = [seen for seen in self.seen.values() if seen.slow == SLOW_LOOKS]
+        for seen in found:
+            seen.slow += 1
+        return [seen.beat for seen in found]
+
+    def _hear(self, beat: Beat, now: float) -> Seen | None:
+        """Takes a beat in; the rank, if it has moved since the one before."""
+        seen = self.seen.get(beat.rank)
+        if seen is None:
+            seen = self.seen[beat.rank] = Seen(beat, now, now - beat.phase_seconds)
+            if beat.step_seconds:
+                self.steps.append(beat.step_seconds)
+            self._is_latest(seen)
+            return None
+        before = seen.beat
+        if beat.time == before.time:
+            return None
+        seen.beat, seen.heard = beat, now
+        if beat.step == before.step and beat.phase == before.phase:
+            return None
+        if beat.step > before.step and beat.step_seconds:
+            self.steps.append(beat.step_seconds)
+        seen.moved = now - beat.phase_seconds
+        self._is_latest(seen)
+        return seen
+
+    def _is_latest(self, seen: Seen) -> None:
+        if self.latest is None or seen.moved >= self.latest.moved:
+            self.latest = seen
+
+    def _find_slow(self, moved: Sequence[Seen]) -> None:
+        """Counts, for each rank that has moved, in how many beats in a row it was slow."""
+        if not moved:
+            return
+        usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
+        for seen in moved:
+            seen.slow = seen.slow + 1 if is_slow(seen.beat, usual) else 0
+
+    def _missing(self, now: float) -> Alarm | None:
+        if len(self.seen) >= self.ranks or now - self.began < self.limits.start:
+            return None
+        missing = sorted(set(range(self.ranks)) - set(self.seen))
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"{len(missing)} ranks, of them rank {missing[0]},"
+        return Alarm(f"{who} gave no sign of life in {now - self.began:.0f} s", missing[0])
+
+    def _silent(self, now: float, gap: float) -> Alarm | None:
+        """Ranks whose beat is stale, when nobody gets on meanwhile. Between two looks, `gap` seconds, nobody can be heard."""
+        if self.latest is None or len(self.seen) < self.ranks:
+            return None
+        heard = [seen for seen in self.seen.values() if seen.beat.phase != "end"]
+        worst = min(heard, key=_heard, default=None)
+        if worst is None:
+            return None
+        quiet, moved = now - worst.heard, now - self.latest.moved
+        limit = self.limits.silent_elsewhere
+        if worst.beat.phase == "step" and self.usual_step is not None:
+            limit = max(self.limits.silent, 3 * self.usual_step, 3 * gap)
+        if min(quiet, moved) <= limit:
+            return None
+        if now - max(map(_heard, heard)) > quiet - 3 * EVERY and min(quiet, moved) <= self.limits.silent_together:
+            return None
+        rank, seen = worst.beat.rank, place(worst.beat)
+        words = f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}, while the others wait"
+        return Alarm(words, rank, worst.beat.node)
+
+    def _stuck(self) -> Alarm | None:
+        """All alive, and by their own word nobody has moved for longer than the phase may take."""
+        latest = self.latest
+        if latest is None or len(self.seen) < self.ranks:
+            return None
+        limit = self.limits.of(latest.beat.phase, self.usual_step)
+        if (still := latest.heard - latest.moved) <= limit:
+            return None
+        behind = min(self.seen.values(), key=lambda seen: seen.beat.step).beat
+        apart = behind.step < latest.beat.step
+        words = f"no rank has moved for {still:.0f} s (limit {limit:.0f} s) in {place(latest.beat)}"
+        return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
+
+
+def _heard(seen: Seen) -> float:
+    return seen.heard
+
+
+def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
+    """Whether a rank's own work takes much longer than the others'. `busy`: of all ranks, in order, this one's among them."""
+    if len(busy) < 2 or beat.phase != "step":
+        return False
+    usual = median_without(busy, bisect_left(busy, beat.busy_seconds))
+    return beat.busy_seconds > SLOWER * usual > 0 and beat.busy_seconds - usual > SLOW_SHARE * beat.step_seconds
+
+
+def median_without(ordered: Sequence[float], left_out: int) -> float:
+    """The median of all numbers but the one at `left_out`."""
+    count = len(ordered) - 1
+
+    def at(place: int) -> float:
+        return ordered[place + (place >= left_out)]
+
+    return at(count // 2) if count % 2 else (at(count // 2 - 1) + at(count // 2)) / 2
+
+
+class Sentry:
+    """A watchdog over the heartbeat files of a run folder, for one of the launcher's attempts.
+
+    Where an engine starts the ranks again by itself (fence.py), it watches the newest start, from the beginning.
+    """
+
+    def __init__(self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None) -> None:
+        self.folder, self.ranks, self.order, self.limits = folder, ranks, attempt, limits or Limits()
+        self.looked, self.pause = 0.0, EVERY / 2
+        self._begin(attempt)
+
+    def _begin(self, number: int) -> None:
+        self.number = number
+        self.beats, self.dog = Beats(self.folder, number), Watchdog(self.ranks, time.monotonic(), self.limits)
+
+    def look(self) -> Alarm | None:
+        """An alarm, with the odd rank out named by its stacks where the heartbeats could not say. Looks at its own pace.
+
+        On a slow file system, or at many nodes, it looks less often, so that reading takes BUSY_SHARE of the time at most.
+        """
+        now = time.monotonic()
+        if now - self.looked < self.pause:
+            return None
+        self.looked = now
+        newest = fence.current(self.folder)
+        if newest.order == self.order and newest.number != self.number:
+            self._begin(newest.number)
+        beats = self.beats.new()
+        alarm = self.dog.look(beats, now)
+        self.pause = max(EVERY / 2, (time.monotonic() - now) / BUSY_SHARE)
+        return self._blame(alarm) if alarm else None
+
+    def newly_slow(self) -> list[Beat]:
+        """The ranks that turned out to be slow since the last call."""
+        return self.dog.slow()
+
+    def _blame(self, alarm: Alarm) -> Alarm:
+        left = Stacks(self.folder, time.time() - 1)
+        ask(self.folder)
+        deadline = time.monotonic() + 3 * EVERY
+        answering = len(self.dog.seen) - (alarm.rank is not None)  # a silent rank will say nothing
+        while len(stacks := left.read()) < answering and time.monotonic() < deadline:
+            time.sleep(EVERY / 10)
+        if alarm.rank is not None:
+            return alarm
+        odd = odd_one(stacks)
+        if odd is None:
+            return alarm
+        rank, where = odd
+        return Alarm(f"{alarm.words}; rank {rank} is in {where}, the others elsewhere", rank, self.dog.seen[rank].beat.node)

@@ -1,0 +1,117 @@
+"""The events of a run: one table of them that every writer keeps to, and one order that every reader sees."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfleet import events, runs
+from trainfleet.errors import RunError
+from trainfleet.events import EVENTS, NONE, merge
+from trainfleet.runs import Feed, Run
+from trainfleet.watch.verdict import Verdict
+
+PACKAGE = Path(events.__file__).parent
+# Calls whose event or fields are not written out where they stand, by file; what they record, the tests named there look at.
+FREE = {
+    "engine/checkpoint/checkpoints.py": "test_checkpoint_policy.py",
+    "engine/search.py": "test_search.py",
+    "engine/__main__.py": "test_training.py",
+    "data/__main__.py": "test_data_job.py",
+    "watch/attempts.py": "the verdict: below",
+}
+
+
+def wrong(event: Mapping[str, Any]) -> list[str]:
+    """What of a recorded event is not as the table has it."""
+    kind = EVENTS[event["event"]]
+    known = {**kind.fields, **kind.optional}
+    extra = [key for key, value in event.items() if key not in ("time", "event") and not isinstance(value, known.get(key, ()))]
+    return extra + [key for key in kind.fields if key not in event]
+
+
+def recorded() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a run's `record` in the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr == "record" and "run" in ast.unparse(called.value):
+                assert isinstance(node, ast.Call)
+                yield str(path.relative_to(PACKAGE)), node
+
+
+def test_every_event_that_is_recorded_is_in_the_table_with_its_fields() -> None:
+    seen = set()
+    for file, call in recorded():
+        name = call.args[0]
+        if not isinstance(name, ast.Constant) or any(word.arg is None for word in call.keywords):
+            assert file in FREE, f"{file}:{call.lineno}"
+            continue
+        seen.add(name.value)
+        kind = EVENTS[name.value]
+        words = {word.arg for word in call.keywords}
+        assert kind.fields.keys() <= words <= kind.fields.keys() | kind.optional.keys(), f"{file}:{call.lineno}"
+    assert len(seen) >= 10
+
+
+def test_a_verdict_is_recorded_as_the_table_has_it() -> None:
+    assert {field.name for field in fields(Verdict)} | {"who"} == EVENTS["verdict"].fields.keys()
+    assert not wrong({"event": "verdict", "time": 1.0} | Verdict("nan", "words", 1, None, "host", ("a",), "next").record())
+
+
+def test_what_was_recorded_comes_back_by_time_and_each_writer_s_in_its_order(tmp_path: Path) -> None:
+    first, rank = Run(tmp_path), Run(tmp_path, events.node(0, 3))
+    first.record("launched", nodes=1, ranks_per_node=1)
+    rank.record("checkpointed", step=1, seconds=0.1)
+    first.record("quarantined", host="a", evidence="b")
+    assert [event["event"] for event in first.read_events()] == ["launched", "checkpointed", "quarantined"]
+    assert sorted(path.name for path in first.events.iterdir()) == [f"{events.launcher()}.jsonl", "node-0-3.jsonl"]
+    back = [{"event": "a", "time": 5.0}, {"event": "b", "time": 3.0}, {"event": "c", "time": 7.0}]  # its clock was set back
+    assert [event["event"] for event in merge([back, [{"event": "other", "time": 6.0}]])] == ["a", "b", "other", "c"]
+
+
+def test_what_is_no_event_is_left_out() -> None:
+    lines: list[Any] = [{"event": "a"}, {"time": 1.0}, [], 3, None, {"event": 1, "time": 1.0}, {"event": "a", "time": "now"}]
+    assert merge([lines, [{"event": "good", "time": 1}]]) == [{"event": "good", "time": 1}]
+
+
+def test_a_feed_gives_each_event_once_of_every_writer_also_of_one_that_comes_late(tmp_path: Path) -> None:
+    run, late = Run(tmp_path), Run(tmp_path, events.node(1, 1))
+    run.record("launched", nodes=1, ranks_per_node=1)
+    whole, new = Feed(tmp_path), Feed(tmp_path, from_end=True)
+    late.record("finished", step=3)
+    assert [event["event"] for event in new.new()] == ["finished"] and not new.new()
+    assert [event["event"] for event in whole.new()] == ["launched", "finished"] and not whole.new()
+
+
+def test_a_host_s_name_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events.platform, "node", lambda: "../../a b")
+    Run(tmp_path).record("finished", step=1)
+    assert [path.name for path in (tmp_path / "events").iterdir()] == ["launcher-..-..-a-b.jsonl"]
+
+
+def test_the_one_file_of_a_run_that_began_before_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n")
+    run = Run(tmp_path)
+    run.record("finished", step=1)
+    assert [event["event"] for event in run.read_events()] == ["launched", "finished"]
+
+
+def test_a_folder_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.update_results(status="running")["format"] == events.FORMAT
+    runs.write_atomic(run.results, json.dumps({"format": events.FORMAT + 1}))
+    with pytest.raises(RunError, match="a newer trainfleet wrote"):
+        run.read_results()
+
+
+def test_every_type_of_the_table_is_one_that_json_has() -> None:
+    for kind in EVENTS.values():
+        for types in (*kind.fields.values(), *kind.optional.values()):
+            assert {*(types if isinstance(types, tuple) else (types,))} <= {str, int, float, list, tuple, dict, NONE}
