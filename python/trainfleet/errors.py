@@ -2,6 +2,7 @@
 
     TrainfleetError         says what, where, why and what to type next; the process exits with `exit_code`
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
+    ├── InputError          a file or text that was written elsewhere, with its line and key (door.py)
     ├── DataError           a source, a tokenizer or a dataset
     ├── RunError            a run folder or a checkpoint
     ├── BackendError        a backend, a node or a process on it
@@ -80,6 +81,22 @@ class ConfigError(TrainfleetError):
     def __init__(self, problems: Sequence[Problem], *, next: str = "") -> None:
         self.problems = sorted(set(problems))
         super().__init__("\n".join(map(str, self.problems)), next=next)
+
+
+class InputError(TrainfleetError, ValueError):
+    """Something written elsewhere is not what it must be: `where` is its file and line, `key` the key in it.
+
+    A ValueError too, so that whoever reads a file can turn it into the error of what the file is for.
+    """
+
+    def __init__(self, what: str, *, where: str = "", key: str = "", why: str = "", next: str = "") -> None:
+        self.key = key
+        super().__init__(what, where=where, why=why, next=next)
+
+    @property
+    def head(self) -> str:
+        """Where, which key, and what, in one line."""
+        return ": ".join(filter(None, (self.where, self.key, self.what)))
 
 
 class DataError(TrainfleetError):

@@ -18,18 +18,21 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import events
-from .errors import RunError
+from . import door, events
+from .errors import InputError, RunError
+from .records import Results, check_event, check_metric, is_object
+from .shapes import fit
 
 RUNS = Path("runs")
 DATA = Path("data")
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = "lock"
+MOST = 64 * door.MEBIBYTE  # of a growing file, at a look
 Record = dict[str, Any]
 
 
@@ -65,12 +68,17 @@ class Run:
 
         Raises:
             RunError: a newer trainfleet wrote it.
+            InputError: it is not what a run writes.
         """
         results = read_json(self.results) or {}
         if isinstance(format := results.get("format"), int) and format > events.FORMAT:
             why = f"its format is {format}, and this version reads up to {events.FORMAT}"
             raise RunError(f"a newer trainfleet wrote {self.name}", where=str(self.results), why=why, next="git pull, then again")
-        return results
+        return dict(fit(Results, results, str(self.results), remedy(self.results)))
+
+    def read_metrics(self) -> Iterator[Record]:
+        """The lines of metrics.jsonl; of several about one step the last counts. InputError for a line that is no such."""
+        return read_lines(self.metrics, check_metric)
 
     def update_results(self, **fields: Any) -> Record:
         """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then rank 0, then launcher)."""
@@ -166,57 +174,88 @@ def append_line(path: Path, record: Record) -> None:
 
 
 def read_json(path: Path) -> Record | None:
-    """The object in a JSON file; None when the file is not there."""
+    """The object in a JSON file; None when the file is not there. InputError when it holds anything else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        found = door.read_json(path)
+        return is_object(found)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise RunError(
-            "is not valid JSON", where=str(path), why=str(error), next=f"look at it, or remove it: rm {path}"
-        ) from error
+    except InputError as error:
+        raise InputError(error.what, where=error.where or str(path), key=error.key, why=error.why, next=remedy(path)) from error
 
 
-def read_lines(path: Path) -> Iterator[Record]:
-    """The records of a .jsonl file; a line that a crash or a full disk has cut off is left out."""
+def remedy(path: Path) -> str:
+    """What to type where a file of a run is damaged."""
+    return f"look at it, or remove it: rm {path}"
+
+
+def read_lines(path: Path, check: Callable[[Any], Record] = is_object) -> Iterator[Record]:
+    """The records of a .jsonl file, each checked; a line that a crash or a full disk has cut off is left out.
+
+    Raises:
+        InputError: a line is whole, and not what `check` takes; or the file can't be read.
+    """
     try:
-        with open(path, "rb") as file:
-            yield from parse_lines(line for line in file if line.endswith(b"\n"))
+        with door.open_regular(path) as stream:
+            for number, line in enumerate(door.lines_of(stream), 1):
+                try:
+                    record = door.parse_line(line, "") if line.endswith(b"\n") else None
+                except InputError:  # half a line, which another has followed
+                    continue
+                if record is not None:
+                    yield _checked(record, check, path, number)
     except FileNotFoundError:
         return
 
 
-def parse_lines(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The records of those lines that are whole."""
-    for line in lines:
-        with suppress(ValueError):  # half a line, which another has followed
-            yield json.loads(line)
-
-
-def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
-    """The lines behind byte `start` of a file that is still being written, and where they end; none when it is not there."""
+def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: int) -> Record:
     try:
-        with open(path, "rb") as file:
+        return check(record)
+    except InputError as error:
+        next = f"correct the line, or remove it: sed -i {number}d {path}"
+        raise InputError(error.what, where=f"{path}:{number}", key=error.key, next=next) from error
+
+
+def parse_lines(lines: Iterable[bytes], check: Callable[[Any], Record] = is_object) -> Iterator[Record]:
+    """The records of those lines that are whole, and what `check` takes."""
+    for line in lines:
+        with suppress(InputError):
+            yield check(door.parse_line(line, ""))
+
+
+def whole_lines(path: Path, start: int, most: int = MOST) -> tuple[list[bytes], int]:
+    """The lines behind byte `start` of a file that is still being written, and where they end; none when it is not there.
+
+    Of more than `most` bytes the first part: the next call goes on from there. A line that is longer comes in pieces.
+    """
+    try:
+        with door.open_regular(path) as file:
             file.seek(start)
-            chunk = file.read()
+            chunk = file.read(most)
     except FileNotFoundError:
         return [], start
-    whole = chunk[: chunk.rfind(b"\n") + 1]
+    whole = chunk[: chunk.rfind(b"\n") + 1] or (chunk if len(chunk) == most else b"")
     return whole.splitlines(), start + len(whole)
 
 
 class Lines:
     """A .jsonl file that is still being written: `new()` gives the records that came since the last call."""
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, check: Callable[[Any], Record] = is_object, *, from_end: bool = False) -> None:
+        self.path, self.check = path, check
         self.offset = path.stat().st_size if from_end and path.exists() else 0
 
     def new(self) -> list[Record]:
+        """The new records; a line that is none is left out here, and whoever reads the finished file is told of it."""
         if self.path.exists() and self.path.stat().st_size < self.offset:  # it was cut back by a resume
             self.offset = 0
-        lines, self.offset = whole_lines(self.path, self.offset)
-        return list(parse_lines(lines))
+        found: list[Record] = []
+        while True:
+            lines, end = whole_lines(self.path, self.offset)
+            if end == self.offset:
+                return found
+            found += parse_lines(lines, self.check)
+            self.offset = end
 
 
 class Feed:
@@ -225,10 +264,10 @@ class Feed:
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self.folder, self.files = folder, dict[Path, Lines]()
         for path in self._paths() if from_end else ():
-            self.files[path] = Lines(path, from_end=True)
+            self.files[path] = Lines(path, check_event, from_end=True)
 
     def new(self) -> list[Record]:
-        return events.merge([self.files.setdefault(path, Lines(path)).new() for path in self._paths()])
+        return events.merge([self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()])
 
     def _paths(self) -> list[Path]:
         return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]

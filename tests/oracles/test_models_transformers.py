@@ -142,8 +142,8 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mamba"}, "'mamba' is not built; built: llama, gpt2, bert, roberta"),
-        ({"attention_bias": True}, "attention_bias True is not built for llama"),
+        ({"model_type": "mamba"}, 'model_type: "mamba" is not built; built: llama, gpt2, bert, roberta'),
+        ({"attention_bias": True}, "attention_bias: true is not built for llama"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "is not built: Llama 3's is"),
         ({"hidden_size": None}, "lacks hidden_size"),
     ],

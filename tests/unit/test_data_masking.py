@@ -14,7 +14,6 @@ import torch
 
 from trainfleet.config import schema
 from trainfleet.config.families import FAMILIES
-from trainfleet.config.load import build
 from trainfleet.config.types import Data, Train
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.job import Share, tokenize
@@ -23,11 +22,13 @@ from trainfleet.data.tokenizer import load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.batches import Batches
 from trainfleet.errors import DataError
+from trainfleet.shapes import fit
 
 DOCUMENTS = 300
 CHOSEN = {
     "global_batch": 24, "micro_batch": 1, "sequence_length": 64, "seed": 1, "learning_rate": 0.01, "warmup_steps": 1,
-    "schedule_steps": 1, "decay_steps": 1,
+    "schedule_steps": 1, "decay_steps": 1, "recompute": "none", "compile": False,
+    "layout": {"shard": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero": 3, "interleave": 1},
 }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def test_masking_has_the_published_proportions(dataset: Dataset, specials: Speci
 @pytest.mark.parametrize("view", [Dataset, roberta, bert])
 def test_global_batches_are_the_same_for_any_world_after_a_resume_and_over_an_epoch(dataset: Dataset, view: Any) -> None:
     samples = dataset if view is Dataset else view(dataset)
-    train = build(Train, schema.fill({"name": "worlds"}, schema.load_schema())["train"] | CHOSEN)
+    train = fit(Train, schema.fill({"name": "worlds"}, schema.load_schema())["train"] | CHOSEN)
     first = samples.samples("train", train.sequence_length) // train.global_batch - 4  # an epoch ends in the middle of these
     steps = range(first, first + 10)
 

@@ -12,19 +12,20 @@ from torch import nn
 
 from trainfleet import devices
 from trainfleet.config import schema
-from trainfleet.config.load import build
 from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.batches import Batches
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.world import World
+from trainfleet.shapes import fit
 
 CHOSEN = {
     "steps": 100, "global_batch": 8, "micro_batch": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
-    "validate_every": 0, "validation_sequences": 7, "schedule_steps": 100, "decay_steps": 20,
+    "validate_every": 0, "validation_sequences": 7, "schedule_steps": 100, "decay_steps": 20, "recompute": "none",
+    "compile": False, "layout": {"shard": 1, "tensor": 1, "pipeline": 1, "context": 1, "zero": 3, "interleave": 1},
 }  # fmt: skip
-TRAIN = build(Train, schema.fill({"name": "parts"}, schema.load_schema())["train"] | CHOSEN)
+TRAIN = fit(Train, schema.fill({"name": "parts"}, schema.load_schema())["train"] | CHOSEN)
 SEQUENCES = 10  # in the validation split below
 
 

@@ -29,6 +29,10 @@ GROUND = {
     "link",
     "uplink",
     "watchdog",
+    "door",
+    "records",
+    "shapes",
+    "spelling",
     "__init__",
 }
 CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}

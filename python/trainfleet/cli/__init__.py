@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from ..errors import TrainfleetError, tell
 from ..runs import unwritable
+from ..spelling import suggest
 from .variables import Variables, read_variables
 
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
@@ -75,6 +75,4 @@ def _verb(arguments: Sequence[str]) -> str:
     verb = arguments[0] if arguments else ""
     if verb in VERBS:
         return verb
-    near = difflib.get_close_matches(verb, VERBS, n=1)
-    guess = f"; did you mean {near[0]}?" if near else ""
-    raise TrainfleetError(f"{verb!r} is not a verb{guess}" if verb else "no verb", next="make shows them all")
+    raise TrainfleetError(f"{verb!r} is not a verb{suggest(verb, VERBS)}" if verb else "no verb", next="make shows them all")

@@ -236,8 +236,8 @@ def learn(away: Away) -> None:
     events = away.run.read_events()
     launch = max((place for place, event in enumerate(events) if event["event"] == "launched"), default=0)
     for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
-        if event["event"] == "quarantined" and (host := hosts.get(event["host"])):
-            away.backend.quarantine.add(host, event["evidence"], "watchdog")
+        if event["event"] == "quarantined" and (host := hosts.get(event.get("host", ""))):
+            away.backend.quarantine.add(host, event.get("evidence", ""), "watchdog")
 
 
 def check_alive(away: Away) -> None:

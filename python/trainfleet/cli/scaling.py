@@ -28,7 +28,7 @@ def main(variables: Variables, started: float) -> int:
         if code := carry_out(plan_of(short, derived), started, summarize=False):
             return code
         run = runs.run_of(short.name)
-        done.append((config, degrees(config), run.read_results() | scaling.speed_of(steady(list(runs.read_lines(run.metrics))))))
+        done.append((config, degrees(config), run.read_results() | scaling.speed_of(steady(list(run.read_metrics())))))
     run = runs.run_of(base)
     found = measures_of(done)
     scaling.write(run, found, weak)

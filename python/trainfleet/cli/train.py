@@ -11,7 +11,7 @@ from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config, dump_given, dump_resolved
-from ..errors import ConfigError, Problem, RunError, TrainfleetError
+from ..errors import ConfigError, InputError, Problem, RunError, TrainfleetError
 from ..lease import Office, Tenure
 from ..plan.plan import Plan
 from ..report import html, plots
@@ -104,7 +104,7 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office:
             done = carry.carry(plan, request, interrupts, Live(run, config.train.steps))
         if not done:
             return conclude(run, config, "stopped", seconds)
-    code = conclude(run, config, str(run.read_results()["status"]), seconds)
+    code = conclude(run, config, str(run.read_results().get("status")), seconds)
     return export(run, run.exported(config.train.steps)) if code == 0 and config.checkpoint.export else code
 
 
@@ -117,7 +117,7 @@ def take_over(run: Run, predecessor: Tenure) -> int:
 
 def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -> int:
     """Writes the last word to results.json and draws the report; the exit code."""
-    run.update_results(seconds=run.read_results().get("seconds", {}) | seconds)
+    run.update_results(seconds=(run.read_results().get("seconds") or {}) | seconds)
     report(run, config, status)
     return 0 if status == "finished" else carry.STOPPED
 
@@ -133,5 +133,5 @@ def report(run: Run, config: Config, status: str) -> None:
         if run.metrics.exists():
             plots.draw(run)
             html.write(run)
-    except (OSError, RunError) as error:
+    except (OSError, RunError, InputError) as error:
         print(f"warning: the report is not whole: {error}\n  next: df -h {run.folder}, then make report", file=sys.stderr)

@@ -6,12 +6,13 @@ doubled. Reading it there, and nowhere in recipe text, is what keeps `make train
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
 
+from ..door import show
 from ..errors import ConfigError, Problem
+from ..spelling import suggest
 
 VARIABLES = {
     "NODES": "how many nodes (fleet.nodes)",
@@ -51,6 +52,7 @@ def read_variables(
         else:
             given[name] = value
     problems += [problem for name in given if name not in allowed for problem in [_refusal(verb, name, allowed)]]
+    problems += [Problem(0, name, "", "is not UTF-8 text") for name, value in given.items() if not _is_text(value)]
     if problems:
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
     return {name: environment[name] for name in allowed if environment.get(name)} | given
@@ -66,11 +68,15 @@ def _from_make(flags: str) -> Variables:
     return {name.rstrip(":+?"): value for name, equals, value in (word.partition("=") for word in plain) if equals}
 
 
+def _is_text(value: str) -> bool:
+    """Whether a value is text: what the system hands over as other bytes comes as halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def _refusal(verb: str, name: str, allowed: Sequence[str]) -> Problem:
     if name in VARIABLES:
         return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]})")
-    near = difflib.get_close_matches(name.upper(), allowed, n=1, cutoff=0.5)
-    return Problem(0, name, "", f"unknown variable{f'; did you mean {near[0]}?' if near else ''}")
+    return Problem(0, name, "", f"unknown variable{suggest(name, allowed)}")
 
 
 def flag(variables: Variables, name: str) -> bool:
@@ -92,7 +98,7 @@ def number(variables: Variables, name: str, default: int, least: int = 0) -> int
         ConfigError: for anything else.
     """
     text = variables.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
-        message = f"must be a whole number from {least} on, not {text!r}"
+    if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
+        message = f"must be a whole number from {least} on, not {show(text)}"
         raise ConfigError([Problem(0, name, "", message)], next=f"{name}={default}, or leave it out")
     return int(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ def chosen(variables: Variables, store: Store, name: str) -> int:
     steps, text = store.steps(), variables.get("STEP", "")
     if not steps:
         raise RunError("has no checkpoint yet", where=name, next="make train")
-    if text and (not text.isdecimal() or int(text) not in steps):
+    if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
         known = ", ".join(map(str, steps))
         raise ConfigError(
             [Problem(0, "STEP", "", f"there is no checkpoint of step {text!r}; there are: {known}")], next="make checkpoints"

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-_HOST = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?:(?P<user>[\w.-]+)@)?(?P<address>[\w.-]+|\[[0-9a-fA-F:]+\])(?::(?P<port>\d+))?")
+MOST = 10_000  # hosts: more than any fleet has, and few enough to count at once
+_RANGE = re.compile(r"\[([0-9]{1,9})-([0-9]{1,9})\]")
+_USER = r"[A-Za-z_][A-Za-z0-9._-]{0,62}"
+_HOST = re.compile(
+    rf"(?:(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)=)?(?:(?P<user>{_USER})@)?"
+    r"(?P<address>[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]+))?"
+)
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_NUMBERS = re.compile(r"[0-9.]+")
 
 
 @dataclass(frozen=True)
@@ -27,9 +36,21 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
     """The hosts in their order.
 
     Raises:
-        ValueError: a word is no host.
+        ValueError: a word is no host, or they are too many.
     """
-    return tuple(_parse(word) for written in words for word in expand(written))
+    written = list(words)
+    if (count := sum(map(count_of, written))) > MOST:
+        raise ValueError(f"{count:,} hosts; at most {MOST:,} are taken")
+    return tuple(parse_host(word) for text in written for word in expand(text))
+
+
+def count_of(word: str) -> int:
+    """How many hosts a word stands for. ValueError for a range that runs backwards."""
+    ranges = [(int(first), int(last)) for first, last in _RANGE.findall(word)]
+    for first, last in ranges:
+        if last < first:
+            raise ValueError(f"{word!r} counts from {first} down to {last}: write the smaller number first")
+    return math.prod(last - first + 1 for first, last in ranges)
 
 
 def expand(word: str) -> Iterator[str]:
@@ -43,9 +64,30 @@ def expand(word: str) -> Iterator[str]:
         yield from expand(f"{word[: match.start()]}{number:0{len(first)}d}{word[match.end() :]}")
 
 
-def _parse(word: str) -> Host:
+def parse_host(word: str) -> Host:
+    """The host in a word without ranges: name=user@address:port, of which only the address must be there.
+
+    Raises:
+        ValueError: it is none; says which part is not.
+    """
     match = _HOST.fullmatch(word)
     if match is None:
-        raise ValueError(f"{word!r} is not a host: address, name=address, user@address or address:port")
-    address = match["address"].strip("[]")
-    return Host(match["name"] or address, address, int(match["port"] or 22), match["user"])
+        raise ValueError(f"{word!r} is not a host: address, name=address, user@address or address:port; [::1] for IPv6")
+    address, port = match["address"].strip("[]"), int(match["port"] or 22)
+    if not 1 <= port <= 65535:
+        raise ValueError(f"{word!r} has the port {port}: ports are from 1 to 65535")
+    if not _is_address(address):
+        raise ValueError(f"{word!r} is not a host: {address!r} is neither a name nor an address")
+    return Host(match["name"] or address, address, port, match["user"])
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is an IP address or a name that DNS could have; four numbers are never a name."""
+    if ":" in text or _NUMBERS.fullmatch(text):
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            return False
+        return True
+    labels = text.removesuffix(".").split(".")
+    return len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import door
+from ..door import show
+from ..errors import InputError
+from ..shapes import fit
+from . import schema
 from .families import FAMILIES
 from .presets import Preset
 from .types import Model
 
 CONFIG = "config.json"
+LARGEST = door.MEBIBYTE  # of a config.json: published ones have a few KiB
 Json = dict[str, Any]
 
 
@@ -74,35 +79,59 @@ def write(model: Model) -> Json:
 
 
 def read(folder: Path) -> Preset:
-    """The shape that a folder's config.json has.
+    """The shape that a folder's config.json has, each number within what the config's own key allows.
 
     Raises:
-        ValueError: there is none, or it is of a model that is not built here; which key says so.
+        InputError: there is none, or it is of a model that is not built here; which key says so.
     """
-    content = _load(folder / CONFIG)
+    path = folder / CONFIG
+    try:
+        text = door.read_text(path, LARGEST)
+        return _read(door.parse_json(text, str(path)))
+    except FileNotFoundError as error:
+        raise InputError(
+            "there is no such file", where=str(path), next="model.preset: a known shape, or another folder"
+        ) from error
+    except InputError as error:
+        where = error.where or f"{path}:{door.line_of(text, error.key)}"
+        raise InputError(error.what, where=where, key=error.key) from error
+
+
+def _read(content: Any) -> Preset:
+    if not isinstance(content, dict):
+        raise InputError(f"must be an object, not {show(content)}")
     family = content.get("model_type")
-    if family not in FORMATS:
-        raise ValueError(f"{folder / CONFIG}: model_type {family!r} is not built; built: {', '.join(FORMATS)}")
+    if not isinstance(family, str) or family not in FORMATS:
+        raise InputError(f"{show(family)} is not built; built: {', '.join(FORMATS)}", key="model_type")
     form, values = FORMATS[family], _defaults(content, family)
     for key, value in form.fixed.items():
         if content.get(key, value) != value:
-            raise ValueError(f"{folder / CONFIG}: {key} {content[key]!r} is not built for {family}: {value!r} is")
+            raise InputError(f"{show(content[key])} is not built for {family}: {show(value)} is", key=key)
     if missing := sorted(theirs for theirs in form.keys.values() if values.get(theirs) is None):
-        raise ValueError(f"{folder / CONFIG}: lacks {', '.join(missing)}")
-    dropouts = {content[key] for key in OTHER_DROPOUTS.get(family, ()) if key in content}
+        raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
     shape = {ours: values[theirs] for ours, theirs in form.keys.items()}
-    if dropouts - {shape.get("dropout")}:
-        raise ValueError(f"{folder / CONFIG}: has several dropouts ({', '.join(map(str, sorted(dropouts)))}); one is built")
     if family == "roberta":
-        shape["max_sequence_length"] -= FAMILIES[family].positions_from
-    return Preset(family, **{"kv_heads": shape["heads"]} | shape | _rotary(folder, content, family))
+        shape["max_sequence_length"] = _whole(shape["max_sequence_length"]) - FAMILIES[family].positions_from
+    for ours, theirs in form.keys.items():
+        _check(ours, theirs, shape[ours])
+    _one_dropout(content, family, shape.get("dropout"))
+    return fit(Preset, {"family": family, "kv_heads": shape["heads"]} | shape | _rotary(content, family))
 
 
-def _load(path: Path) -> Json:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0  # 0 is refused with the key that it is of
+
+
+def _check(ours: str, theirs: str, value: Any) -> None:
+    """InputError where a value is not what the key `model.<ours>` of a config takes."""
+    for error in schema.validator(ours).iter_errors(value):
+        raise InputError(next(schema.explain(error))[1], key=theirs)
+
+
+def _one_dropout(content: Json, family: str, dropout: Any) -> None:
+    for key in OTHER_DROPOUTS.get(family, ()):
+        if content.get(key, dropout) != dropout:
+            raise InputError(f"{show(content[key])}, where another dropout is {show(dropout)}; one for all is built", key=key)
 
 
 def _defaults(content: Json, family: str) -> Json:
@@ -111,22 +140,30 @@ def _defaults(content: Json, family: str) -> Json:
     if family == "llama":
         values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
         values.setdefault("rms_norm_eps", 1e-6)
-    if family == "gpt2":
-        values["n_inner"] = values.get("n_inner") or 4 * values.get("n_embd", 0)
+    if family == "gpt2" and values.get("n_inner") is None:
+        values["n_inner"] = 4 * _whole(values.get("n_embd"))
     return values
 
 
-def _rotary(folder: Path, content: Json, family: str) -> Json:
+def _rotary(content: Json, family: str) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
     if not FAMILIES[family].rotary:
         return {}
-    scaling: Json = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    place = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
+    scaling = content.get(place) or {}
+    if not isinstance(scaling, dict):
+        raise InputError(f"must be an object, not {show(scaling)}", key=place)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     stretched: Json = {key: scaling.get(key) for key in STRETCHED if key != "rope_type"} if kind == "llama3" else {}
     if kind not in ("default", "llama3") or any(STRETCHED[key] != value for key, value in stretched.items()):
-        raise ValueError(f"{folder / CONFIG}: rope scaling {scaling} is not built: Llama 3's is")
-    head = content.get("head_dim") or content["hidden_size"] // content["num_attention_heads"]
-    if head * content["num_attention_heads"] != content["hidden_size"]:
-        raise ValueError(f"{folder / CONFIG}: head_dim {head} is not built: hidden_size / num_attention_heads is")
-    theta: Any = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
-    return {"rope_theta": float(theta), "rope_scaling": float(scaling["factor"]) if kind == "llama3" else 1.0}
+        raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=place)
+    size, heads = content["hidden_size"], content["num_attention_heads"]
+    if (head := content.get("head_dim") or size // heads) != size / heads:
+        raise InputError(f"{show(head)} is not built: hidden_size / num_attention_heads is", key="head_dim")
+    theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
+    factor = scaling.get("factor") if kind == "llama3" else 1.0
+    _check("rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{place}.rope_theta", theta)
+    if theta is None or factor is None:
+        raise InputError("is missing", key="rope_theta" if theta is None else f"{place}.factor")
+    _check("rope_scaling", f"{place}.factor", factor)
+    return {"rope_theta": float(theta), "rope_scaling": float(factor)}

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-from ..errors import ConfigError, DataError, Problem
+from .. import door
+from ..errors import ConfigError, DataError, InputError, Problem
+from ..shapes import fit
 from . import layouts, rules, schema
 from .derive import Derived, derive, shape_of
-from .positions import Document, Key, read, scalar
+from .positions import DEEPEST, Document, Key, dotted, read, read_value
 from .types import Config, Data
 
-T = TypeVar("T")
+LARGEST = 256 * door.KIBIBYTE  # of a config: one that names 4,096 hosts has 160
+LONGEST_SET = 32 * door.KIBIBYTE
+REMEDY = "all keys: schema/README.md; what follows from them: make plan"
 
 
 @dataclass(frozen=True)
@@ -37,37 +39,57 @@ def load(settings: Settings) -> tuple[Config, list[Derived]]:
     Raises:
         ConfigError: with all that is wrong, in file order.
     """
+    config, derived, problems = _loaded(settings)
+    if problems:
+        raise ConfigError(_blamed(problems, settings), next=REMEDY)
+    assert config is not None
+    return config, derived
+
+
+def _loaded(settings: Settings) -> tuple[Config | None, list[Derived], list[Problem]]:
     document, values, broken, problems = _checked(settings)
 
     def report(key: str, message: str) -> None:
         line, where = document.where(tuple(key.split(".")))
         problems.append(Problem(line, where, key, message))
 
-    data = build(Data, values["data"])
-    tokens = _tokenizer_size(data, report)
+    values["name"] = values["name"] or ""  # one that is missing is told of already
+    tokens = _tokenizer_size(fit(Data, values["data"]), report)
     try:
         shape_of(values["model"]["preset"])
-    except ValueError as error:
-        report("model.preset", str(error))
+    except InputError as error:
+        report("model.preset", error.head)
+        broken.add("model.preset")
         values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
     derived = derive(values, tokens)
     missing = [name for name, value in values["model"].items() if value is None and name != "preset"]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
+    if missing:
+        return None, [], problems
     asked = layouts.provide(values["train"])
-    config = build(Config, values)
-    if not missing:
-        config, chosen = layouts.settle(config, asked)
-        derived += chosen
-        if not broken and (what := layouts.lack(config, asked)):
-            report("train.layout", what)
-    for key, message in () if missing else rules.check(config, broken, tokens):
+    config, chosen = layouts.settle(fit(Config, values), asked)
+    if not broken and (what := layouts.lack(config, asked)):
+        report("train.layout", what)
+    for key, message in rules.check(config, broken, tokens):
         report(key, message)
-    if not missing and (lack := _lacks(config, problems)):
+    if lack := _lacks(config, problems):
         report("data.tokenizer", lack)
-    if problems:
-        raise ConfigError(problems, next="all keys: schema/README.md; what follows from them: make plan")
-    return config, derived
+    return config, derived + chosen, problems
+
+
+def _blamed(problems: list[Problem], settings: Settings) -> list[Problem]:
+    """The problems, with those that the file alone has not blamed on the variables that brought them about."""
+    named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
+    if not named or all(problem.where in named for problem in problems):
+        return problems
+    try:
+        before = {(problem.key, problem.message) for problem in _loaded(Settings(settings.path))[2]}
+    except ConfigError as error:
+        before = {(problem.key, problem.message) for problem in error.problems}
+    source = ", ".join(named)
+    own = {(problem.key, problem.message) for problem in problems} - before
+    return [replace(p, line=0, where=source) if (p.key, p.message) in own and p.where not in named else p for p in problems]
 
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
@@ -90,24 +112,52 @@ def _lacks(config: Config, problems: list[Problem]) -> str | None:
 
 
 def load_name(settings: Settings) -> str:
-    """Only the run's name: for the verbs that look at a run and need no working config for it."""
+    """Only the run's name: for the verbs that look at a run and need no working config for it.
+
+    Raises:
+        ConfigError: the file has no good one; or a variable is wrong, as it may have been to name another run.
+    """
     _, values, broken, problems = _checked(settings)
-    if "name" in broken or not isinstance(values.get("name"), str):
-        raise ConfigError(problems, next="all keys: schema/README.md")
+    mine = [problem for problem in problems if problem.line == 0]
+    if mine or "name" in broken or not isinstance(values.get("name"), str):
+        raise ConfigError(mine or problems, next="all keys: schema/README.md")
     return str(values["name"])
 
 
 def load_resolved(path: Path) -> Config:
-    """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived again.
+    """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived again, and checked like any other.
 
-    Keys that came into the schema after it was written have their defaults, so that an older run's model stays of use.
+    Keys that came into the schema after it was written have their defaults, and keys that have left it are passed over, so
+    that an older run's model stays of use.
+
+    Raises:
+        ConfigError: it is not what a run leaves; with all that is wrong.
     """
+    document = _read(path)
+    if not isinstance(document.value, dict):
+        document.problems.append(Problem(1, f"{path}:1", "", "is not a resolved config"))
+        raise ConfigError(document.problems, next="make train writes it anew")
+    found = [problem for key, problem in schema.check(document, strict=False)]
+    problems = document.problems + found
+    if not problems:
+        try:
+            config = fit(Config, schema.fill(document.value, schema.load_schema()))
+            wrong = rules.check_shape(config)
+        except InputError as error:
+            wrong = iter([(error.key, f"is not a resolved config: {error.what}")])
+        problems = [Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong]
+    if problems:
+        raise ConfigError(problems, next="make train writes it anew")
+    return config
+
+
+def load_steps(path: Path) -> int:
+    """train.steps in the config.yaml of a run folder; 0 where there is none."""
     try:
-        return build(Config, schema.fill(yaml.safe_load(path.read_text(encoding="utf-8")), schema.load_schema()))
-    except (OSError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(
-            [Problem(1, str(path), "", f"is not a resolved config: {error}")], next="make train writes it anew"
-        ) from error
+        value = _read(path).value
+        return fit(int, value["train"]["steps"])
+    except (ConfigError, InputError, KeyError, TypeError):
+        return 0
 
 
 def dump_resolved(config: Config) -> str:
@@ -126,20 +176,20 @@ def dump_given(config: Config, derived: list[Derived]) -> str:
 def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], list[Problem]]:
     """The document, its values with defaults in, the keys that are wrong (these are back at their defaults), and why."""
     document = _read(settings.path)
-    problems = list(document.problems)
+    problems, place = document.problems, f"{settings.path}:1"
     if document.value is None and not problems:
-        problems.append(Problem(1, str(settings.path), "", "is empty; the least that it needs is `name: my-run`"))
+        problems.append(Problem(1, place, "", "is empty; the least that it needs is `name: my-run`"))
     elif not isinstance(document.value, dict) and not problems:
-        problems.append(Problem(1, str(settings.path), "", "must be keys with values, such as `name: my-run`"))
+        problems.append(Problem(1, place, "", "must be keys with values, such as `name: my-run`"))
     if not isinstance(document.value, dict):
         raise ConfigError(problems, next="all keys: schema/README.md")
     _open_layout(document)
     problems += _override(document, settings)
     _open_layout(document)
     found = list(schema.check(document))
-    problems += [problem for _, problem in found]
     for key, _ in found:
         _drop(document.value, key)
+    problems = problems + [problem for _, problem in found]
     broken = {problem.key for problem in problems}
     return document, schema.fill(document.value, schema.load_schema()), broken, problems
 
@@ -153,49 +203,51 @@ def _open_layout(document: Document) -> None:
 
 def _read(path: Path) -> Document:
     try:
-        return read(path.read_text(encoding="utf-8"), str(path))
+        return read(door.read_text(path, LARGEST), str(path))
     except FileNotFoundError:
-        problem, next = "there is no such file", "CONFIG=path names another; config.yaml is the default"
-    except IsADirectoryError:
-        problem, next = "is a folder, not a file", "CONFIG=path/to/config.yaml"
-    except PermissionError:
-        problem, next = "you may not read it", f"ls -l {path}"
-    except UnicodeDecodeError as error:
-        problem, next = f"is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}", f"file {path}"
-    raise ConfigError([Problem(1, str(path), "", problem)], next=next)
+        problem, where, next = "there is no such file", str(path), "CONFIG=path names another; config.yaml is the default"
+    except InputError as error:
+        problem, where, next = error.what, error.where, error.next or "CONFIG=path/to/config.yaml"
+    raise ConfigError([Problem(1, where if ":" in where else f"{where}:1", "", problem)], next=next)
 
 
 def _override(document: Document, settings: Settings) -> Iterator[Problem]:
     try:
+        if len(settings.set) > LONGEST_SET:
+            raise ValueError(f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are read")
         words = shlex.split(settings.set)
     except ValueError as error:
-        yield Problem(0, "SET", "", f"{settings.set!r} can't be read: {error}")
+        yield Problem(0, "SET", "", f"{door.show(settings.set)} can't be read: {error}")
         words = []
+    names = set[str]()
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
             yield Problem(0, "SET", "", f"{word!r} is not key=value, as in SET='train.steps=50 train.seed=2'")
-            continue
-        yield from _assign(document, "SET", name, text)
+        elif name in names:
+            yield Problem(0, "SET", name, "is set twice")
+        else:
+            names.add(name)
+            yield from _assign(document, "SET", name, text)
     for variable, (name, text) in settings.short.items():
         yield from _assign(document, variable, name, text)
 
 
 def _assign(document: Document, source: str, name: str, text: str) -> Iterator[Problem]:
     key: Key = tuple(name.split("."))
-    try:
-        value = scalar(text)
-    except yaml.YAMLError:
-        yield Problem(0, source, name, f"{text!r} is not a value")
+    if not all(key) or len(key) > DEEPEST or door.unprintable(name):
+        yield Problem(0, source, door.shortened(door.show(name)[1:-1]), "is no key, such as train.steps")
         return
+    given = read_value(text, source, key)
     target = document.value
     for part in key[:-1]:
-        target = target.setdefault(part, {})
-        if not isinstance(target, dict):
-            yield Problem(0, source, name, f"{part} is not a group of keys")
-            return
-    target[key[-1]] = value
-    document.overridden[key] = source
+        target = target.get(part, {}) if isinstance(target, dict) else None
+    if given.problems:
+        yield from given.problems
+    elif not isinstance(target, dict):
+        yield Problem(0, source, name, f"{dotted(key[:-1])} is not a group of keys")
+    else:
+        document.set(key, given.value, source)
 
 
 def _drop(value: Any, key: Key) -> None:
@@ -209,24 +261,6 @@ def _drop(value: Any, key: Key) -> None:
         value = value[part]
     if key and isinstance(value, dict):
         value.pop(key[-1], None)
-
-
-def build(cls: type[T], values: Any) -> T:
-    """A (nested) frozen dataclass from plain values; lists become tuples. Every field without a default must be there."""
-    hints = typing.get_type_hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if field.name in values or field.default is dataclasses.MISSING]  # type: ignore[arg-type]
-    return cls(**{field.name: _convert(hints[field.name], values[field.name]) for field in fields})
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return build(hint, value)  # type: ignore[arg-type]
-    if typing.get_origin(hint) is tuple:
-        return tuple(_convert(typing.get_args(hint)[0], item) for item in value)
-    if isinstance(hint, types.UnionType):
-        arms = [arm for arm in typing.get_args(hint) if dataclasses.is_dataclass(arm) == isinstance(value, dict)]
-        return None if value is None else _convert(next(arm for arm in arms if arm is not type(None)), value)
-    return float(value) if hint is float else value
 
 
 def _plain(value: Any) -> Any:

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from ..door import shortened, show, unprintable
 from ..errors import Problem
 
 Key = tuple[str | int, ...]
+MOST = 20_000  # values in a document, those that aliases repeat included: a fleet of 4,096 hosts has half as many
+DEEPEST = 12  # levels; the schema has five
+LARGEST = 2**63
+PREFIX = "tag:yaml.org,2002:"
+TAGS: dict[type[yaml.Node], tuple[str, ...]] = {  # what a value may be; any other tag would build something
+    yaml.ScalarNode: tuple(PREFIX + name for name in ("str", "int", "float", "bool", "null")),
+    yaml.SequenceNode: (f"{PREFIX}seq",),
+    yaml.MappingNode: (f"{PREFIX}map",),
+}
+LONGEST_KEY = 64  # characters
+BROKEN = object()  # stands for a value that a problem was told of
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 core scalars. PyYAML's own are 1.1, where `3e-4` is text, `1_000` and `1:30` are numbers and `on` is true."""
+
+    depth = count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As PyYAML's, but bounded: it recurses, and a text can ask for any depth."""
+        self.depth, self.count = self.depth + 1, self.count + 1
+        if self.depth > DEEPEST or self.count > MOST:
+            what = f"is nested more than {DEEPEST} deep" if self.depth > DEEPEST else f"has more than {MOST:,} values"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -24,20 +50,35 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))  # PyYAML takes 010 for octal
+    text = str(loader.construct_scalar(node))
+    if re.fullmatch("[-+]?0[0-9]+", text):
+        raise ValueError(f"is {text}, which YAML 1.1 reads as octal and YAML 1.2 as decimal: leave out the leading 0")
+    if len(text) > 20 or abs(number := int(text)) >= LARGEST:
+        raise ValueError(f"is a number of {len(text.lstrip('+-'))} digits: no key takes so large a one")
+    return number
 
 
 def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
-    number = float(str(loader.construct_scalar(node)).replace(".inf", "inf").replace(".nan", "nan"))
+    number = float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if not math.isfinite(number):
+        raise ValueError(f"must be a finite number, not {shortened(node.value)}")
     return int(number) if number.is_integer() else number  # 1e3 steps are 1,000 steps; where a key is a real, it is one again
+
+
+def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
+    text = str(loader.construct_scalar(node)).lower()
+    if text not in ("true", "false"):  # only with a tag
+        raise ValueError("must be true or false")
+    return text == "true"
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _real)
+_Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 
 @dataclass
@@ -57,49 +98,106 @@ class Document:
                 return 0, self.overridden[key[:end]]
             if key[:end] in self.lines:
                 return self.lines[key[:end]], f"{self.source}:{self.lines[key[:end]]}"
-        return 1, self.source
+        return 1, f"{self.source}:1"
+
+    def set(self, key: Key, value: Any, source: str) -> None:
+        """Has `value` at a key, as the variable `source` said it; whatever stood there or below it is forgotten."""
+        size = len(key)
+        self.lines = {known: line for known, line in self.lines.items() if known[:size] != key}
+        self.overridden = {known: name for known, name in self.overridden.items() if known[:size] != key} | {key: source}
+        target = self.value
+        for part in key[:-1]:
+            target = target.setdefault(part, {})
+        target[key[-1]] = value
 
 
 def read(text: str, source: str) -> Document:
-    """The document in `text`; syntax errors, duplicate keys and keys that are no text are in its problems."""
+    """The document in a file's text; syntax errors, duplicate keys and values that no key can have are in its problems."""
     document = Document(None, source)
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        document.value = _walk(loader, node, (), document) if node is not None else None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        said = " ".join(filter(None, (error.context, error.problem)))
-        document.problems.append(Problem(line, f"{source}:{line}", "", f"not valid YAML: {said}"))
-    except (yaml.YAMLError, ValueError) as error:
-        document.problems.append(Problem(1, source, "", f"not valid YAML: {error}"))
+    document.value = _Reader(document, (), lambda line: (line, f"{source}:{line}")).read(text)
     return document
 
 
-def scalar(text: str) -> Any:
+def read_value(text: str, variable: str, key: Key) -> Document:
     """A value as written in `SET='key=value'`: any YAML, so that 4, 3e-4, null and [a, b] have their types."""
-    return _Loader(text).get_single_data()
+    document = Document(None, variable)
+    document.value = _Reader(document, key, lambda line: (0, variable)).read(text)
+    return document
 
 
-def _walk(loader: _Loader, node: yaml.Node, key: Key, document: Document) -> Any:
-    document.lines.setdefault(key, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        return _walk_mapping(loader, node, key, document)
-    if isinstance(node, yaml.SequenceNode):
-        return [_walk(loader, item, (*key, index), document) for index, item in enumerate(node.value)]
-    return loader.construct_object(node)
+def dotted(key: Key) -> str:
+    """`data.sources[0]` for ("data", "sources", 0)."""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
 
 
-def _walk_mapping(loader: _Loader, node: yaml.MappingNode, key: Key, document: Document) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for name_node, value_node in node.value:
-        name = str(loader.construct_object(name_node, deep=True))
-        line = name_node.start_mark.line + 1
-        if name in value:
-            first = document.lines[(*key, name)]
-            message = f"duplicate key; it stands on line {first} already"
-            document.problems.append(Problem(line, f"{document.source}:{line}", ".".join(map(str, (*key, name))), message))
-            continue
-        document.lines[(*key, name)] = line
-        value[name] = _walk(loader, value_node, (*key, name), document)
-    return value
+class _Reader:
+    """Turns the nodes of one text into plain values, and notes what is wrong with them; `place` says where a line is."""
+
+    def __init__(self, document: Document, prefix: Key, place: Callable[[int], tuple[int, str]]) -> None:
+        self.document, self.prefix, self.place, self.count = document, prefix, place, 0
+
+    def read(self, text: str) -> Any:
+        try:
+            self.loader = _Loader(text)
+            node = self.loader.get_single_node()
+            value = self._walk(node, self.prefix) if node is not None else None
+            return None if value is BROKEN else value
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            self._blame(self.prefix, line, f"not valid YAML: {' '.join(filter(None, (error.context, error.problem)))}")
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            self._blame(self.prefix, line, f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand here")
+        return None
+
+    def _blame(self, key: Key, line: int, message: str) -> object:
+        self.document.problems.append(Problem(*self.place(line), dotted(key), message))
+        return BROKEN
+
+    def _walk(self, node: yaml.Node, key: Key) -> Any:
+        line = node.start_mark.line + 1
+        self.document.lines.setdefault(key, line)
+        self.count += 1
+        if self.count > MOST or len(key) > DEEPEST:
+            what = (
+                "is nested too deeply, or in itself" if len(key) > DEEPEST else f"has more than {MOST:,} values with its aliases"
+            )
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        if node.tag not in TAGS[type(node)]:
+            return self._blame(key, line, f"has the tag {show(node.tag.replace(PREFIX, '!!'))}, which is not read")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self._walk(item, (*key, index)) for index, item in enumerate(node.value)]
+            return BROKEN if BROKEN in items else items
+        return self._scalar(node, key, line)
+
+    def _scalar(self, node: yaml.Node, key: Key, line: int) -> Any:
+        try:
+            value = self.loader.construct_object(node)
+        except ValueError as error:
+            told = str(error) if str(error).startswith(("is", "must")) else f"{show(node.value)} is not what its tag says"
+            return self._blame(key, line, told)
+        if isinstance(value, str) and (character := unprintable(value)):
+            return self._blame(key, line, f"holds {character}, which no value may")
+        return value
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        lines = dict[str, int]()
+        for name_node, value_node in node.value:
+            line = name_node.start_mark.line + 1
+            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else ""
+            if not name or len(name) > LONGEST_KEY or unprintable(name):
+                self._blame((*key, show(name)), line, "is no key: a key is one short word")
+            elif name in lines:
+                self._blame((*key, name), line, f"duplicate key; it stands on line {lines[name]} already")
+            else:
+                lines[name] = self.document.lines[(*key, name)] = line
+                item = self._walk(value_node, (*key, name))
+                if item is not BROKEN:
+                    value[name] = item
+        return value

@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Iterator
 
-from .schema import Schema, dotted, is_group, load_schema, walk
+from .positions import dotted
+from .schema import Schema, is_group, load_schema, walk
 
 HEAD = """# Keys of config.yaml
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from .. import hardware
+from ..spelling import suggest
+from . import addresses
 from .families import FAMILIES
 from .hosts import parse_hosts
-from .schema import suggest
 from .types import Config
 
 BUILT = ("local", "ssh")  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
@@ -22,6 +24,12 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
         yield "model.vocabulary_size", f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} (data.tokenizer)"
     for rule in RULES:
         yield from ((key, message) for key, message in rule(config) if key not in broken)
+
+
+def check_shape(config: Config) -> Iterator[tuple[str, str]]:
+    """Each rule of arithmetic that a resolved config breaks: what no model or layout can be, whatever machine looks at it."""
+    for rule in (_heads, *DIVISION, _family, _sequence, _profile):
+        yield from rule(config)
 
 
 def _backend(config: Config) -> Iterator[tuple[str, str]]:
@@ -65,8 +73,9 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
     except ValueError as error:
         yield "fleet.hosts", str(error)
         return
-    for kind, values in (("name", [host.name for host in hosts]), ("address", [f"{host.address}:{host.port}" for host in hosts])):
-        if twice := sorted({value for value in values if values.count(value) > 1}):
+    where = [f"{host.address.lower()}:{host.port}" for host in hosts]
+    for kind, values in (("name", [host.name.lower() for host in hosts]), ("address", where)):
+        if twice := sorted(value for value, count in Counter(values).items() if count > 1)[:8]:
             yield "fleet.hosts", f"two hosts have the {kind} {', '.join(twice)}"
     if fleet.nodes_min is not None and fleet.nodes_min > fleet.nodes:
         yield "fleet.nodes_min", f"{fleet.nodes_min} is more than fleet.nodes {fleet.nodes}"
@@ -297,6 +306,6 @@ def _nearest(batch: int, ways: int) -> str:
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
-    _backend, _instance_type, _local, _hosts, _shared_folder, _heads, *DIVISION, _family, _documents, _sequence, _schedule,
-    _recompute, _formats, _profile,
+    _backend, _instance_type, _local, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
+    _schedule, _recompute, _formats, _profile,
 )  # fmt: skip

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from .. import spelling
+from ..door import show
 from ..errors import Problem
-from .positions import Document, Key
+from ..spelling import suggest
+from .positions import Document, Key, dotted
 
 PATH = Path(__file__).parents[3] / "schema" / "config.schema.json"
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
+SYNONYMS = Path(__file__).with_name("synonyms.yaml")
+SLIP = 0.75  # likeness of a word that only a slip of the finger made another one
 Schema = dict[str, Any]
 
 
@@ -45,26 +52,38 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return filled
 
 
-def check(document: Document) -> Iterator[tuple[Key, Problem]]:
-    """Each thing in the document that the schema does not allow, with the key it is about."""
-    from jsonschema import Draft202012Validator  # costs 0.1 s: only when there is something to check
-
-    for error in Draft202012Validator(load_schema()).iter_errors(document.value):
+def check(document: Document, strict: bool = True) -> Iterator[tuple[Key, Problem]]:
+    """Each thing in the document that the schema does not allow, with the key it is about; keys it does not know if `strict`."""
+    told = {problem.key for problem in document.problems}
+    for error in validator().iter_errors(document.value):
         key: Key = tuple(error.absolute_path)
-        for extra, message in _explain(error, document):
+        for extra, message in explain(error):
             line, where = document.where((*key, *extra))
-            yield (*key, *extra), Problem(line, where, dotted((*key, *extra)), message)
+            if error.validator == "additionalProperties" and not strict:
+                continue
+            if error.validator != "required" or dotted((*key, *extra)) not in told:
+                yield (*key, *extra), Problem(line, where, dotted((*key, *extra)), message)
 
 
-def dotted(key: Key) -> str:
-    """`data.sources[0]` for ("data", "sources", 0)."""
-    text = ""
-    for part in key:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+@cache
+def validator(name: str = "") -> Any:
+    """What checks values by the schema, or by the part of it for the key `model.<name>`.
+
+    `$` ends a text, as in JSON Schema's own language of patterns; Python's would allow a line end after it.
+    """
+    from jsonschema import Draft202012Validator, ValidationError, validators  # costs 0.1 s: only when there is something to check
+
+    def pattern(_: Any, rule: str, value: Any, __: Any) -> Iterator[ValidationError]:
+        if isinstance(value, str) and not re.search(rule.replace("$", r"\Z"), value):
+            yield ValidationError(f"{value!r} does not match {rule!r}")
+
+    whole = load_schema()
+    part = whole["properties"]["model"]["properties"][name] if name else whole
+    return validators.extend(Draft202012Validator, {"pattern": pattern})(part)  # type: ignore[no-untyped-call]
 
 
-def _explain(error: Any, document: Document) -> Iterator[tuple[Key, str]]:
+def explain(error: Any) -> Iterator[tuple[Key, str]]:
+    """What is wrong in words, each with the rest of its key."""
     got, rule = error.instance, error.validator_value
     unit = f" {error.schema['unit']}" if error.schema.get("unit") else ""
     match error.validator:
@@ -73,27 +92,33 @@ def _explain(error: Any, document: Document) -> Iterator[tuple[Key, str]]:
             for name in sorted(set(got) - set(error.schema.get("properties", {}))):
                 yield (name,), f"unknown key{suggest_key((*parent, name), error.schema)}"
         case "required":
-            yield (), f"needs the key {error.message.split(chr(39))[1]!r}"
+            for name in sorted(set(rule) - set(got)):
+                yield (name,), f"is missing; a config needs the key {name!r}"
         case "type":
-            yield (), f"must be {_types(rule)}, not {_show(got)}"
+            yield (), f"must be {_types(rule)}, not {show(got)}"
         case "enum":
             allowed = [str(value) for value in rule if value is not None]
-            yield (), f"{_show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
+            yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
         case "anyOf":
             allowed = [str(value) for value in rule[0]["enum"] if value is not None]
-            yield (), f"{_show(got)} is not one of {', '.join(allowed)}, nor a path{suggest(str(got), allowed)}"
+            yield (), f"{show(got)} is not one of {', '.join(allowed)}, nor a path{suggest(str(got), allowed)}"
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
-            yield (), f"must be {_range(error.schema)}{unit}, not {_show(got)}"
+            yield (), f"must be {_range(error.schema)}{unit}, not {show(got)}"
         case "pattern" if rule != NAME:
-            examples = ", ".join(map(_show, error.schema.get("examples", ())))
-            yield (), f"{_show(got)} is not {f'written as in {examples}' if examples else f'of the form {rule}'}"
+            examples = ", ".join(map(show, error.schema.get("examples", ())))
+            yield (), f"{show(got)} is not {f'written as in {examples}' if examples else f'of the form {rule}'}"
         case "pattern":
             yield (
                 (),
-                f"{_show(got)} must be lower-case letters, digits, '.', '_' and '-', starting with a letter or digit, at most 63",
+                f"{show(got)} must be lower-case letters, digits, '.', '_' and '-', starting with a letter or digit, at most 63",
             )
         case "minItems" | "minLength":
             yield (), "must not be empty"
+        case "maxItems" | "maxLength":
+            yield (
+                (),
+                f"has {len(got):,} {'entries' if error.validator == 'maxItems' else 'characters'}; at most {rule:,} are taken",
+            )
         case _:
             yield (), error.message
 
@@ -114,46 +139,36 @@ def _range(schema: Schema) -> str:
     return " and ".join(f"{word} {schema[name]}" for name, word in bounds if name in schema)
 
 
-def _show(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def suggest(word: str, known: list[str]) -> str:
-    """`; did you mean X?` for the closest known word, or nothing."""
-    close = nearest(word, known)
-    return f"; did you mean {close}?" if close else ""
-
-
-def nearest(word: str, known: list[str], cutoff: float = 0.6) -> str | None:
-    """The word that was probably meant: a slip of the finger, one that it abbreviates (`lr`, `seqlen`), or the most alike.
-
-    Where none is alike, one that has a word in common with it: `batch_size` is a global_batch.
-    """
-    alike = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    if alike and difflib.SequenceMatcher(None, word, alike[0]).ratio() > 0.85:
-        return alike[0]
-    initials = [name for name in known if "".join(part[0] for part in name.split("_")) == word]
-    abbreviated = initials or [name for name in known if name[0] == word[:1] and _is_within(word, name)]
-    parts = {part for part in word.split("_") if len(part) > 3}
-    common = [name for name in known if parts & set(name.split("_"))]
-    return min(abbreviated, key=len) if abbreviated else next(iter(alike or common), None)
-
-
-def _is_within(word: str, name: str) -> bool:
-    """Whether the letters of `word` come in `name` in this order."""
-    letters = iter(name)
-    return all(letter in letters for letter in word)
-
-
 def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
-    """The nearest key here; else one of that name elsewhere; else all that may stand here."""
+    """The key that was meant: a slip here, what others call it, one of that name elsewhere; else all that may stand here."""
     siblings = list(schema.get("properties", {}))
-    near = nearest(key[-1], siblings)
-    if near:
-        return f"; did you mean {near}?"
-    every = [path for path, part in walk(load_schema())]
-    leaf = nearest(key[-1], [path[-1] for path in every], cutoff=0.75)
-    if leaf:
-        return f"; did you mean {dotted(next(path for path in every if path[-1] == leaf))}?"
+    if meant := _meant(key, siblings):
+        here = meant[:-1] == key[:-1]
+        return f"; did you mean {meant[-1] if here else dotted(meant)}?"
     return f"; known here: {', '.join(siblings)}"
+
+
+def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
+    """The path of the key that was meant. A word that is known somewhere counts before one that is only like it."""
+    paths = [path for path, _ in walk(load_schema())]
+    form, here = spelling.plain(key[-1]), key[:-1]
+    named = [path for path in paths if form in (path[-1], dotted(path))]
+    if exact := [*named, *synonyms().get(form, ())]:
+        return max(exact, key=lambda path: (path[: len(here)] == here, path in named, -len(path)))  # type: ignore[no-any-return]
+    alike = [(spelling.nearest(key[-1], siblings, least), here) for least in (SLIP, spelling.CLOSE)]
+    if alike[0][0]:
+        return (*here, alike[0][0])
+    every = {path[-1]: path for path in reversed(paths)} | {name: found[0] for name, found in synonyms().items()}
+    if near := spelling.nearest(key[-1], every, SLIP):
+        return every[near]
+    return (*here, alike[1][0]) if alike[1][0] else None
+
+
+@cache
+def synonyms() -> dict[str, list[tuple[str, ...]]]:
+    """What other trainers call a key → our keys that it may be."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for key, words in yaml.load(SYNONYMS.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
+        for word in words:
+            found.setdefault(spelling.plain(word), []).append(tuple(key.split(".")))
+    return found

@@ -8,18 +8,38 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
+from .. import door
 from ..errors import DataError
+from ..shapes import fit
 
 Definition = dict[str, Any]
+LARGEST = 128 * door.MEBIBYTE  # of a tokenizer's file: the largest that are published have 35
+LONGEST = 1024  # bytes of a SentencePiece token: every cut of it is tried
+SETTINGS = "tokenizer_config.json"
+T = TypeVar("T")
 SPACE = "\u2581"  # what SentencePiece writes for a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # sentencepiece_model.proto, SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")  # GPT-2's and RoBERTa's
+
+
+class Named(TypedDict):
+    """A token that is described at length."""
+
+    content: str
+
+
+class Settings(TypedDict, total=False):
+    """tokenizer_config.json, as far as it is read here."""
+
+    eos_token: str | Named | None
+    do_lower_case: bool
 
 
 def convert(path: Path) -> str | None:
@@ -31,7 +51,7 @@ def convert(path: Path) -> str | None:
     words = _file(path, "vocab.txt", "vocab.txt")
     merges = path / "merges.txt"
     if model is not None:
-        return _dump(_from_sentencepiece(model.read_bytes(), str(model)))
+        return _dump(_from_sentencepiece(door.read_bytes(model, LARGEST), str(model)))
     if words is not None:
         return _dump(_from_wordpiece(words))
     return _dump(_from_merges(path / "vocab.json", merges)) if merges.exists() else None
@@ -55,10 +75,11 @@ def _added(id: int, content: str, *, special: bool = True) -> Definition:
 
 def _from_wordpiece(path: Path) -> Definition:
     """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a capital letter."""
-    tokens = path.read_text(encoding="utf-8").splitlines()
-    settings = path.with_name("tokenizer_config.json")
+    tokens = door.read_text(path, LARGEST).splitlines()
+    settings = path.with_name(SETTINGS)
     cased = any(token != token.lower() for token in tokens if not token.startswith("["))
-    lower = json.loads(settings.read_text()).get("do_lower_case", not cased) if settings.exists() else not cased
+    told = fit(Settings, door.read_json(settings), str(settings)) if settings.exists() else Settings()
+    lower = told.get("do_lower_case", not cased)
     vocabulary = {token: id for id, token in enumerate(tokens)}
     named = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
     return {
@@ -84,8 +105,8 @@ def _from_wordpiece(path: Path) -> Definition:
 
 def _from_merges(vocabulary: Path, merges: Path) -> Definition:
     """GPT-2's byte-level BPE, which RoBERTa has too."""
-    vocab = json.loads(vocabulary.read_text(encoding="utf-8"))
-    lines = merges.read_text(encoding="utf-8").splitlines()
+    vocab = fit(dict[str, int], door.read_json(vocabulary, LARGEST), str(vocabulary))
+    lines = door.read_text(merges, LARGEST).splitlines()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "added_tokens": [_added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab],
@@ -105,13 +126,14 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
     """A SentencePiece model of type BPE (as Llama 2's) or Unigram (as T5's), with its own normalisation."""
     try:
         model = _fields(content)
-        pieces = [_piece(field) for field in model[1]]
-        trainer, normalizer = _fields(model[2][0]), _fields(model[3][0])
+        pieces = [_piece(_bytes(field)) for field in model.get(1, [])]
+        trainer, normalizer = (_fields(_last(model, number, bytes)) for number in (2, 3))
+        kind, prefix = _last(trainer, 3, int, UNIGRAM), bool(_last(normalizer, 3, int, 1))
+        steps = list(_normalizers(normalizer, prefix))
     except (IndexError, KeyError, ValueError, struct.error) as error:
         raise DataError(
-            "is no SentencePiece model", where=where, why=repr(error), next="set data.tokenizer to another one"
+            "is no SentencePiece model", where=where, why=str(error), next="set data.tokenizer to another one"
         ) from error
-    kind = trainer.get(3, [UNIGRAM])[-1]
     unknown = next((id for id, (_, _, type) in enumerate(pieces) if type == UNKNOWN), None)
     byte_fallback = any(type == BYTE for _, _, type in pieces)
     added = [
@@ -130,10 +152,9 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
     else:
         why, remedy = f"type {kind}; BPE and Unigram are", "set data.tokenizer to another one"
         raise DataError("is a SentencePiece model of a kind that is not read", where=where, why=why, next=remedy)
-    prefix = bool(normalizer.get(3, [1])[-1])
     return {
         "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": list(_normalizers(normalizer, prefix))},
+        "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
         "decoder": _decoder(prefix),
         "model": body,
@@ -141,9 +162,9 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
 
 
 def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definition]:
-    if spec.get(2, [b""])[-1]:
-        yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(spec[2][-1]).decode()}
-    if spec.get(4, [1])[-1]:  # remove_extra_whitespaces
+    if table := _last(spec, 2, bytes, b""):
+        yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    if _last(spec, 4, int, 1):  # remove_extra_whitespaces
         yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}  # Strip would take other white space too
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     if prefix:
@@ -179,7 +200,24 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
 def _piece(message: bytes) -> tuple[str, float, int]:
     """Token, score and type."""
     fields = _fields(message)
-    return fields[1][-1].decode(), fields.get(2, [0.0])[-1], fields.get(3, [NORMAL])[-1]
+    token, score = _last(fields, 1, bytes), _last(fields, 2, float, 0.0)
+    if len(token) > LONGEST or not math.isfinite(score):
+        raise ValueError(f"a token of {len(token):,} bytes with the score {score}")
+    return token.decode(), score, _last(fields, 3, int, NORMAL)
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError(f"a token is {type(value).__name__}")
+    return value
+
+
+def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T | None = None) -> T:
+    """The value of a field, which must be of this kind; the last one counts."""
+    value = fields[number][-1] if number in fields else default
+    if type(value) is not kind:
+        raise ValueError(f"field {number} is {'missing' if value is None else type(value).__name__}")
+    return value
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
@@ -197,6 +235,8 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
         elif tag & 7 == 2:
             size, at = _varint(message, at)
             value, at = message[at : at + size], at + size
+            if at > len(message):
+                raise ValueError(f"it ends within a field of {size} bytes")
         else:
             raise ValueError(f"wire type {tag & 7} at byte {at}")
         fields.setdefault(tag >> 3, []).append(value)
@@ -208,5 +248,7 @@ def _varint(message: bytes, at: int) -> tuple[Any, int]:
     while True:
         byte = message[at]
         value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if shift > 70:
+            raise ValueError(f"a number of more than ten bytes before byte {at}")
         if byte < 128:
             return value, at

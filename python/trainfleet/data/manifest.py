@@ -20,11 +20,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from .. import runs
+from .. import door, runs
 from ..config.types import Data
-from ..errors import DataError
+from ..errors import DataError, InputError
+from ..shapes import Count, Pattern, Range, fit
 from .sources import UnitPlan
 from .store import Store, open_store
 from .tokenizer import TRAINED, Tokenizer, load
@@ -32,11 +33,14 @@ from .tokenizer import TRAINED, Tokenizer, load
 PLAN, MANIFEST = "plan.json", "manifest.json"
 TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
-ITEM_BYTES = {"uint16": 2, "int32": 4}
+ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
 BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
 LENGTHS = 31  # classes of document lengths, each twice the one before; the format allows no longer one
 FORMAT = 1  # of these files; another number is another program's
+Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
+Stem = Annotated[str, Pattern("(train|validation)/[0-9]{5,9}")]
+Dtype = Literal["uint16", "int32"]
 T = TypeVar("T")
 
 
@@ -47,7 +51,7 @@ class Settings:
     sources: tuple[str, ...]
     text_field: str
     tokenizer: str
-    validation_fraction: float
+    validation_fraction: Annotated[float, Range(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,14 @@ class Preparation:
     """plan.json: what all units of a dataset are made with. A unit's record names the hash of it."""
 
     settings: Settings
-    listing: str
-    units: int
-    files: int
-    bytes: int
-    tokenizer_sha256: str
-    vocabulary_size: int
-    end_of_document: int
-    dtype: str
+    listing: Digest
+    units: Count
+    files: Count
+    bytes: Count
+    tokenizer_sha256: Digest
+    vocabulary_size: Count
+    end_of_document: Count
+    dtype: Dtype
     format: int = FORMAT
 
     @property
@@ -74,16 +78,16 @@ class Preparation:
 class Shard:
     """What is known of one pair of token files: enough to address, check and refuse it."""
 
-    path: str  # without suffix, relative to the dataset
-    source: int  # which entry of data.sources
-    tokens: int
-    documents: int
-    min_id: int
-    max_id: int
-    longest: int  # tokens of the longest document
+    path: Stem  # without suffix, relative to the dataset
+    source: Count  # which entry of data.sources
+    tokens: Count
+    documents: Count
+    min_id: Count
+    max_id: Count
+    longest: Count  # tokens of the longest document
     lengths: tuple[int, ...]  # how many documents have [2^i, 2^(i+1)) tokens
-    bin_sha256: str
-    idx_sha256: str
+    bin_sha256: Digest
+    idx_sha256: Digest
     blocks: tuple[int, ...]  # CRC-32 of each BLOCK of .bin
 
 
@@ -91,14 +95,14 @@ class Shard:
 class UnitRecord:
     """One finished unit. `bytes` are those of its sources, `text_bytes` those of its texts in UTF-8."""
 
-    index: int
-    source: int
-    preparation: str
-    bytes: int
-    text_bytes: int
-    documents: int
+    index: Count
+    source: Count
+    preparation: Digest
+    bytes: Count
+    text_bytes: Count
+    documents: Count
     backend: str
-    checked: int  # documents compared with the reference
+    checked: Count  # documents compared with the reference
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
@@ -112,22 +116,22 @@ class UnitRecord:
 class Manifest:
     """A finished dataset. `identity` is the hash of what training sees: order, ids and tokenizer, not how they were made."""
 
-    identity: str
+    identity: Digest
     settings: Settings
-    listing: str
-    tokenizer_sha256: str
-    vocabulary_size: int
-    end_of_document: int
-    dtype: str
-    tokens: int  # of the train split
-    validation_tokens: int
-    documents: int  # of both splits
-    validation_documents: int
-    longest: int
-    bytes: int
-    text_bytes: int
+    listing: Digest
+    tokenizer_sha256: Digest
+    vocabulary_size: Count
+    end_of_document: Count
+    dtype: Dtype
+    tokens: Count  # of the train split
+    validation_tokens: Count
+    documents: Count  # of both splits
+    validation_documents: Count
+    longest: Count
+    bytes: Count
+    text_bytes: Count
     backends: tuple[str, ...]
-    checked: int
+    checked: Count
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
     format: int = FORMAT
@@ -165,7 +169,7 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
     )
 
 
-def dtype_for(vocabulary_size: int) -> str:
+def dtype_for(vocabulary_size: int) -> Dtype:
     """The type of the stored ids: two bytes where the vocabulary allows, by Megatron's rule, else its only wide one."""
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
@@ -199,7 +203,33 @@ def differences(made: Settings, wanted: Settings) -> list[str]:
 
 def read_manifest(store: Store) -> Manifest | None:
     """A finished dataset's manifest, None before it is finished. DataError when it is not of this format."""
-    return _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
+    manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
+    if manifest is not None and (fault := _contradiction(manifest)):
+        what = "is not what this version of trainfleet writes"
+        raise DataError(what, where=store.describe(MANIFEST), why=fault, next=store.remake())
+    return manifest
+
+
+def _contradiction(manifest: Manifest) -> str | None:
+    """In what a manifest contradicts itself; None when it adds up."""
+    train, validation = manifest.split(TRAIN), manifest.split(VALIDATION)
+    width = ITEM_BYTES[manifest.dtype]
+    for key, told, counted in (
+        ("tokens", manifest.tokens, sum(shard.tokens for shard in train)),
+        ("validation_tokens", manifest.validation_tokens, sum(shard.tokens for shard in validation)),
+        ("documents", manifest.documents, sum(shard.documents for shard in manifest.shards)),
+        ("shards", len({shard.path for shard in manifest.shards}), len(manifest.shards)),
+    ):
+        if told != counted:
+            return f"{key} is {told:,}, and the shards have {counted:,}"
+    if not manifest.tokens:
+        return "tokens is 0: it has nothing to train on"
+    if not manifest.end_of_document < manifest.vocabulary_size:
+        return f"end_of_document is {manifest.end_of_document}, of {manifest.vocabulary_size} tokens"
+    for shard in manifest.shards:
+        if len(shard.blocks) != -(-shard.tokens * width // BLOCK) or len(shard.lengths) != LENGTHS:
+            return f"{shard.path} has {len(shard.blocks)} checksums and {len(shard.lengths)} classes of lengths"
+    return None
 
 
 def read_preparation(store: Store) -> Preparation | None:
@@ -284,23 +314,12 @@ def _parse(kind: type[T], content: bytes | None, store: Store, name: str) -> T |
     """A dataclass from its JSON; None when there is none. DataError when it is not of this format."""
     if content is None:
         return None
+    where = store.describe(name)
     try:
-        return _build(kind, json.loads(content))
-    except (ValueError, KeyError, TypeError) as error:
-        what, where = "is not what this version of trainfleet writes", store.describe(name)
-        raise DataError(what, where=where, why=str(error), next=store.remake()) from error
-
-
-def _build(kind: type[T], content: dict[str, Any]) -> T:
-    nested: dict[str, Any] = {"settings": Settings, "train": Shard, "validation": Shard}
-    values = dict(content)
-    if values.get("format", FORMAT) != FORMAT:
-        raise TypeError(f"its format is {values['format']}, not {FORMAT}")
-    for key, value in values.items():
-        if key == "shards":
-            values[key] = tuple(_build(Shard, shard) for shard in value)
-        elif key in nested and value is not None:
-            values[key] = _build(nested[key], value)
-        elif isinstance(value, list):
-            values[key] = tuple(value)
-    return kind(**values)
+        found = door.parse_json(door.decode(content, where), where)
+        if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
+            raise InputError(f"its format is {door.show(found['format'])}, not {FORMAT}", key="format")
+        return fit(kind, found)
+    except InputError as error:
+        what, why = "is not what this version of trainfleet writes", ": ".join(filter(None, (error.key, error.what)))
+        raise DataError(what, where=error.where or where, why=why, next=store.remake()) from error

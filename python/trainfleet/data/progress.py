@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from .. import door
+from ..errors import InputError
+from ..shapes import fit
 from .manifest import read_preparation
 from .store import Store, open_store
 
@@ -59,15 +63,24 @@ def read_progress(folder: Path, address: str | None = None) -> Progress:
     """The sums of all progress files of a dataset's folder, or of its place in S3; zeros before anything is there."""
     store = open_store(folder, address)
     preparation = read_preparation(store)
-    found = [json.loads(content) for content in store.read_all(store.sizes("progress")) if content]
-    bytes_, documents, tokens, units = (sum(counts[field.name] for counts in found) for field in fields(Counts))
+    found = [counts for content in store.read_all(store.sizes("progress")) if content and (counts := _counts(content))]
+    bytes_, documents, tokens, units = (sum(getattr(counts, field.name) for counts in found) for field in fields(Counts))
     total, of = (preparation.bytes, preparation.units) if preparation else (0, 0)
     return Progress(bytes_, total, documents, tokens, units, of)
+
+
+def _counts(content: bytes) -> Counts | None:
+    """What a process's file says; None where it is no such file: how far the work is must not keep it from being done."""
+    with suppress(InputError):
+        return fit(Counts, door.parse_line(content, ""))
+    return None
 
 
 def clear(store: Store, node: int, nodes: int) -> None:
     """Removes what an earlier job left: this node's files, and node 0 those of nodes that are no more."""
     for name in store.sizes("progress"):
-        owner = int(Path(name).name.split("-")[0])
-        if owner == node or (node == 0 and owner >= nodes):
+        owner, _, _ = Path(name).name.partition("-")
+        if not owner.isascii() or not owner.isdecimal():
+            continue  # nothing that a process of ours has left
+        if int(owner) == node or (node == 0 and int(owner) >= nodes):
             store.remove(name)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
+from .. import door
 from ..config.families import FAMILIES
 from ..config.types import Data
-from ..errors import DataError
-from .conversion import convert
+from ..door import show
+from ..errors import DataError, InputError
+from ..shapes import fit
+from .conversion import LARGEST, SETTINGS, Settings, convert
 
 if TYPE_CHECKING:
     from .encoders import Encoder, HuggingFace, Ids, Offsets
 
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
 FILE = "tokenizer.json"
+DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
+MOST_TOKENS = 2_000_000  # as model.vocabulary_size has it
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 PADDING, MASK = "<|pad|>", "<|mask|>"  # what a tokenizer trained here has beside the end, so that it suits masked models too
@@ -29,6 +33,29 @@ SPECIALS = {  # role in the input of a masked model → the names that tokenizer
     "mask": ("[MASK]", "<mask>", MASK),
     "padding": ("[PAD]", "<pad>", PADDING, END_OF_DOCUMENT),
 }
+
+
+class Added(TypedDict):
+    """A token beside the model's own."""
+
+    id: int
+    content: str
+
+
+class Algorithm(TypedDict, total=False):
+    """How a tokenizer makes tokens; `vocab` is looked at by itself, as there are many."""
+
+    type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
+    vocab: Required[Any]
+    unk_token: str | None
+    unk_id: int | None
+
+
+class Definition(TypedDict, total=False):
+    """tokenizer.json, as far as it is read here."""
+
+    model: Required[Algorithm]
+    added_tokens: list[Added]
 
 
 class Tokenizer:
@@ -41,7 +68,12 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """Token to id. DataError when the definition is broken."""
-        return _vocabulary(_parse(self.definition, self.where), self.where)
+        try:
+            return _vocabulary(door.parse_json(self.definition, self.where, DEEPEST))
+        except InputError as error:
+            what, why = "is no tokenizer.json", ": ".join(filter(None, (error.key, error.what)))
+            where = error.where or f"{self.where}:{door.line_of(self.definition, error.key)}"
+            raise DataError(what, where=where, why=why, next="set data.tokenizer to another one") from error
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -125,21 +157,25 @@ def load(path: Path) -> Tokenizer:
 
     DataError when it is missing or broken.
     """
-    file = path / FILE if path.is_dir() else path
     try:
+        file = path / FILE if path.is_dir() else path
         if not (file.suffix == ".json" and file.is_file()) and (definition := convert(path)) is not None:
             return Tokenizer(definition, str(path), _end_token(path))
-        return Tokenizer(file.read_text(encoding="utf-8"), str(file), _end_token(path))
+        return Tokenizer(door.read_text(file, LARGEST), str(file), _end_token(path))
     except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        where = (error.where if isinstance(error, InputError) else "") or door.shortened(str(path), 255)
+        told = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
+        why = (error.strerror if isinstance(error, OSError) else None) or told
         remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
-        raise DataError("can't be read as a tokenizer", where=str(file), why=why, next=remedy) from error
+        raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
 
 
 def _end_token(path: Path) -> str | None:
     """The end token that a Hugging Face folder's tokenizer_config.json names."""
-    settings = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
-    token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token") if settings.exists() else None
+    file = (path if path.is_dir() else path.parent) / SETTINGS
+    if not file.exists():
+        return None
+    token = fit(Settings, door.read_json(file), str(file)).get("eos_token")
     return token["content"] if isinstance(token, dict) else token
 
 
@@ -165,23 +201,25 @@ def lack_for(data: Data, family: str) -> str | None:
     return None
 
 
-def _parse(definition: str, where: str) -> dict[str, Any]:
-    try:
-        content = json.loads(definition)
-        if not isinstance(content["model"]["vocab"], dict | list):
-            raise TypeError("its vocabulary is no table")
-        return dict(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            "is no tokenizer.json", where=where, why=f"{type(error).__name__}: {error}", next="set data.tokenizer to another one"
-        ) from error
-
-
-def _vocabulary(content: dict[str, Any], where: str) -> dict[str, int]:
-    """Token to id, added tokens included."""
-    vocab = content["model"]["vocab"]
-    tokens = dict(vocab) if isinstance(vocab, dict) else {entry[0]: id for id, entry in enumerate(vocab)}  # unigram: a list
-    tokens |= {token["content"]: token["id"] for token in content.get("added_tokens", [])}
-    if not tokens:
-        raise DataError("has an empty vocabulary", where=where, next="set data.tokenizer to another one")
+def _vocabulary(content: Any) -> dict[str, int]:
+    """Token to id, added tokens included. InputError where something else stands in a tokenizer.json than may."""
+    definition = fit(Definition, content)
+    kind, vocab = definition["model"].get("type", "BPE"), content["model"].get("vocab")
+    if not isinstance(vocab, dict if kind in ("BPE", "WordPiece", "WordLevel") else list) or not vocab:
+        raise InputError(f"must be the table of a {kind} model's tokens, not {show(vocab)}", key="model.vocab")
+    tokens = dict(vocab) if isinstance(vocab, dict) else _scored(vocab)
+    tokens |= {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
+    for token, id in tokens.items():
+        if type(id) is not int or not 0 <= id < MOST_TOKENS:
+            raise InputError(
+                f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id)}", key="model.vocab"
+            )
     return tokens
+
+
+def _scored(vocab: list[Any]) -> dict[str, int]:
+    """A Unigram model's tokens: a list of pairs of a token and its score."""
+    for index, pair in enumerate(vocab):
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) in (int, float)):
+            raise InputError(f"must be a token and its score, not {show(pair)}", key=f"model.vocab[{index}]")
+    return {token: id for id, (token, _) in enumerate(vocab)}

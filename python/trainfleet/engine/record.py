@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..config.types import Train
-from ..runs import Record, Run, append_line, read_lines, write_atomic
+from ..runs import Record, Run, append_line, write_atomic
 from .checkpoint import Progress, Saved
 from .meter import Stopwatch
 from .optimizer import learning_rate
@@ -30,8 +30,8 @@ class Recorder:
         self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
         self.resumed = progress.step
         self.mark = progress.step, 0.0  # step and training seconds at the last line
-        self.lines = [line for line in read_lines(run.metrics) if line["step"] <= progress.step]
-        self.spent: dict[str, float] = run.read_results().get("seconds", {})  # by earlier attempts
+        self.lines = [line for line in run.read_metrics() if line["step"] <= progress.step]
+        self.spent: dict[str, float] = run.read_results().get("seconds") or {}  # by earlier attempts
         self.board: SummaryWriter | None = None
         self.updated = 0.0
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))

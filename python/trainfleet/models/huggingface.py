@@ -11,17 +11,20 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .. import door
 from ..config.types import Model
 from ..errors import RunError
+from ..shapes import Pattern, fit
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_INDEX = 64 * door.MEBIBYTE
 SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
 _ENCODER = {
     "embed.tokens": "embeddings.word_embeddings", "embed.positions": "embeddings.position_embeddings",
@@ -120,6 +123,12 @@ def save(model: nn.Module, family: str, folder: Path) -> list[str]:
     return [*files, INDEX]
 
 
+class Index(TypedDict):
+    """Which file of a folder has which weight."""
+
+    weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
+
+
 def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
     """The weights of a folder under our names, for those in `sizes`: all of a model's, or a pipeline stage's.
 
@@ -139,7 +148,7 @@ def file_names(folder: Path) -> list[str]:
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = fit(Index, door.read_json(folder / INDEX, LARGEST_INDEX), str(folder / INDEX), "download the folder again")
     except FileNotFoundError as error:
         remedy = "save it with transformers' save_pretrained, which writes safetensors"
         raise RunError(f"has neither {WEIGHTS} nor {INDEX}", where=str(folder), next=remedy) from error

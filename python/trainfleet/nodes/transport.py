@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..config.hosts import parse_host
 from ..config.types import Ssh
 from .answers import Answers, Failure, Host, Result
 from .keys import KnownHosts, UnknownKey
@@ -190,7 +191,7 @@ class Transport:
             return None
         with self._jump_lock:
             if self._jump is None or not self._jump.is_connected:
-                self._jump = self._made(parse_jump(self.ssh.jump), None)
+                self._jump = self._made(parse_host(self.ssh.jump), None)
                 self._enter(self._jump, None)
             return self._jump
 
@@ -220,13 +221,6 @@ class Transport:
         if self.ssh.key is None:
             return login
         return login | {"key_filename": str(Path(self.ssh.key).expanduser()), "allow_agent": False, "look_for_keys": False}
-
-
-def parse_jump(text: str) -> Host:
-    """The jump host written as [user@]address[:port]."""
-    user, _, rest = text.rpartition("@")
-    address, _, port = rest.partition(":")
-    return Host(rest, address, int(port or 22), user or None)
 
 
 def bounded(command: str, timeout: float) -> str:

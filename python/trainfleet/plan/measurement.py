@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,7 @@ def counts_of(text: str, nodes: int) -> list[int]:
         powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
         return [*powers, nodes]
     words = text.replace(",", " ").split()
-    if not all(word.isdecimal() and int(word) > 0 for word in words) or len(set(words)) < 2:
+    if not all(re.fullmatch("[0-9]{1,6}", word) and int(word) > 0 for word in words) or len(set(words)) < 2:
         message = f"{text!r} is not a list of two or more numbers of nodes, as in NODES='1 2 4'"
         raise ConfigError([Problem(0, "NODES", "", message)], next="make scaling NODES='1 2 4'")
     return sorted({int(word) for word in words})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError, Problem
+from ..spelling import suggest
 
 FOLDER = Path(__file__).parent
 
@@ -36,8 +36,7 @@ def recipe_named(name: str) -> Recipe:
     recipes = {recipe.name: recipe for recipe in all_recipes()}
     if name in recipes:
         return recipes[name]
-    near = difflib.get_close_matches(name, recipes, n=1)
-    known = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(recipes)}"
+    known = suggest(name, recipes) or f"; there are: {', '.join(recipes)}"
     raise ConfigError([Problem(0, "RECIPE", "", f"no recipe is called {name!r}{known}")], next="make recipes")
 
 

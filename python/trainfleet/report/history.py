@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..runs import Record, Run, is_locked, read_lines
+from ..runs import Record, Run, is_locked
 
 BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
@@ -46,11 +46,9 @@ class History:
     @cached_property
     def steps_total(self) -> int:
         """The steps that the run's config asks for; what has been done already, where that is more."""
-        import yaml
+        from ..config import load_steps  # loads YAML
 
-        text = self.run.config.read_text(encoding="utf-8") if self.run.config.exists() else ""
-        train = (yaml.safe_load(text) or {}).get("train", {})
-        return max(int(train.get("steps") or self.results.get("steps") or 0), self.step)
+        return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
 
     @property
     def step(self) -> int:
@@ -129,7 +127,7 @@ def read(run: Run) -> History:
     status = str(results.get("status") or "not started")
     if status == "running" and results.get("backend", "local") == "local" and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended
-    by_step = {int(line["step"]): line for line in read_lines(run.metrics)}
+    by_step = {line["step"]: line for line in run.read_metrics()}
     return History(run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status)
 
 

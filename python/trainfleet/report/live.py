@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from ..errors import S3Error
+from ..records import check_metric
 from ..runs import Feed, Lines, Record, Run
 from .history import clock, decimal, describe, duration, number, percent, quantity
 
@@ -116,7 +117,7 @@ class Live(Shown):
     def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self.steps_total = steps_total
-        self.metrics, self.events = Lines(run.metrics), Feed(run.folder, from_end=True)
+        self.metrics, self.events = Lines(run.metrics, check_metric), Feed(run.folder, from_end=True)
         # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must not be shown again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)

@@ -87,7 +87,7 @@ def judge(request: Request, status: Status, run: runs.Run, since: Mark, alarm: A
         lines += read_lines(command.log, command.node, since.ends.get(command.log, 0), since.clock)
     finding = diagnose(lines)
     verdict = _unexplained(request, status, since) if finding is None else _of(finding, lines, request)
-    told = next((event for event in faults if event["rank"] == verdict.rank and event.get("next")), None)
+    told = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
     return replace(verdict, next=told["next"]) if told else verdict
 
 
@@ -136,7 +136,7 @@ def _faults(faults: list[runs.Record], since: Mark) -> Iterator[Line]:
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
         for text in (TRACEBACK, *event.get("traceback", ())[:-1], words):
-            yield Line(event["time"] - since.time + 60, event["node"], event["rank"], "rank", text)
+            yield Line(event["time"] - since.time + 60, event.get("node"), event.get("rank"), "rank", text)
 
 
 def tail(log: Path, start: int = 0) -> tuple[str, ...]:

@@ -1,0 +1,79 @@
+"""Rules for the keys that say where something is: buckets that can exist, folders that lead nowhere else, hosts to go through."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from ..runs import RUNS
+from .hosts import parse_host
+from .types import Config
+
+S3 = "s3://"
+HUB = "hf://"
+# docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = re.compile(r"(?!xn--|sthree-)(?![0-9.]+\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_DATASET = re.compile(r"(?:/[^:]+|[\w.-]+(?:/[\w.-]+)?)(?::[\w.+-]+)?", re.ASCII)
+NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)  # a walk from here ends nowhere
+
+
+def check(config: Config) -> Iterator[tuple[str, str]]:
+    """Each key whose address can't be meant."""
+    yield from _sources(config)
+    for key, address in (("data.store", config.data.store), ("checkpoint.destination", config.checkpoint.destination)):
+        if address and (fault := _fault(address, (S3,))):
+            yield key, fault
+    if config.train.init_from:
+        yield from _beginning(config, config.train.init_from)
+    if config.fleet.ssh.jump:
+        try:
+            parse_host(config.fleet.ssh.jump)
+        except ValueError as error:
+            yield "fleet.ssh.jump", str(error)
+
+
+def _sources(config: Config) -> Iterator[tuple[str, str]]:
+    for index, source in enumerate(config.data.mixture):
+        if fault := _fault(source.path, (S3, HUB), up=True) or _too_wide(source.path):
+            yield f"data.sources[{index}]", fault
+    if any(source.weight for source in config.data.mixture) and config.data.weights is None:
+        yield "data.sources", "some sources have a weight and some have none: give all a weight, or none"
+
+
+def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
+    """Why this is no address; `up`: whether a path may climb by `..`."""
+    scheme = _SCHEME.match(address)
+    if scheme and scheme[0] not in schemes:
+        return f"{address!r} begins with {scheme[0]}; what is read: paths, {', '.join(schemes)}"
+    if address.startswith(HUB):
+        named = _DATASET.fullmatch(address.removeprefix(HUB))
+        return None if named else f"{address!r} names no dataset; hf://name, hf://owner/name:split or hf:///folder does"
+    if address.startswith(S3):
+        bucket, _, prefix = address.removeprefix(S3).partition("/")
+        if not _BUCKET.fullmatch(bucket):
+            return f"{bucket!r} is no name that a bucket can have: 3 to 63 of a-z, 0-9, '-' and '.'"
+        return f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
+    return f"{address!r} climbs out by '..': write the folder itself" if not up and ".." in Path(address).parts else None
+
+
+def _too_wide(source: str) -> str | None:
+    """Why a walk from here would not end with the text that was meant."""
+    fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
+    if _SCHEME.match(source) or not fixed:
+        return None
+    top = os.path.abspath(Path(*fixed))  # noqa: PTH100  resolves `..` without asking the disk
+    return f"{source!r} means all of {top}: name the folder that has the text" if NO_TEXT.fullmatch(top) else None
+
+
+def _beginning(config: Config, address: str) -> Iterator[tuple[str, str]]:
+    if fault := _fault(address, (S3,), up=True):
+        yield "train.init_from", fault
+    elif config.fleet.backend == "local" and not address.startswith(S3) and not Path(address).exists():
+        if any((RUNS / config.name / "checkpoints").glob("step-*")):
+            return  # after its first checkpoint a run no longer looks there
+        yield "train.init_from", f"{address!r} is not there; it names a run's folder, a checkpoint, or a Hugging Face folder"

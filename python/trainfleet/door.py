@@ -1,0 +1,211 @@
+"""The way in for text that was written elsewhere: by a user, a node, another program, an earlier run.
+
+Only regular files of a bounded size are read, as UTF-8; JSON and its strings are bounded in depth and content. What is wrong is
+an InputError with file and line. That a file is not there is no fault of its content: FileNotFoundError is left to the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from .errors import InputError
+
+KIBIBYTE, MEBIBYTE = 2**10, 2**20
+RECORD = 16 * MEBIBYTE  # of results.json and its like
+LINE = MEBIBYTE  # of a line of events or metrics
+DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
+SHOWN = 60  # characters of a wrong value in a message
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
+_BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # make a line look like another one
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A stream over a regular file; what could keep a reader waiting (a pipe, a device, a socket) is refused unopened.
+
+    Raises:
+        FileNotFoundError: there is nothing of that name.
+        InputError: it is no regular file, or can't be opened.
+    """
+    try:
+        _require_regular(path, path.stat())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        stream = os.fdopen(descriptor, "rb")
+        _require_regular(path, os.fstat(descriptor))  # it may have been replaced in between
+    except FileNotFoundError:
+        raise
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise unreadable(path, error) from error
+    return stream
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    """The error for a file that the system does not let us read."""
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return InputError(f"can't be read: {why}", where=shortened(str(path), 255), next="ls -l, on its path")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises as `open_regular`, InputError for a larger one."""
+    try:
+        with open_regular(path) as stream:
+            content = stream.read(most + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if len(content) > most:
+        raise InputError(f"has more than {_size(most)}, which is more than any such file has", where=str(path))
+    return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """The text of a regular file, without a byte order mark. Raises as `read_bytes`, InputError where it is not UTF-8."""
+    return decode(read_bytes(path, most), str(path))
+
+
+def decode(content: bytes, where: str) -> str:
+    """The text that these bytes are in UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        what = f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
+        raise InputError(what, where=f"{where}:{line}", next=f"file {where}; iconv -t utf-8 converts") from error
+
+
+def read_json(path: Path, most: int = RECORD, depth: int = DEEPEST) -> Any:
+    """What a JSON file holds. Raises as `read_text`, InputError where it is no JSON as `parse_json` takes it."""
+    return parse_json(read_text(path, most), str(path), depth)
+
+
+def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
+    """Strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most `depth` levels deep."""
+    place = f"{where}:1"
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise InputError(f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
+    except InputError as error:
+        raise InputError(error.what, where=f"{where}:{line_of(text, error.key)}", key=error.key) from error
+    except RecursionError as error:
+        raise InputError(f"is nested more than {depth} levels deep", where=place) from error
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise InputError("has a number of too many digits", where=place) from error
+    if _is_deeper(value, depth):
+        raise InputError(f"is nested more than {depth} levels deep", where=place)
+    _require_text(text, value, place)
+    return value
+
+
+def parse_line(line: bytes, where: str) -> Any:
+    """A line of JSON that this program wrote in haste, where a number that is not finite is NaN. InputError for anything else."""
+    try:
+        if len(line) > LINE:
+            raise ValueError("the line is too long")
+        text = line.decode()
+        value = json.loads(text)
+        if _is_deeper(value, DEEPEST):
+            raise ValueError("it is nested too deeply")
+        _require_text(text, value, where)
+    except (ValueError, RecursionError) as error:
+        raise InputError("is not a line of JSON", where=where, why=str(error)) from error
+    return value
+
+
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a stream with their ends; one that is longer than LINE comes cut, without an end."""
+    while line := stream.readline(LINE + 1):
+        cut = line
+        while cut and not cut.endswith(b"\n"):
+            cut = stream.readline(LINE + 1)
+        yield line
+
+
+def line_of(text: str, key: str) -> int:
+    """The first line of a JSON text that has this (dotted) key's last name; 1 where none does."""
+    name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
+    match = re.search(re.escape(json.dumps(name)) + r"\s*:", text) if name else None
+    return text.count("\n", 0, match.start()) + 1 if match else 1
+
+
+def unprintable(text: str) -> str | None:
+    """What a one-line text may not have, in words: a control character, half of a surrogate pair, a change of direction."""
+    if text.isascii() and text.isprintable():
+        return None
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or _BIDIRECTIONAL.match(character):
+            return f"the character U+{ord(character):04X}"
+    return None
+
+
+def show(value: Any) -> str:
+    """A wrong value as a message quotes it: JSON, shortened, in printable characters."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return shortened("".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text[: 4 * SHOWN]))
+
+
+def shortened(text: str, most: int = SHOWN) -> str:
+    """At most so many characters of a text."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+        kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "a device")
+        raise InputError(f"is {kind}, not a file", where=str(path))
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise InputError(f"{word} is not a finite number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InputError(f"{shortened(text)} is not a finite number")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        key = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise InputError("stands there twice", key=key)
+    return found
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether objects and lists lie more than `depth` deep in one another; a loop, as what is deep must not be recursed into."""
+    level = [value] if type(value) in (dict, list) else []
+    for _ in range(depth):
+        inside = (child for part in level for child in (part.values() if type(part) is dict else part))
+        level = [child for child in inside if type(child) in (dict, list)]
+    return bool(level)
+
+
+def _require_text(text: str, value: Any, where: str) -> None:
+    """InputError where a string holds half of a surrogate pair, which JSON can spell and nothing can print."""
+    if _HALF.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InputError("holds half of a surrogate pair", where=where) from error
+
+
+def _size(count: int) -> str:
+    return f"{count // MEBIBYTE} MiB" if count >= MEBIBYTE else f"{count // KIBIBYTE} KiB"

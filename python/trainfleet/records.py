@@ -1,0 +1,107 @@
+"""What the files of a run folder hold, as types that are checked when they are read (shapes.py); other keys may be there too."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required, TypedDict
+
+from .door import show
+from .errors import InputError
+from .shapes import Count, Moment, Name, Range, fit
+
+Number = Annotated[float, Range(-1e100, 1e100)] | None  # null: not a finite number
+Step = Annotated[int, Range(0, 10**12)]
+SMALLEST, LARGEST = -1e100, 1e100
+
+
+class Shape(TypedDict, total=False):
+    """The model in results.json."""
+
+    family: Name
+    parameters: Count
+
+
+class Sample(TypedDict, total=False):
+    """What a model wrote."""
+
+    prompt: str
+    text: str
+
+
+class Results(TypedDict, total=False):
+    """results.json."""
+
+    name: Name
+    status: Literal["running", "finished", "failed", "stopped"]
+    backend: Name
+    nodes: Count
+    world_size: Count
+    device: Name
+    device_name: Name
+    precision: Name
+    mfu_formula: Name
+    layout: dict[str, Count]
+    model: Shape | None
+    global_batch_sequences: Count
+    micro_batch_sequences: Count
+    sequence_length: Count
+    steps: Step
+    tokens: Count | None
+    first_loss: Number
+    final_loss: Number
+    valid_loss: Number
+    tokens_per_second: Number
+    mfu: Number
+    goodput: Number
+    usd: Number
+    seconds: dict[str, Number] | None
+    last_checkpoint: Name | None
+    restarts: Count
+    started: Moment | None
+    sample: Sample | None
+
+
+class Event(TypedDict, total=False):
+    """A line of events."""
+
+    time: Required[Moment]
+    event: Required[Name]
+    step: Step | None
+    nodes: Count
+    ranks_per_node: Count
+    attempt: Count
+    rank: Count | None
+    node: Count | None
+    seconds: Number
+    host: Name
+    error: Name
+    who: str
+    cause: str
+    words: str
+    message: str
+    evidence: str
+    why: str
+    next: str
+    traceback: list[str]
+
+
+def is_object(line: Any) -> dict[str, Any]:
+    """Any object. InputError for anything else."""
+    if not isinstance(line, dict):
+        raise InputError(f"must be an object, not {show(line)}")
+    return line
+
+
+def check_event(line: Any) -> dict[str, Any]:
+    """A line of events. InputError when it is none."""
+    return dict(fit(Event, line))
+
+
+def check_metric(line: Any) -> dict[str, Any]:
+    """A line of metrics: a step, and numbers, null or NaN where there is none. Checked by hand, as there are many lines."""
+    record = is_object(line)
+    if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
+        raise InputError(f"must be a whole number from 0 on, not {show(step)}", key="step")
+    for key, value in record.items():
+        if type(value) not in (int, float, type(None)) or (value and (value > LARGEST or value < SMALLEST)):
+            raise InputError(f"must be a number, or null, not {show(value)}", key=key)
+    return record

@@ -1,0 +1,67 @@
+"""Which known word was meant by one that is not known: the one did-you-mean, of keys, values, verbs, variables and recipes."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+CLOSE = 0.6  # of the letters must be right, for a word to be taken for another
+LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")  # Cyrillic and Greek ones that look like Latin ones
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the word that was probably meant, or nothing."""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str], least: float = CLOSE) -> str | None:
+    """The known word that was probably meant: by its letters, whatever their case and signs; else one that it abbreviates."""
+    by_form = {plain(name): name for name in known}
+    form = plain(word)
+    if not form or form in by_form:
+        return by_form.get(form)
+    best = max(by_form, key=lambda name: (likeness(form, name), -len(name)), default="")
+    if best and likeness(form, best) >= least:
+        return by_form[best]
+    initials = [name for name in by_form if "".join(part[0] for part in name.split("_")) == form]
+    short = initials or [name for name in by_form if len(form) > 2 and name[0] == form[0] and _is_within(form, name)]
+    return by_form[min(short, key=len)] if short else None
+
+
+def plain(word: str) -> str:
+    """A word in lower case with `_` between its parts: learningRate, Learning-Rate and LEARNING_RATE are learning_rate."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word[:80])
+    letters = unicodedata.normalize("NFKD", parted.lower().translate(LETTERS))
+    return re.sub(r"[^a-z0-9.]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip("_")
+
+
+def likeness(word: str, other: str) -> float:
+    """1 for the same word, less for each letter that was left out, put in, changed, or swapped with its neighbour."""
+    return 1 - distance(word, other) / max(len(word), len(other), 1)
+
+
+def distance(word: str, other: str) -> float:
+    """Letters to change from one word to the other (Damerau and Levenshtein, each place once); a swap counts as one.
+
+    What differs at the beginning counts a little more, and a `_` a little less, as fingers err.
+    """
+    before: list[float] = []
+    row = [float(index) for index in range(len(other) + 1)]
+    for i, letter in enumerate(word, 1):
+        last, before, row = before, row, [float(i)]
+        for j, mate in enumerate(other, 1):
+            change = 0.0 if letter == mate else 1.1 if i == j == 1 else 1.0
+            out, into = (0.5 if letter == "_" else 1.0), (0.5 if mate == "_" else 1.0)
+            least = min(before[j] + out, row[j - 1] + into, before[j - 1] + change)
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == mate:
+                least = min(least, last[j - 2] + 1)
+            row.append(least)
+    return row[-1]
+
+
+def _is_within(word: str, name: str) -> bool:
+    """Whether the letters of `word` come in `name` in this order."""
+    letters = iter(name)
+    return all(letter in letters for letter in word)
