@@ -16,6 +16,7 @@ from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.batches import Batches
+from trainfleet.engine.checkpoint import state
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.world import World
 from trainfleet.shapes import fit
@@ -160,3 +161,18 @@ def test_a_device_knows_itself() -> None:
     assert device.name and 1e9 < device.peak_flops(torch.float32) < math.inf
     assert 0 < device.memory_used() < device.memory_bytes()
     assert device.place(np.ones((2, 2))).device.type == device.kind
+
+
+def test_random_numbers_of_another_kind_of_device_are_not_taken_up() -> None:
+    """A run that moves from a CPU to a GPU begins them anew, where each has as many ranks."""
+
+    class Other(Cpu):
+        kind = "other"
+
+        def generators(self) -> list[torch.Generator]:
+            return [torch.default_generator, torch.Generator()]
+
+    saved = state.read_random(Cpu())
+    drawn = torch.rand(3)
+    assert not state.set_random(saved, Other()) and not torch.equal(torch.rand(3), drawn)
+    assert state.set_random(saved, Cpu()) and torch.equal(torch.rand(3), drawn)

@@ -156,7 +156,8 @@ class Checkpoints:
 
     def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:
         told = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
-        ranks = "" if same else f"; saved by {commit.world_size} ranks, so random numbers begin anew"
+        cause = "on another kind of device" if commit.world_size == self.peers.size else f"by {commit.world_size} ranks"
+        ranks = "" if same else f"; saved {cause}, so random numbers begin anew"
         self._tell(
             "resumed",
             f"goes on from {self.store.address(commit.step)}{told}{ranks}",

@@ -91,7 +91,8 @@ def examine(peers: Peers, store: Store, step: int) -> Commit:
 def load(peers: Peers, store: Store, found: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, device: Device) -> bool:
     """Makes a checkpoint's state this rank's, whatever layout wrote it; whether the random numbers were taken up too.
 
-    They belong to ranks, so only as many ranks can go on with them; others begin theirs anew from seed, step and rank.
+    They belong to ranks and devices: only as many ranks on the same kind of device go on with them; others begin theirs anew
+    from seed, step and rank.
     """
     state = states.collect(model, optimizer)
     same = found.world_size == peers.size
@@ -99,9 +100,7 @@ def load(peers: Peers, store: Store, found: Commit, model: nn.Module, optimizer:
         state["random"] = {str(peers.rank): ""}
     peers.all("can't load a checkpoint", lambda: fill(state, store, found.step))
     states.restore(model, optimizer, state)
-    if same:
-        states.set_random(state["random"][str(peers.rank)], device)
-    return same
+    return same and states.set_random(state["random"][str(peers.rank)], device)
 
 
 def load_weights(peers: Peers, address: str, model: nn.Module, config: Config) -> str:

@@ -49,6 +49,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) ->
 def read_random(device: Device) -> str:
     """The state of all random numbers that this rank may draw, as text."""
     state: State = {
+        "device": device.kind,
         "python": random.getstate(),
         "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state(legacy=True)],
         "torch": [base64.b64encode(generator.get_state().numpy().tobytes()).decode() for generator in device.generators()],
@@ -56,14 +57,18 @@ def read_random(device: Device) -> str:
     return json.dumps(state)
 
 
-def set_random(text: str, device: Device) -> None:
-    """Goes on with the random numbers where `read_random` found them."""
+def set_random(text: str, device: Device) -> bool:
+    """Goes on with the random numbers where `read_random` found them; whether it could: each kind of device has its own."""
     state = json.loads(text)
+    generators = device.generators()
+    if state.get("device", device.kind) != device.kind or len(state["torch"]) != len(generators):
+        return False
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(state["numpy"]))
-    for generator, encoded in zip(device.generators(), state["torch"], strict=True):
+    for generator, encoded in zip(generators, state["torch"], strict=True):
         generator.set_state(_bytes(encoded))
+    return True
 
 
 def seed_random(device: Device, seed: int, step: int, rank: int) -> None:
