@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .output import hide, visible
+
 
 class TrainfleetError(Exception):
     """One message to a user: `what` happened, `where` (file:line, host, rank), `why`, and the `next` command to type."""
@@ -43,7 +45,7 @@ class TrainfleetError(Exception):
 def tell(error: TrainfleetError) -> int:
     """The exit code of a process that ends with this error, which it has said."""
     sys.stdout.flush()  # in a pipe, what was said before must come before
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
 

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 from . import door, events
 from .errors import InputError, RunError
+from .output import hide_all
 from .records import Results, check_event, check_metric, is_object
 from .shapes import fit
 
@@ -83,7 +84,7 @@ class Run:
     def update_results(self, **fields: Any) -> Record:
         """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then rank 0, then launcher)."""
         results = self.read_results() | {"format": events.FORMAT} | fields
-        write_atomic(self.results, json.dumps(results, indent=2) + "\n")
+        write_atomic(self.results, json.dumps(hide_all(results), indent=2) + "\n")
         return results
 
     def record(self, event: str, **fields: Any) -> None:
@@ -168,7 +169,7 @@ def append_line(path: Path, record: Record) -> None:
     try:
         with open(path, "ab+") as file:
             torn = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-            file.write(b"\n" * bool(torn) + json.dumps(record).encode() + b"\n")
+            file.write(b"\n" * bool(torn) + json.dumps(hide_all(record)).encode() + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
 

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from .kernel import Kernel
+from .output import hide_bytes
 from .processes import die_with_parent, signal_group
 from .runs import Run
 from .runs import scratch as scratch_of
@@ -94,7 +95,7 @@ def write(path: Path, text: str) -> None:
 def run(log: Path, command: list[str]) -> int:
     """The command's exit code (128 + n for signal n), once nothing of it is left."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    kernel, secrets = Kernel(), secret_values()
+    kernel = Kernel()
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
@@ -102,7 +103,7 @@ def run(log: Path, command: list[str]) -> int:
     assert child.stdout is not None
     with open(log, "ab", buffering=0) as file:
         for line in child.stdout:
-            file.write(stamp(mask(line, secrets)))
+            file.write(stamp(hide_bytes(line)))
     code = child.wait()
     signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
     if code < 0:
@@ -116,19 +117,6 @@ def note(log: Path, who: str, text: str) -> None:
     """A line in the log that the command did not write."""
     with open(log, "ab", buffering=0) as file:
         file.write(stamp(f"{text}\n".encode()).replace(b"agent  ", who.ljust(7).encode(), 1))
-
-
-def secret_values() -> list[bytes]:
-    """The values of the variables that TRAINFLEET_SECRETS names: they must not reach the log."""
-    names = os.environ.get("TRAINFLEET_SECRETS", "").split(",")
-    return [value.encode() for name in names if len(value := os.environ.get(name, "")) > 3]
-
-
-def mask(line: bytes, secrets: list[bytes]) -> bytes:
-    """The line with `***` for every secret in it."""
-    for secret in secrets:
-        line = line.replace(secret, b"***")
-    return line
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:

@@ -18,6 +18,7 @@ GROUND = {
     "heartbeat",
     "kernel",
     "lease",
+    "output",
     "runs",
     "hardware",
     "processes",

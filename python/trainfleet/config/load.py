@@ -13,6 +13,7 @@ import yaml
 
 from .. import door
 from ..errors import ConfigError, DataError, InputError, Problem
+from ..output import keep_secret
 from ..shapes import fit
 from . import layouts, rules, schema
 from .derive import Derived, derive, shape_of
@@ -43,6 +44,7 @@ def load(settings: Settings) -> tuple[Config, list[Derived]]:
     if problems:
         raise ConfigError(_blamed(problems, settings), next=REMEDY)
     assert config is not None
+    keep_secret(config.fleet.secrets)
     return config, derived
 
 
@@ -148,6 +150,7 @@ def load_resolved(path: Path) -> Config:
         problems = [Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong]
     if problems:
         raise ConfigError(problems, next="make train writes it anew")
+    keep_secret(config.fleet.secrets)
     return config
 
 

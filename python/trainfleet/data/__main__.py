@@ -14,6 +14,7 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPE
 from .. import events, fence
 from ..config import load_resolved
 from ..errors import DataError, TrainfleetError
+from ..output import install
 from ..runs import Run
 from .job import Share, exit_on, tokenize
 
@@ -43,4 +44,5 @@ def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ from .. import runs
 from ..config import load_resolved
 from ..config.types import Config
 from ..errors import telling
+from ..output import install
 from .dataset import Dataset
 from .summary import table
 from .tokenizer import load
@@ -50,4 +51,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset
 from ..errors import RunError, TrainfleetError
 from ..heartbeat import Heart
+from ..output import install
 from ..processes import die_with_parent
 from ..runs import Run
 from . import generate, notices, search
@@ -187,4 +188,5 @@ def record_fault(run: Run, error: Exception) -> None:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

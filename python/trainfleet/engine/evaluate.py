@@ -16,6 +16,7 @@ from ..config import load_resolved
 from ..errors import telling
 from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
+from ..output import install
 from ..runs import Run
 from .batches import Batch, samples_for, separator, split
 from .generate import load
@@ -98,4 +99,5 @@ def mask(model: Network, targets: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

@@ -17,6 +17,7 @@ from ..data.tokenizer import load as load_tokenizer
 from ..errors import RunError, telling
 from ..models import Network
 from ..models import huggingface as weights
+from ..output import install
 from ..runs import Run, unwritable
 from .generate import load
 
@@ -112,4 +113,5 @@ def card(config: Config, results: Json) -> str:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

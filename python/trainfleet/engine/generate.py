@@ -20,6 +20,7 @@ from ..errors import RunError, telling
 from ..models import GPT2, Llama
 from ..models.llama import Cache
 from ..models.network import Network
+from ..output import install
 from ..runs import Run
 from .checkpoint import load_model, newest
 
@@ -136,6 +137,7 @@ def load(run: Run) -> tuple[Network, Dataset]:
 
 
 if __name__ == "__main__":
+    install()
     try:
         sys.exit(main(sys.argv[1:]))
     except BrokenPipeError:  # the reader has read enough, as `head` does

@@ -31,6 +31,7 @@ from ..config.memory import memory_of
 from ..data.dataset import Dataset
 from ..errors import RunError
 from ..heartbeat import Heart
+from ..output import install
 from ..processes import die_with_parent
 from ..runs import Record, Run, read_json, write_atomic
 from .batches import samples_for
@@ -267,4 +268,5 @@ def leave(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    install()
     leave(sys.argv[1:])

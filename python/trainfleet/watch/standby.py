@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from ..lease import PATIENCE, read_tenure
+from ..output import install
 from ..processes import die_with_parent
 
 LOOK_EVERY = 1.0
@@ -54,4 +55,5 @@ def vacant(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

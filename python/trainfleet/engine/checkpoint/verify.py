@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from ...checkpoints.marker import Broken
 from ...checkpoints.store import Store
 from ...errors import RunError, telling
+from ...output import install
 from .files import Reader
 from .resuming import fill, locate
 
@@ -61,4 +62,5 @@ def kind_of(name: str) -> str:
 
 
 if __name__ == "__main__":
+    install()
     sys.exit(main(sys.argv[1:]))

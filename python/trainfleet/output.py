@@ -1,0 +1,155 @@
+"""What leaves a process as text: without the values of secrets, and foreign words with their control characters made visible.
+
+TRAINFLEET_SECRETS names the variables whose values are secret (fleet.secrets). A value is hidden whole and in the spellings of
+JSON, Python, HTML and URLs; of one with several lines each longer line too, as logs are written by line. Where secrets overlap,
+all that any of them covers is hidden. Standard library only: supervisors start with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+from urllib.parse import quote
+
+NAMES = "TRAINFLEET_SECRETS"
+HIDDEN = "***"
+LEAST, LEAST_LINE = 4, 8  # letters of a value, and of one of its lines: shorter ones would hide half of every text
+# Control characters but for the end of a line and the tab; what turns the direction of text around; what ends a line elsewhere.
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def keep_secret(names: Iterable[str]) -> None:
+    """From now on the values of these variables are hidden, here and in every process that this one starts."""
+    known = filter(None, os.environ.get(NAMES, "").split(","))
+    if all_names := list(dict.fromkeys((*known, *names))):
+        os.environ[NAMES] = ",".join(all_names)
+
+
+def hide(text: str) -> str:
+    """The text with *** for every secret in it."""
+    covered = sorted(part for pattern in _patterns() for part in _places(text, pattern))
+    if not covered:
+        return text
+    parts, end = [], 0
+    for start, stop in covered:
+        if start >= end:
+            parts += [text[end:start], HIDDEN]
+        end = max(end, stop)
+    return "".join([*parts, text[end:]])
+
+
+def hide_bytes(line: bytes) -> bytes:
+    """As `hide`, of bytes that need not be text."""
+    return hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") if _patterns() else line
+
+
+def hide_all(value: Any) -> Any:
+    """A JSON value with the secrets hidden in all its texts; keys are ours."""
+    match value:
+        case str():
+            return hide(value)
+        case dict():
+            return {key: hide_all(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [hide_all(inner) for inner in value]
+    return value
+
+
+def visible(text: object) -> str:
+    r"""Foreign words as a terminal may show them: what would move its cursor or turn text around is written as \x1b, \u202e."""
+    return CONTROLS.sub(lambda match: _escaped(match[0]), str(text).replace("\r\n", "\n"))
+
+
+def _escaped(letter: str) -> str:
+    return f"\\x{ord(letter):02x}" if ord(letter) < 0x100 else f"\\u{ord(letter):04x}"
+
+
+def _patterns() -> tuple[str, ...]:
+    return _spellings(tuple(os.environ.get(name, "") for name in os.environ.get(NAMES, "").split(",") if name))
+
+
+@functools.lru_cache(maxsize=4)
+def _spellings(values: tuple[str, ...]) -> tuple[str, ...]:
+    """All that is to be hidden for these values."""
+    found: dict[str, None] = {}
+    for value in (value.strip() for value in values):
+        lines = [line.strip() for line in value.splitlines()]
+        for part in (*([value] if len(value) >= LEAST else []), *(line for line in lines if len(line) >= LEAST_LINE)):
+            spelt = (json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1], html.escape(part),
+                     quote(part, safe="", errors="surrogateescape"), quote(part, errors="surrogateescape"))  # fmt: skip
+            found |= dict.fromkeys((part, *spelt))
+    return tuple(found)
+
+
+def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
+    """Where a pattern stands, also where it overlaps itself."""
+    start = text.find(pattern)
+    while start >= 0:
+        yield start, start + len(pattern)
+        start = text.find(pattern, start + 1)
+
+
+class Stream:
+    """A text stream that hides secrets, also one that comes in several writes: what may be the beginning of one is held back."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._held = stream, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Takes all of the text."""
+        whole = self._held + text
+        keep = _begun(whole)
+        self._held = whole[len(whole) - keep :]
+        self._stream.write(hide(whole[: len(whole) - keep]))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def release(self) -> None:
+        """What was held back was no secret."""
+        held, self._held = self._held, ""
+        self._stream.write(hide(held))
+        self._stream.flush()
+
+
+def _begun(text: str) -> int:
+    """How many of the last letters may not be written yet: they are the beginning of a secret, or stand in one that goes on."""
+    keep = 0
+    for pattern in _patterns():
+        longest = min(len(pattern) - 1, len(text))
+        keep = max(keep, next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0))
+    cut = len(text) - keep
+    for start, stop in sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True) if keep else ():
+        cut = start if start < cut < stop else cut
+    return len(text) - cut
+
+
+def install() -> None:
+    """From now on this process's stdout and stderr hide secrets; what is held back at the end comes then."""
+    import atexit
+
+    for name in ("stdout", "stderr"):
+        stream = Stream(getattr(sys, name))
+        setattr(sys, name, stream)
+        atexit.register(_release, stream)
+
+
+def _release(stream: Stream) -> None:
+    try:
+        stream.release()
+    except (OSError, ValueError):  # the reader has left, or the stream is closed
+        return

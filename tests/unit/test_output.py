@@ -1,0 +1,117 @@
+"""Secrets in what leaves a process, and control characters in foreign words."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from trainfleet import output
+from trainfleet.errors import RunError, tell
+from trainfleet.runs import Run, append_line
+
+KEY = 'canary/5d1f "0c\'7e"&<b>\\n\u00e9'
+PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\nab==\n-----END KEY-----\n"
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "LONG": "abcdefgh-tail",
+        "SHORT": "abcdefgh",
+        "OVER": "tail-and-more",
+        "THE_KEY": KEY,
+        "PEM": PEM,
+        "NO": "no",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(output.NAMES, "SHORT,LONG,THE_KEY,PEM,OVER,NO,UNSET")
+
+
+@pytest.mark.parametrize("text", [
+    KEY, f"x{KEY}y", json.dumps(KEY), json.dumps({"a": [KEY]}, ensure_ascii=False), repr(KEY), repr(ValueError(KEY)), escape(KEY), quote(KEY),
+    quote(KEY, safe=""), PEM, PEM.replace("\n", "\\n"), json.dumps(PEM), "rank 0 | MIIEvQIBADANBgkq", "key: -----BEGIN KEY-----", KEY * 3,
+])  # fmt: skip
+def test_a_value_is_hidden_in_every_spelling(text: str) -> None:
+    hidden = output.hide(text)
+    assert "***" in hidden and not any(part in hidden for part in ("canary", "0c", "7e", "MIIE", "hkiG", "BEGIN"))
+
+
+@pytest.mark.parametrize(("text", "hidden"), [
+    ("abcdefgh-tail", "***"), ("abcdefgh", "***"), ("abcdefghabcdefgh-tail", "******"), ("abcdefgh-tail-and-more!", "***!"),
+    ("abcdefgh-tai", "***-tai"), ("no secret", "no secret"), ("", ""),
+])  # fmt: skip
+def test_the_longest_secret_leaves_no_tail_and_overlaps_leave_nothing(text: str, hidden: str) -> None:
+    assert output.hide(text) == hidden
+    assert output.hide_bytes(text.encode()) == hidden.encode()
+
+
+def test_bytes_that_are_no_text_stay_as_they_are() -> None:
+    assert output.hide_bytes(b"\xff\xfe abcdefgh \x80\n") == b"\xff\xfe *** \x80\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11])
+@pytest.mark.parametrize(
+    "text", [f"a {KEY} b\n", f"{PEM}x", "abcdefgh-tail-and-more abcdefgh, abcdefg", f"{KEY}{KEY[:5]}\n", "plain text\n"]
+)
+def test_a_secret_in_several_writes_is_hidden_and_nothing_else_is_lost(text: str, size: int) -> None:
+    behind = io.StringIO()
+    stream = output.Stream(behind)
+    for start in range(0, len(text), size):
+        stream.write(text[start : start + size])
+        stream.flush()
+        assert not any(part in behind.getvalue() for part in ("canary", "abcdefgh", "MIIE"))
+    stream.release()
+    assert behind.getvalue() == output.hide(text)
+
+
+def test_what_follows_a_secret_in_the_next_write_does_not_uncover_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A", "SECRET-ONE")
+    monkeypatch.setenv("B", "ONE-AND-TWO")
+    monkeypatch.setenv(output.NAMES, "A,B")
+    behind = io.StringIO()
+    stream = output.Stream(behind)
+    for text in ("SECRET-ONE", "-AND-", "TW", "x"):
+        stream.write(text)
+    stream.release()
+    assert behind.getvalue() == "***-AND-TWx"
+
+
+def test_events_results_and_errors_hold_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path / "x")
+    run.record(
+        "fault", rank=0, node=0, error="ValueError", message=f"401 for {KEY}", why=PEM, next="", traceback=[f"  raise {KEY}"]
+    )
+    run.update_results(status="failed", verdict={"words": KEY, "lines": [PEM]})
+    append_line(tmp_path / "x/metrics.jsonl", {"step": 1, "note": KEY})
+    tell(RunError(f"can't log in with {KEY}", why=PEM, next=f"curl {quote(KEY)}"))
+    said = "".join(capsys.readouterr()) + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert said.count("***") >= 8 and not any(part in said for part in ("canary", "MIIE", "hkiG"))
+
+
+def test_an_uncaught_exception_of_a_process_shows_no_secret() -> None:
+    program = (
+        "import os; from trainfleet.output import install, keep_secret; install(); keep_secret(['THE_KEY', 'PEM'])\n"
+        "print('my key', os.environ['THE_KEY'], end=''); raise ValueError(os.environ['THE_KEY'] + os.environ['PEM'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != output.NAMES}
+    environment["PYTHONPATH"] = str(Path(output.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1 and "ValueError: ***" in done.stderr and done.stdout == "my key ***"
+    assert not any(part in done.stdout + done.stderr for part in ("canary", "MIIE", "7e"))
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("\x1b[2J\x1b[31mred", "\\x1b[2J\\x1b[31mred"), ("\x1b]0;title\x07", "\\x1b]0;title\\x07"), ("\x9b31m", "\\x9b31m"), ("a\rb", "a\\x0db"),
+    ("a\r\nb", "a\nb"), ("user\u202egnp.exe", "user\\u202egnp.exe"), ("\u2066x\u2069", "\\u2066x\\u2069"), ("tab\tnew\nline", "tab\tnew\nline"),
+    ("\u00e9\u4e2d\U0001f600", "\u00e9\u4e2d\U0001f600"), ("\x00\x7f\x08", "\\x00\\x7f\\x08"), ("\ud800", "\\ud800"), ("a\u2028b", "a\\u2028b"),
+])  # fmt: skip
+def test_control_characters_are_visible(text: str, shown: str) -> None:
+    assert output.visible(text) == shown
