@@ -10,16 +10,16 @@ allows.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, BinaryIO, cast
 
 from .errors import S3Error
@@ -27,44 +27,43 @@ from .errors import S3Error
 SCHEME = "s3://"
 TRIES = 10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
 PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
-AT_ONCE = 4  # parts of one upload: enough for the bandwidth of a node whose ranks all write
-RANGE = 2**23  # bytes of a GET of a stream: large enough that its latency does not count
+AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node whose ranks all write
 SMALL = 2**28  # bytes of an object that is read at once, at most
 LISTED = 10**7  # entries of one listing, at most: a server may go on for ever
 BATCH = 1000  # objects that S3 removes in one request
-BUFFER = 2**18
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
 CHANGED = ("412", "PreconditionFailed")
 CREDENTIALS = "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or run on an instance with a role"
 REASONS = {
-    "403": "access is denied",
-    "AccessDenied": "access is denied",
+    **dict.fromkeys(("403", "AccessDenied"), "access is denied"),
+    **dict.fromkeys(ABSENT, "there is no such object"),
+    **dict.fromkeys(CHANGED, "it changed after the work was planned"),
+    "NoSuchBucket": "there is no such bucket",
+    "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
+}
+OF_CREDENTIALS = {
     "InvalidAccessKeyId": "the access key is not known",
     "SignatureDoesNotMatch": "the secret key is wrong",
     "ExpiredToken": "the credentials have expired",
-    "NoSuchBucket": "there is no such bucket",
-    "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
-    **dict.fromkeys(ABSENT, "there is no such object"),
-    **dict.fromkeys(CHANGED, "it changed after the work was planned"),
 }
-OF_CREDENTIALS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 
 
 @dataclass(frozen=True)
 class Object:
-    """An object as it was listed; `version` is its ETag."""
+    """An object as it was listed; `version` is its ETag, `modified` the time of its last change by S3's clock (unix)."""
 
     address: str
     size: int
     version: str
+    modified: float = 0.0
 
 
 def list_objects(prefix: str) -> list[Object]:
     """Every object whose address begins so, in the order of their keys."""
     bucket = split(prefix)[0]
     entries = _pages("list_objects_v2", "Contents", prefix)
-    return [Object(f"{SCHEME}{bucket}/{entry['Key']}", _size(entry, prefix), str(entry.get("ETag", ""))) for entry in entries]
+    return [_object(f"{SCHEME}{bucket}/{entry['Key']}", entry) for entry in entries]
 
 
 def list_folders(prefix: str) -> list[str]:
@@ -90,13 +89,18 @@ def read_version(address: str, most: int = SMALL) -> tuple[bytes, str] | None:
     return _get(address, most, unless=ABSENT)
 
 
-def read_range(address: str, start: int, end: int, version: str = "") -> bytes:
-    """Bytes [start, end) of an object. S3Error when they are not there, or it no longer has the ETag `version`."""
+def read_range(address: str, start: int, end: int, version: str = "", unless: tuple[str, ...] = ()) -> bytes:
+    """Bytes [start, end) of an object; none when S3 answers with an error of one of the codes in `unless`.
+
+    S3Error when the bytes are not there, or it no longer has the ETag `version`.
+    """
     if end <= start:
         return b""
     unchanged: dict[str, Any] = {"IfMatch": version} if version else {}
-    found = _get(address, end - start, Range=f"bytes={start}-{end - 1}", **unchanged)
-    if found is None or len(found[0]) != end - start:
+    found = _get(address, end - start, unless=unless, Range=f"bytes={start}-{end - 1}", **unchanged)
+    if found is None:
+        return b""
+    if len(found[0]) != end - start:
         raise _unbelievable(address, f"bytes {start} to {end} were asked for, and others came")
     return found[0]
 
@@ -120,18 +124,6 @@ def upload(address: str, source: str) -> None:
         client().upload_file(source, bucket, key, Config=_transfer())
 
 
-@contextmanager
-def create(address: str) -> Iterator[BinaryIO]:
-    """A stream that becomes an object when the context is left, and leaves nothing when that is by an error."""
-    stream = Upload(address)
-    try:
-        yield cast(BinaryIO, stream)
-        stream.finish()
-    except BaseException:
-        stream.abort()
-        raise
-
-
 def download(address: str) -> BinaryIO:
     """An object as a temporary local file, which is gone once it is closed."""
     bucket, key = split(address)
@@ -140,13 +132,6 @@ def download(address: str) -> BinaryIO:
         client().download_fileobj(bucket, key, copy, Config=_transfer())
     copy.seek(0)
     return cast(BinaryIO, copy)
-
-
-def open_object(found: Object, start: int = 0) -> BinaryIO:
-    """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer the one that was listed."""
-    stream = io.BufferedReader(Ranges(found), BUFFER)
-    stream.seek(start)
-    return stream
 
 
 def copy(source: str, address: str) -> None:
@@ -177,6 +162,13 @@ def abort_uploads(prefix: str) -> None:
     """Removes the parts of every upload that was begun below `prefix` and never ended: S3 bills them."""
     for entry in _pages("list_multipart_uploads", "Uploads", prefix):
         request("abort_multipart_upload", f"{SCHEME}{split(prefix)[0]}/{entry['Key']}", UploadId=entry["UploadId"])
+
+
+def clock(address: str) -> float:
+    """S3's clock now (unix), by which `modified` is."""
+    with explained(address):
+        answer = client().head_bucket(Bucket=split(address)[0])
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
 
 def split(address: str) -> tuple[str, str]:
@@ -223,102 +215,13 @@ def client() -> Any:
     return _client(os.getpid())
 
 
-class Upload(io.RawIOBase):
-    """One object on its way: a large one in parts, several at once, so that memory holds a few parts and not the object."""
-
-    def __init__(self, address: str) -> None:
-        self.address, self.waiting, self.id = address, bytearray(), ""
-        self.threads = ThreadPoolExecutor(AT_ONCE)
-        self.sent: list[Future[dict[str, Any]]] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.waiting += data
-        while len(self.waiting) >= PART:
-            self._send(bytes(self.waiting[:PART]))
-            del self.waiting[:PART]
-        return len(data)
-
-    def finish(self) -> None:
-        """Returns when S3 has all of it; it is visible from then on."""
-        if self.id:
-            self._send(bytes(self.waiting))
-            parts = {"Parts": [part.result() for part in self.sent]}
-            request("complete_multipart_upload", self.address, UploadId=self.id, MultipartUpload=parts)
-        else:
-            write(self.address, bytes(self.waiting))
-        self.threads.shutdown()
-
-    def abort(self) -> None:
-        """Leaves nothing of it. When S3 is away, parts stay until abort_uploads."""
-        self.threads.shutdown(cancel_futures=True)
-        if self.id:
-            with suppress(S3Error):
-                request("abort_multipart_upload", self.address, UploadId=self.id)
-
-    def _send(self, part: bytes) -> None:
-        self.id = self.id or request("create_multipart_upload", self.address)["UploadId"]
-        if len(self.sent) >= AT_ONCE:
-            self.sent[-AT_ONCE].result()  # raises what went wrong, and bounds the memory
-        self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
-
-    def _put(self, part: bytes, number: int) -> dict[str, Any]:
-        answer = request("upload_part", self.address, UploadId=self.id, PartNumber=number, Body=part)
-        checksums = {name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"}
-        return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
-
-
-class Ranges(io.RawIOBase):
-    """An object as a raw stream: ranges of RANGE bytes, the next one fetched while this one is read."""
-
-    def __init__(self, found: Object) -> None:
-        self.found, self.at = found, 0
-        self.threads = ThreadPoolExecutor(1)
-        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.found.size}[whence]
-        return self.at
-
-    def readinto(self, buffer: Any) -> int:
-        if self.at >= self.found.size:
-            return 0
-        index = self.at // RANGE
-        content = self.fetch(index).result()
-        if (index + 1) * RANGE < self.found.size:
-            self.fetch(index + 1)
-        part = content[self.at % RANGE :][: len(buffer)]
-        buffer[: len(part)] = part
-        self.at += len(part)
-        return len(part)
-
-    def close(self) -> None:
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        super().close()
-
-    def _fetch(self, index: int) -> bytes:
-        bounds = index * RANGE, min((index + 1) * RANGE, self.found.size)
-        return read_range(self.found.address, *bounds, self.found.version)
-
-
 def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any) -> tuple[bytes, str] | None:
     """What a GET brings, and the ETag. boto3 does not retry a body that is cut off, so that is done here."""
     from botocore.exceptions import HTTPClientError, IncompleteReadError
 
     for left in reversed(range(TRIES)):
         if (answer := request("get_object", address, unless=unless, **words)) is None:
-            break
+            return None
         if answer["ContentLength"] > most:
             raise _unbelievable(address, f"{answer['ContentLength']:,} bytes came, {most:,} at most were expected")
         with explained(address):
@@ -327,7 +230,7 @@ def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any)
             except (HTTPClientError, IncompleteReadError):
                 if not left:
                     raise
-    return None
+    raise AssertionError("unreachable")
 
 
 def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
@@ -345,11 +248,11 @@ def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str,
     return found
 
 
-def _size(entry: dict[str, Any], prefix: str) -> int:
-    size = entry.get("Size")
+def _object(address: str, entry: dict[str, Any]) -> Object:
+    size, modified = entry.get("Size"), entry.get("LastModified")
     if not isinstance(size, int) or size < 0:
-        raise _unbelievable(prefix, f"the listing has {entry.get('Key')!r} of {size!r} bytes")
-    return size
+        raise _unbelievable(address, f"the listing has it with {size!r} bytes")
+    return Object(address, size, str(entry.get("ETag", "")), modified.timestamp() if isinstance(modified, datetime) else 0.0)
 
 
 @cache
@@ -379,8 +282,8 @@ def _transfer() -> Any:
 def _reason(answer: dict[str, Any]) -> str:
     """Why S3 said no, and how often."""
     code, often = str(answer["Error"].get("Code")), answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
-    if code in REASONS:
-        return f"{REASONS[code]} ({code})"
+    if known := (REASONS | OF_CREDENTIALS).get(code):
+        return f"{known} ({code})"
     return f"{code}: {answer['Error'].get('Message')}" + (f", {often} times" if often > 1 else "")
 
 

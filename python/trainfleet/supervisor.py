@@ -29,6 +29,7 @@ from .output import hide_bytes
 from .processes import die_with_parent, signal_group
 from .runs import Run
 from .runs import scratch as scratch_of
+from .uplink import carrier
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 TORCHRUN = "torch.distributed.run"
@@ -50,7 +51,8 @@ def supervise(arguments: list[str]) -> int:
     scratch = scratch_of(Path(log))
     shutil.rmtree(scratch, ignore_errors=True)  # an earlier one's, if that was killed
     try:
-        return run(Path(log), command)
+        with carrier(Path(log)):
+            return run(Path(log), command)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -18,7 +18,7 @@ import pytest
 
 from s3server import Application, serve
 from s3server import busy as refuse
-from trainfleet import s3
+from trainfleet import s3, streams
 from trainfleet.config.types import Data
 from trainfleet.data import lock, manifest, sources, storage
 from trainfleet.data.dataset import Dataset, find
@@ -70,7 +70,7 @@ def server() -> Iterator[Busy]:
 def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     server.always = ""
     monkeypatch.setattr(sources, "GRID", 2**16)
-    monkeypatch.setattr(s3, "RANGE", 2**14)
+    monkeypatch.setattr(streams, "RANGE", 2**14)
     words = Path(storage.__file__).read_text().splitlines()
     lines = [json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)]
     folder = tmp_path / "text"

@@ -26,6 +26,7 @@ GROUND = {
     "seat",
     "stacks",
     "supervisor",
+    "streams",
     "travel",
     "link",
     "uplink",

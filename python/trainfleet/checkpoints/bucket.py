@@ -17,7 +17,7 @@ import zlib
 from contextlib import AbstractContextManager
 from typing import BinaryIO
 
-from .. import s3
+from .. import s3, streams
 from ..runs import step_name
 from .marker import MARKER, MARKER_BYTES
 from .store import BROKEN, NAME
@@ -56,7 +56,7 @@ class Bucket:
         self.remove(step)
 
     def create(self, step: int, file: str) -> AbstractContextManager[BinaryIO]:
-        return s3.create(self._part(step, file))
+        return streams.create(self._part(step, file))
 
     def commit(self, step: int, marker: str) -> None:
         s3.write(self._marker(step), marker.encode())

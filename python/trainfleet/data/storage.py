@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from .. import s3
+from .. import s3, streams
 from ..errors import DataError
 
 STDLIB = "stdlib"
@@ -70,7 +70,7 @@ def stat(path: str) -> File:
 def open_file(file: File, start: int = 0) -> BinaryIO:
     """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the file's beginning."""
     if is_remote(file.path):
-        return s3.open_object(s3.Object(file.path, file.size, file.version), start)
+        return streams.open_object(s3.Object(file.path, file.size, file.version), start)
     try:
         stream = open(_local(file.path), "rb", buffering=BUFFER)  # noqa: SIM115  the caller closes it
     except OSError as error:
