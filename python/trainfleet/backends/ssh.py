@@ -19,7 +19,7 @@ from .. import runs
 from ..config import Config
 from ..errors import BackendError
 from ..nodes import facts as reading
-from ..nodes import jobs
+from ..nodes import jobs, pace
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
@@ -33,8 +33,6 @@ from .base import Status
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
 PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
-LOOK_EVERY = 1.0  # seconds
-LOST_AFTER = 9.0  # seconds without an answer; a dead link shows after 8 (nodes/transport.py)
 START_TIMEOUT = 60.0
 FENCE_TIMEOUT = 20.0
 
@@ -76,8 +74,10 @@ class Ssh:
         """One command a host, on the first sound hosts; those in quarantine or out of reach are passed over.
 
         Raises:
-            BackendError: fewer hosts are sound than there are to be nodes; all that is wrong, by host.
+            BackendError: fewer hosts are sound than there are to be nodes, with all that is wrong, by host; or a head can't carry
+                so many.
         """
+        pace.refuse(job.nodes)
         sound, unsound = self.survey(self.transport.hosts)
         if len(sound) < job.nodes:
             raise self._too_few(job.nodes, sound, unsound)
@@ -145,7 +145,7 @@ class Ssh:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """What the nodes said last; one that has not answered for LOST_AFTER seconds is lost."""
+        """What the nodes said last; one that has not answered for long is lost (nodes/pace.py)."""
         ended, lost, now = {}, {}, time.monotonic()
         for node, host in enumerate(handle.hosts):
             match handle.said[host]:
@@ -155,7 +155,7 @@ class Ssh:
                     lost[node] = "it has rebooted"
                 case ("absent", _):
                     ended[node] = 137
-                case _ if now - handle.heard[host] > LOST_AFTER:
+                case _ if now - handle.heard[host] > pace.lost_after(len(handle.hosts)):
                     lost[node] = f"no answer over SSH for {now - handle.heard[host]:.0f} s: {handle.trouble.get(host, 'silence')}"
         self.lost = {handle.hosts[node] for node in lost}
         return Status(len(ended) < len(handle.hosts), ended, lost)
@@ -203,8 +203,7 @@ class Ssh:
 
     def _keep_looking(self, handle: Handle, host: Host) -> None:
         """Asks one host how its part is, until that has ended or nobody wants to know."""
-        pause = max(LOOK_EVERY, len(handle.hosts) / 64)  # on a head of few cores an answer costs some milliseconds
-        while not handle.closed.wait(pause):
+        while not handle.closed.wait(pace.look_every(len(handle.hosts))):
             answer = self.transport.ask(host, jobs.look(handle.name), timeout=8)
             if failure := reason(host, answer):
                 handle.trouble[host] = failure.message

@@ -25,6 +25,7 @@ from .fleet import wanted_of
 from .health import judge
 from .operations import Wanted
 from .tar import code_files, content_hash
+from .together import run_together
 from .transport import Transport
 
 PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that runs is not in its way
@@ -110,7 +111,9 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
     port = wanted.fleet.port or PORT
     listen = shlex.join(["python3", "-c", LISTEN, str(port), str(len(others)), str(CONNECT_SECONDS)])
     connect = shlex.join(["bash", "-c", CONNECT, "connect", facts[head].address(head), str(port), str(CONNECT_SECONDS)])
-    answers = transport.run(lambda host: listen if host == head else connect, timeout=CONNECT_SECONDS + 5, hosts=list(facts))
+    answers = run_together(
+        transport, lambda host: listen if host == head else connect, timeout=CONNECT_SECONDS + 5, hosts=list(facts)
+    )
     if "taken" in _printed(answers, head):
         return [Finding(head, "port", f"port {port} is taken on it", f"on it: ss -ltnp 'sport = :{port}'; or another fleet.port")]
     shut = [host for host in others if "connected" not in _printed(answers, host)]
@@ -151,7 +154,9 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
     fleet, hosts = wanted.fleet, list(facts)
     least = least_bandwidth(fleet.instance_type)
     code = send_code(transport, fleet.shared_folder or "", hosts)
-    answers = transport.run(lambda host: trial_command(wanted, facts, host, code, least), timeout=FABRIC_SECONDS, hosts=hosts)
+    answers = run_together(
+        transport, lambda host: trial_command(wanted, facts, host, code, least), timeout=FABRIC_SECONDS, hosts=hosts
+    )
     report = next((line[len(MARK) :] for line in _printed(answers, hosts[0]).splitlines() if line.startswith(MARK)), None)
     if report is None:
         return None, _explain_silence(answers, hosts)

@@ -1,0 +1,37 @@
+"""How much one head can do over SSH: how often it asks hosts how they are, and when one that does not answer is lost. Pure.
+
+A head of two cores takes in some 64 answers a second (tests/bench/LOG.md). So the more hosts, the longer the pause between two
+questions to one; a host is lost when it has missed some, never because its turn comes later than it would with fewer.
+"""
+
+from __future__ import annotations
+
+from ..errors import BackendError
+
+ANSWERS = 64  # a second
+LOOK_EVERY = 1.0  # seconds, for as many hosts as that allows
+LOST_AFTER = 9.0  # seconds without an answer, for as many; a dead link shows after 8 (nodes/transport.py)
+MOST_NODES = 512  # of a job: each is asked every 8 s, and missed after 30
+
+
+def look_every(hosts: int) -> float:
+    """Seconds between two questions to one host."""
+    return max(LOOK_EVERY, hosts / ANSWERS)
+
+
+def lost_after(hosts: int) -> float:
+    """Seconds without an answer until a host is lost: time for three questions, of which the last may take until it fails."""
+    return max(LOST_AFTER, 3 * look_every(hosts) + LOST_AFTER - 3 * LOOK_EVERY)
+
+
+def spread(hosts: int) -> float:
+    """Seconds that it takes until all hosts have been asked something that they answer at once."""
+    return hosts / ANSWERS
+
+
+def refuse(nodes: int) -> None:
+    """BackendError for a job that one head can't carry over SSH."""
+    if nodes > MOST_NODES:
+        why = f"one head asks every node how it is, and is too slow for more than {MOST_NODES}"
+        next = f"fleet.backend: slurm, batch or sagemaker carries more; or NODES={MOST_NODES}"
+        raise BackendError(f"{nodes} nodes are too many for the ssh backend", where="fleet.nodes", why=why, next=next)
