@@ -96,7 +96,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
         if record["attempt"] != attempt:
             return []
         return [Beat._make(row) for row in record["beats"] if list(map(type, row)) == TYPES]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

@@ -1,7 +1,7 @@
 """Which attempt of a run may run now: the ranks of all earlier ones, wherever they still are, see that they are over and leave.
 
-heartbeats/attempts/<n>   attempt n, made by whoever claimed it, with the number of the launcher's attempt that it belongs to.
-                          A file is linked into place: that is atomic, also over NFS, and fails where it is there already
+heartbeats/attempts/<n>         attempt n, made by whoever claimed it: {order}, the number of the launcher's attempt that it is
+                                part of. It is linked into place, which is atomic, also over NFS, and fails where it is there
 heartbeats/attempts/<n>.taken   ranks have started as attempt n
 
 The launcher begins an attempt, and its number reaches the ranks as TRAINFLEET_ATTEMPT: their order. An engine that starts them
@@ -16,7 +16,7 @@ import os
 import platform
 import secrets
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import RunError
@@ -29,12 +29,12 @@ VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
 AGAIN = "TRAINFLEET_AGAIN"  # how often an engine has started it before, where it says so
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Attempt:
-    """An attempt: its number, and that of the launcher's order which it carries out."""
+    """An attempt: that of the launcher's which it carries out, and its own number. The later order is newer, then the number."""
 
-    number: int
     order: int
+    number: int
 
 
 class Fenced(RunError):
@@ -45,7 +45,11 @@ class Fenced(RunError):
 
 def begin(folder: Path) -> int:
     """The number of a new attempt of the launcher's. Older ranks end themselves within two beats (heartbeat.EVERY)."""
-    number = _claim(folder, current(folder).number + 1, None)
+    before = current(folder)
+    number = _claim(folder, before.number + 1, None)
+    for path in _folder(folder).iterdir():  # of the order before the last: nobody can be about to enter it
+        if path.stem.isdigit() and int(path.stem) < before.order:
+            path.unlink(missing_ok=True)
     for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
         path.unlink(missing_ok=True)
     return number
@@ -70,11 +74,11 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 
 def current(folder: Path) -> Attempt:
-    """The newest attempt; 0 before the first. Costs one listing of a folder of few files, and the reading of one."""
+    """The newest attempt; 0 before the first. Costs the listing of a folder of a few small files, and their reading."""
     with suppress(OSError):
-        numbers = [int(name) for name in os.listdir(folder / BEATS / FOLDER) if name.isdigit()]  # noqa: PTH208 - names alone
-        if numbers:
-            return _read(folder, max(numbers))
+        names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
+        if found := [_read(folder, int(name)) for name in names if name.isdigit()]:
+            return max(found)
     with suppress(OSError, ValueError):
         number = int((folder / BEATS / BEFORE).read_text())
         return Attempt(number, number)
@@ -84,18 +88,15 @@ def current(folder: Path) -> Attempt:
 def _read(folder: Path, number: int) -> Attempt:
     try:
         record = json.loads((folder / BEATS / FOLDER / str(number)).read_text(encoding="utf-8"))
-        return Attempt(number, int(record["order"]))
-    except (OSError, ValueError, KeyError, TypeError):  # it was followed by another one, and removed
-        return Attempt(number, number)
+        return Attempt(int(record["order"]), number)
+    except (OSError, ValueError, KeyError, TypeError):  # others have followed it, and it was removed
+        return Attempt(0, number)
 
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
     """The first number from `number` on that nobody has claimed; `order` None: an order of its own."""
-    while not _made(_folder(folder) / str(number), json.dumps(asdict(Attempt(number, number if order is None else order)))):
+    while not _made(_folder(folder) / str(number), json.dumps({"order": number if order is None else order})):
         number += 1
-    for path in _folder(folder).iterdir():
-        if path.stem.isdigit() and int(path.stem) < number:
-            path.unlink(missing_ok=True)
     return number
 
 

@@ -41,8 +41,8 @@ MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 class Orders:
     """What the node's last round found in the run folder, for all its ranks."""
 
-    number: int = 0  # of the newest attempt
-    order: int = 0
+    order: int = 0  # of the newest attempt
+    number: int = 0
     stacks: str = ""  # when they were asked for
     lease: Vigil = field(default_factory=Vigil)
     looked: float = 0.0  # at the lease, by the node's monotonic clock
@@ -128,7 +128,7 @@ class Heart:
 
     def meet(self, number: int) -> None:
         """The ranks have met, as attempt `number` (fence.enter)."""
-        self.attempt, self.met = Attempt(number, self.attempt.order), True
+        self.attempt, self.met = Attempt(self.attempt.order, number), True
 
     def stop(self) -> None:
         """The last beat: from here on silence means nothing."""
@@ -167,10 +167,11 @@ class Heart:
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
             lease, looked = lease.look(read_tenure(self.folder), LEASE_EVERY), time.monotonic()
-        return Orders(newest.number, newest.order, stacks.asked(self.folder), lease, looked)
+        return Orders(newest.order, newest.number, stacks.asked(self.folder), lease, looked)
 
     def _obey(self, orders: Orders) -> None:
-        if orders.number > self.attempt.number if self.met else orders.order > self.attempt.order:
+        newest = Attempt(orders.order, orders.number)
+        if newest > self.attempt if self.met else newest.order > self.attempt.order:
             self._leave_for_good(f"attempt {self.attempt.number} is over; this rank was out of reach and leaves")
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks

@@ -222,7 +222,7 @@ class Sentry:
         newest = fence.current(self.folder)
         if newest.order == self.order and newest.number != self.number:
             self._begin(newest.number)
-        beats = self.beats.new()
+        beats = {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
         alarm = self.dog.look(beats, now)
         self.pause = max(EVERY / 2, (time.monotonic() - now) / BUSY_SHARE)
         return self._blame(alarm) if alarm else None

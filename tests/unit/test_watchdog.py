@@ -184,7 +184,9 @@ def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, mon
     assert not read_beats(tmp_path, attempt=1), "what another attempt left is not this one's"
     asked = time.time() - 1
     stacks.ask(tmp_path)
-    time.sleep(0.15)
+    deadline = time.monotonic() + 10
+    while not stacks.Stacks(tmp_path, asked).read() and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert "test_a_heart_beats" in stacks.Stacks(tmp_path, asked).read()[3]
     heart.stop()
     assert read_beats(tmp_path, attempt=2)[3].phase == "end"

@@ -1,0 +1,98 @@
+"""Which attempt may run: numbers that are given once, by whoever asks, and ranks that leave when theirs is over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trainfleet import fence
+from trainfleet.beats import Beat, read_beats, write_beats
+from trainfleet.fence import Attempt, Fenced
+from trainfleet.heartbeat import FENCED
+
+HEART = """import sys, time; from pathlib import Path; from trainfleet import heartbeat
+heartbeat.EVERY = 0.05
+heart = heartbeat.Heart(Path(sys.argv[1]), rank=0, node=0, order=int(sys.argv[2]))
+if len(sys.argv) > 3: heart.meet(int(sys.argv[3]))
+print("beats", flush=True); time.sleep(20)"""
+
+
+def start(folder: Path, *numbers: int) -> subprocess.Popen[str]:
+    """A rank of a process of its own, whose heart beats by now."""
+    words = [sys.executable, "-c", HEART, str(folder), *map(str, numbers)]
+    process = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PYTHONPATH": "python"})
+    assert process.stdout and process.stdout.readline() == "beats\n"
+    return process
+
+
+def test_a_launcher_s_attempts_are_numbered_on_and_older_beats_are_cleared(tmp_path: Path) -> None:
+    assert fence.current(tmp_path) == Attempt(0, 0)
+    assert [fence.begin(tmp_path) for _ in range(3)] == [1, 2, 3]
+    write_beats(tmp_path, 0, 3, [Beat(0, 0, 1, 3, "step", 1, 0.0, 0.0)])
+    assert fence.begin(tmp_path) == 4 and not read_beats(tmp_path, 3)
+    assert fence.current(tmp_path) == Attempt(4, 4)
+
+
+def test_an_engine_that_starts_the_same_order_again_gets_another_number(tmp_path: Path) -> None:
+    order = fence.begin(tmp_path)
+    assert [fence.enter(tmp_path, order) for _ in range(3)] == [1, 2, 3]
+    assert fence.current(tmp_path) == Attempt(1, 3)
+    assert fence.begin(tmp_path) == 4 and fence.enter(tmp_path, 4) == 4
+    with pytest.raises(Fenced, match="this attempt is over before it began"):
+        fence.enter(tmp_path, order)
+
+
+def test_where_every_start_finds_an_empty_folder_the_engine_s_count_tells_them_apart(tmp_path: Path) -> None:
+    assert fence.enter(tmp_path / "first", 5) == 5
+    assert fence.enter(tmp_path / "second", 5, least=1) == 6 and fence.enter(tmp_path / "third", 5, least=2) == 7
+    assert fence.current(tmp_path / "third") == Attempt(5, 7)
+
+
+def test_of_starts_at_the_same_time_each_gets_a_number_of_its_own(tmp_path: Path) -> None:
+    order = fence.begin(tmp_path)
+    with ThreadPoolExecutor(12) as pool:
+        numbers = list(pool.map(lambda _: fence.enter(tmp_path, order), range(12)))
+    assert len(set(numbers)) == 12 and fence.current(tmp_path) == Attempt(order, max(numbers))
+
+
+def test_a_late_start_of_an_old_order_is_no_newer_than_a_new_one(tmp_path: Path) -> None:
+    order = fence.begin(tmp_path)
+    newest = fence.begin(tmp_path)
+    assert fence._claim(tmp_path, newest + 1, order) == 3, "it had looked before the new order came"
+    assert fence.current(tmp_path) == Attempt(newest, newest)
+    assert fence.begin(tmp_path) == 4
+
+
+def test_a_run_of_the_first_format_goes_on_counting(tmp_path: Path) -> None:
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats" / "attempt").write_text("7\n")
+    (tmp_path / "heartbeats" / "rank-0.json").write_text("{}")
+    assert fence.current(tmp_path) == Attempt(7, 7) and fence.begin(tmp_path) == 8
+    assert not (tmp_path / "heartbeats" / "rank-0.json").exists()
+
+
+def test_ranks_of_an_earlier_start_of_the_same_order_leave(tmp_path: Path) -> None:
+    """As a Slurm requeue or the next attempt of a Batch job starts them: TRAINFLEET_ATTEMPT stays what it was."""
+    order = fence.begin(tmp_path)
+    before = start(tmp_path, order, fence.enter(tmp_path, order))
+    newer = start(tmp_path, order, fence.enter(tmp_path, order))
+    assert before.wait(20) == FENCED and "attempt 1 is over" in before.communicate()[0]
+    assert newer.poll() is None
+    newer.kill()
+    newer.communicate()
+
+
+def test_a_rank_that_has_not_met_the_others_leaves_for_a_new_order_alone(tmp_path: Path) -> None:
+    order = fence.begin(tmp_path)
+    fence.enter(tmp_path, order)
+    waits = start(tmp_path, order)  # a rank of the second start, which does not know its number yet
+    assert fence.enter(tmp_path, order) == 2
+    with pytest.raises(subprocess.TimeoutExpired):
+        waits.wait(0.5)
+    fence.begin(tmp_path)
+    assert waits.wait(20) == FENCED
+    waits.communicate()
