@@ -7,13 +7,14 @@ all that any of them covers is hidden. Standard library only: supervisors start 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 from urllib.parse import quote
 
@@ -95,8 +96,16 @@ def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
         start = text.find(pattern, start + 1)
 
 
+def shown(text: object) -> str:
+    """Foreign words without secrets and with their control characters made visible: for what draws on a terminal itself."""
+    return visible(hide(str(text)))
+
+
 class Stream:
-    """A text stream that hides secrets, also one that comes in several writes: what may be the beginning of one is held back."""
+    """A text stream that hides secrets and shows control characters.
+
+    A secret may come in several writes: what may be the beginning of one is held back.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._held = stream, ""
@@ -109,7 +118,7 @@ class Stream:
         whole = self._held + text
         keep = _begun(whole)
         self._held = whole[len(whole) - keep :]
-        self._stream.write(hide(whole[: len(whole) - keep]))
+        self._stream.write(shown(whole[: len(whole) - keep]))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -122,7 +131,7 @@ class Stream:
     def release(self) -> None:
         """What was held back was no secret."""
         held, self._held = self._held, ""
-        self._stream.write(hide(held))
+        self._stream.write(shown(held))
         self._stream.flush()
 
 
@@ -138,18 +147,30 @@ def _begun(text: str) -> int:
     return len(text) - cut
 
 
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream behind a guarded one: for what moves the cursor itself, and passes foreign words through `shown`."""
+    return stream._stream if isinstance(stream, Stream) else stream
+
+
 def install() -> None:
-    """From now on this process's stdout and stderr hide secrets; what is held back at the end comes then."""
+    """From now on, and to its end, this process's stdout and stderr are guarded."""
     import atexit
 
-    for name in ("stdout", "stderr"):
-        stream = Stream(getattr(sys, name))
-        setattr(sys, name, stream)
-        atexit.register(_release, stream)
+    guard = guarded()
+    guard.__enter__()
+    atexit.register(guard.__exit__, None, None, None)
 
 
-def _release(stream: Stream) -> None:
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Within it, stdout and stderr hide secrets and show control characters; what is held back comes at its end."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for name, stream in before.items():
+        setattr(sys, name, stream if isinstance(stream, Stream) else Stream(stream))
     try:
-        stream.release()
-    except (OSError, ValueError):  # the reader has left, or the stream is closed
-        return
+        yield
+    finally:
+        for name, stream in before.items():
+            with contextlib.suppress(OSError, ValueError):  # the reader has left, or the stream is closed
+                getattr(sys, name).release()
+            setattr(sys, name, stream)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import TrainfleetError, tell
+from ..output import guarded
 from ..runs import unwritable
 from ..spelling import suggest
 from .variables import Variables, read_variables
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         verb = _verb(arguments)
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
-        return run(read_variables(verb, VERBS[verb], arguments[1:]), started)
+        with guarded():
+            return run(read_variables(verb, VERBS[verb], arguments[1:]), started)
     except TrainfleetError as error:
         return tell(error)
     except BrokenPipeError:  # the reader of our output left, as `head` does

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from rich.console import Console
 from rich.progress import Progress
 
 from .. import hardware
@@ -14,6 +15,7 @@ from ..checkpoints.catalogue import damage, read
 from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import Store
 from ..errors import ConfigError, Problem, RunError
+from ..output import unguarded
 from ..processes import run_module
 from ..report.history import size
 from .checkpoints import layout, store_named
@@ -46,9 +48,13 @@ def chosen(variables: Variables, store: Store, name: str) -> int:
     return int(text) if text else steps[-1]
 
 
+def _bar() -> Progress:
+    return Progress(console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty())
+
+
 def read_through(store: Store, step: int, commit: Commit) -> Iterator[str]:
     """What is wrong with each file, as they come; a bar shows how far it is when somebody looks."""
-    with ThreadPoolExecutor(hardware.local_cores()) as pool, Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
+    with ThreadPoolExecutor(hardware.local_cores()) as pool, _bar() as bar:
         task = bar.add_task("reading", total=commit.size)
         for (_, file), fault in zip(
             commit.files.items(), pool.map(lambda item: damage(store, step, *item), commit.files.items()), strict=True

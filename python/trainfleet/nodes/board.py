@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from ..output import shown, unguarded
 from .answers import Host
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ STYLES = {"ok": "green", "changed": "yellow", "FAILED": "red"}
 class Board:
     """The state of every host. Use it in a `with`, and call `show` from any thread."""
 
-    def __init__(self, hosts: Sequence[Host], stream: TextIO = sys.stdout) -> None:
+    def __init__(self, hosts: Sequence[Host], stream: TextIO | None = None) -> None:
         self.rows: dict[Host, tuple[str, str]] = dict.fromkeys(hosts, ("...", ""))
         self.width = max((len(host.name) for host in hosts), default=0)
-        self.stream = stream
+        self.stream = stream = stream or sys.stdout
         self.fancy = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._lock = threading.Lock()
 
@@ -32,7 +33,7 @@ class Board:
             from rich.console import Console
             from rich.live import Live
 
-            self.console = Console(file=self.stream, highlight=False)
+            self.console = Console(file=unguarded(self.stream), highlight=False)
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.start()
         return self
@@ -58,11 +59,11 @@ class Board:
     def say(self, text: str) -> None:
         """A line that belongs to no host."""
         with self._lock:
-            print(text, file=self.stream, flush=True)
+            print(shown(text), file=self.stream, flush=True)
 
     def _line(self, host: Host) -> str:
         state, text = self.rows[host]
-        return f"{host.name:{self.width}}  {state:8}  {text}".rstrip()
+        return shown(f"{host.name:{self.width}}  {state:8}  {' '.join(text.splitlines())}".rstrip())
 
     def _draw(self, *, whole: bool) -> Text:
         """All lines; while they change only as many as fit, those at work first."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import time
-from html import escape
 from pathlib import Path
 from string import Template
 
+from ..output import shown
 from ..runs import Run, write_atomic
 from . import plots
 from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, quantity, read
 
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
+BADGES = ("running", "finished", "failed", "stopped", "interrupted")  # the statuses that page.html has a colour for
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")  # Okabe and Ito
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step; beyond 50 of them thin, with their moving mean over 2 % of them in bold. "
@@ -25,7 +27,7 @@ def write(run: Run) -> Path:
     """report.html of a run, written anew from its folder as it is now."""
     history = read(run)
     told = history.results.get("mfu_formula")
-    formula = f"{escape(str(told))}<br>" if told else ""
+    formula = f"{escape(told)}<br>" if told else ""
     parts = [
         _header(history),
         *_verdicts(history),
@@ -38,6 +40,11 @@ def write(run: Run) -> Path:
     page = Template(PAGE.read_text(encoding="utf-8"))
     write_atomic(run.report, page.substitute(title=escape(run.name), body="\n".join(filter(None, parts))))
     return run.report
+
+
+def escape(text: object) -> str:
+    """Foreign words as the page may hold them: no markup, no secret, no control character."""
+    return html.escape(shown(text))
 
 
 def _pair(*parts: str) -> str:
@@ -58,7 +65,8 @@ def _header(history: History) -> str:
         facts.append(f"{ranks} on {nodes} node{'s' * (nodes > 1)}, {results.get('backend', '')} backend")
     if results.get("started"):
         facts.append(f"started {moment(results['started'])} UTC")
-    badge = f'<span class="badge {history.status}">{escape(history.status)}</span>'
+    kind = history.status if history.status in BADGES else "unknown"
+    badge = f'<span class="badge {kind}">{escape(history.status)}</span>'
     return f"<header><h1>{escape(history.run.name)} {badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
 
 
@@ -115,21 +123,20 @@ def _stages(history: History) -> str:
     for index, (name, seconds) in enumerate(history.stages.items()):
         colour = f"background:{COLOURS[index % len(COLOURS)]}"
         bars += f'<i style="{colour};flex-grow:{seconds:.3f}"></i>'
-        keys += f'<li><i style="{colour}"></i>{escape(name)} <b>{duration(seconds)}</b></li>'
+        keys += f'<li><i style="{colour}"></i>{escape(name)} <b>{escape(duration(seconds))}</b></li>'
     total = duration(sum(history.stages.values()))
     return _section(f"Where {total} went", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>')
 
 
 def _sample(history: History) -> str:
     sample = history.results.get("sample") or {}
-    prompt, text = escape(str(sample.get("prompt", ""))), escape(str(sample.get("text", "")))
+    prompt, text = escape(sample.get("prompt", "")), escape(sample.get("text", ""))
     return _section("What it writes after a prompt", f"<pre><mark>{prompt}</mark>{text}</pre>") if prompt or text else ""
 
 
 def _next(history: History) -> str:
-    return _section(
-        "Next", "".join(f"<p><code>{escape(command)}</code><br>{why}</p>" for command, why in history.next_commands), "next"
-    )
+    rows = (f"<p><code>{escape(command)}</code><br>{escape(why)}</p>" for command, why in history.next_commands)
+    return _section("Next", "".join(rows), "next")
 
 
 def _events(history: History) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from ..errors import S3Error
+from ..output import shown, unguarded
 from ..records import check_metric
 from ..runs import Feed, Lines, Record, Run
 from .history import clock, decimal, describe, duration, number, percent, quantity
@@ -41,14 +42,14 @@ class Line:
             from rich.console import Console
             from rich.live import Live as Area
 
-            self.console = Console(file=stream, highlight=False)
+            self.console = Console(file=unguarded(stream), highlight=False)
             self.area = Area(console=self.console, auto_refresh=False)
         self.awaited = ""
 
     def say(self, text: str, style: str = "") -> None:
         """Prints one permanent line, above the live one if there is one."""
         if self.fancy:
-            self.console.print(text, style=style or None, markup=False)
+            self.console.print(shown(text), style=style or None, markup=False)
         else:
             print(text, file=self.stream, flush=True)
 
