@@ -49,7 +49,8 @@ EVENTS = {
                        {"nodes": int, "hosts": list}),
     "verdict": Event(LAUNCHER, "why an attempt failed",
                      {"who": str, "cause": str, "words": str, "node": (int, NONE), "rank": (int, NONE), "host": str,
-                      "lines": (list, tuple), "next": str, "done": str}),
+                      "lines": (list, tuple), "next": str, "done": str},
+                     {"then": str, "sure": bool, "nodes": int}),
     "quarantined": Event(LAUNCHER, "a host is left out from now on", {"host": str, "evidence": str}),
     "slow": Event(LAUNCHER, "a rank's own work takes much longer than the others'",
                   {"rank": int, "node": int, "step": int, "busy_seconds": Number}),
@@ -68,7 +69,7 @@ EVENTS = {
     "orphaned": Event(RANKS, "the launcher is gone: all ranks save and leave", {"node": int, "seconds": Number}),
     "fault": Event(RANKS, "a rank failed",
                    {"node": int, "rank": (int, NONE), "error": str, "message": str, "why": str, "next": str},
-                   {"traceback": list}),
+                   {"traceback": list, "order": int}),
 }  # fmt: skip
 
 

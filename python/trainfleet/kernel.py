@@ -1,6 +1,7 @@
 """What the kernel of a node says of a failure that the program itself could not: killed for memory, a device off the bus, a disk.
 
-It is read where it happened, as the node may be gone a minute later. Standard library only.
+It is read where it happened, as the node may be gone a minute later. Not everybody may read the kernel's log (Amazon Linux 2023
+and Ubuntu restrict it): so /dev/kmsg, else dmesg as root where sudo asks no password, else the journal. Standard library only.
 """
 
 from __future__ import annotations
@@ -8,15 +9,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 KMSG = Path("/dev/kmsg")
+VMSTAT = Path("/proc/vmstat")
+COMMANDS = (("sudo", "-n", "dmesg"), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "2000"))
+TIMEOUT = 5.0  # seconds that each of them may take
 TELLING = re.compile(
-    r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa_\d|EXT4-fs error|XFS .*(Corruption|shut)"
-    r"|Remounting filesystem|nfs: server|neuron|nvme.*(timeout|I/O)|segfault at|mce: .*Hardware Error"
+    r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa[_ ]\d?|EXT4-fs error|Remounting filesystem"
+    r"|XFS .*(Corruption|shut|I/O)|nfs: server|neuron|nvme.*(timeout|I/O|down|not ready)|I/O error|segfault at|traps: "
+    r"|mce: .*Hardware Error|Machine Check|EDAC .*UE|PCIe Bus Error|Memory failure|blocked for more than"
 )
 LINES = 40
+_STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\] (?:\S+ kernel: )?(.*)")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the kernel said, and when (unix time)."""
+
+    time: float
+    text: str
 
 
 class Kernel:
@@ -24,31 +40,73 @@ class Kernel:
 
     def __init__(self) -> None:
         self.began = time.clock_gettime(time.CLOCK_MONOTONIC)  # the clock of the kernel's stamps
-        self.kills = oom_kills()
+        self.kills, self.kills_of_all = oom_kills(), all_oom_kills()
 
-    def words(self) -> list[str]:
-        """Telling lines since then, oldest first; none where this user may not read them."""
-        lines = [line for when, line in _messages() if when >= self.began and TELLING.search(line)][-LINES:]
-        killed = oom_kills() - self.kills
-        return lines + ([f"memory.events: oom_kill {killed} in this control group"] if killed > 0 else [])
+    def words(self) -> list[Words]:
+        """Telling lines since then, oldest first, with what the counts of processes killed for memory add to them."""
+        apart = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+        messages = _messages()
+        found = [Words(when + apart, line) for when, line in messages or () if when >= self.began and TELLING.search(line)][
+            -LINES:
+        ]
+        now, killed, of_all = time.time(), oom_kills() - self.kills, all_oom_kills() - self.kills_of_all
+        if killed > 0:
+            found.append(Words(now, f"memory.events: oom_kill {killed} in this control group"))
+        if messages is None:
+            found.append(Words(now, "the kernel's log can't be read by this user; next: sysctl kernel.dmesg_restrict=0"))
+            if of_all > 0:
+                found.append(Words(now, f"vmstat: oom_kill {of_all} on this node"))
+        return found
 
 
 def oom_kills() -> int:
     """How many processes of this control group were killed for its memory limit."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
-        for line in Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines():
+        return _count(Path(f"/sys/fs/cgroup{group}/memory.events"))
+    return 0
+
+
+def all_oom_kills() -> int:
+    """How many processes of this node were killed for memory since it was started; everybody may read that."""
+    return _count(VMSTAT)
+
+
+def _count(counters: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in counters.read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
 
 
-def _messages() -> list[tuple[float, str]]:
-    """Seconds since boot and text of each record of the kernel's log (Documentation/ABI/testing/dev-kmsg)."""
-    try:
-        descriptor = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return []
+def _messages() -> list[tuple[float, str]] | None:
+    """Seconds since boot and text of each record of the kernel's log; None when this user has no way to read it."""
+    with contextlib.suppress(OSError):
+        return _kmsg()
+    for command in COMMANDS:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False
+            )
+            found = _parse(done.stdout.decode(errors="replace"))
+            if done.returncode == 0 and found:
+                return found
+    return None
+
+
+def _parse(text: str) -> list[tuple[float, str]]:
+    """The records as dmesg and journalctl print them: `[ 1234.567890] text`."""
+    return [(float(match[1]), match[2]) for line in text.splitlines() if (match := _STAMPED.fullmatch(line))]
+
+
+def _kmsg() -> list[tuple[float, str]]:
+    """The records of /dev/kmsg (Documentation/ABI/testing/dev-kmsg).
+
+    Raises:
+        OSError: this user may not read it.
+    """
+    descriptor = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK)
     found = []
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while True:
@@ -56,6 +114,8 @@ def _messages() -> list[tuple[float, str]]:
                 record = file.read(8192)
             except BrokenPipeError:  # this record was overwritten meanwhile; the next one follows
                 continue
+            except PermissionError:
+                raise
             except OSError:
                 break
             if not record:

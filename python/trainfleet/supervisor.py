@@ -111,14 +111,14 @@ def run(log: Path, command: list[str]) -> int:
     if code < 0:
         note(log, "node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left")
     for words in kernel.words() if code else ():
-        note(log, "kernel", words)
+        note(log, "kernel", words.text, words.time)
     return code if code >= 0 else 128 - code
 
 
-def note(log: Path, who: str, text: str) -> None:
-    """A line in the log that the command did not write."""
+def note(log: Path, who: str, text: str, when: float | None = None) -> None:
+    """A line in the log that the command did not write, with the time of what it tells of."""
     with open(log, "ab", buffering=0) as file:
-        file.write(stamp(f"{text}\n".encode()).replace(b"agent  ", who.ljust(7).encode(), 1))
+        file.write(stamp(f"{text}\n".encode(), when).replace(b"agent  ", who.ljust(7).encode(), 1))
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
@@ -148,9 +148,9 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def stamp(line: bytes) -> bytes:
-    """`rank 0 12:03:44.123 | text`: who, when, what. Lines of no rank are the agent's."""
-    now = time.time()
+def stamp(line: bytes, when: float | None = None) -> bytes:
+    """`rank 0 12:03:44.123 | text`: who, when (else now), what. Lines of no rank are the agent's."""
+    now = time.time() if when is None else when
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
     match = _RANKED.match(line)
     who, text = (match[1], line[match.end() :]) if match else (b"agent", line)

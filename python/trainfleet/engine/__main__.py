@@ -177,6 +177,7 @@ def record_fault(run: Run, error: Exception) -> None:
     with suppress(RunError):
         run.record(
             "fault",
+            order=int(os.environ.get(fence.VARIABLE, "0")),
             rank=int(os.environ.get("RANK", "0")),
             node=int(os.environ.get("GROUP_RANK", "0")),
             error=type(error).__name__,

@@ -1,7 +1,8 @@
 """Attempt after attempt, until the job is done, was stopped, or fails in a way that trying again can't help.
 
-What is tried again: what the machines did (a node lost, a rank killed or silent, a device broken), on sound nodes, from the last
-checkpoint. What is not: what the program would do again (a bug, no memory, broken data, numbers that are not finite).
+Each cause decides (causes.py). What is tried again, from the last checkpoint: what machines or services did (a node lost, a rank
+killed or silent, storage that throttles), and on other nodes, what goes with a node (a broken device, a missing environment).
+What is not: what the program would do again (a bug, no device memory, broken data, numbers that are not finite).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..beats import read_beats
 from ..errors import BackendError
 from ..plan.job import Job
 from ..plan.request import Request
+from .causes import Then
 from .follow import Follower, Outcome
 from .verdict import Verdict, judge, mark
 
@@ -41,7 +43,7 @@ def persevere(follower: Follower, request: Request, jobs: Sequence[Job], refit: 
         fruitless = 1 if progress(run) > saved else fruitless + 1
         if not worth_it(verdict, outcome, fruitless, started=has_started(run)) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")
-        if verdict.kind.elsewhere and verdict.host:
+        if verdict.then is Then.ELSEWHERE:
             broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
             run.record("quarantined", host=verdict.host, evidence=broken[verdict.host])
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
@@ -61,7 +63,7 @@ def has_started(run: runs.Run) -> bool:
 
 def worth_it(verdict: Verdict, outcome: Outcome, fruitless: int, started: bool) -> bool:
     """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
-    return verdict.kind.again and fruitless < ATTEMPTS and (verdict.cause != "unknown" or started)
+    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or started)
 
 
 def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:

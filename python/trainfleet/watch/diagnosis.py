@@ -1,154 +1,208 @@
-"""From the lines of all nodes to one finding: which rank failed first, and of what.
+"""From the lines of all nodes to one finding: which rank failed first, and of what; or None, where they do not tell.
 
-Culprits before victims: in a job that has lost one rank all others complain, and loudest are those who only lost their peer. So
-what a line weighs comes first (causes.py), and the clock only decides between lines that weigh as much: clocks of nodes differ.
+The order of evidence, and why:
+1. What its process outlived is no cause: it wrote of a later step, others did, or the complaint was taken back.
+2. Of one process its own last exception counts. One that names nothing (RuntimeError) yields to what a library said just before.
+3. A machine's word (kernel, engine, watchdog) is proof. What a rank prints never is, as its text may quote anything.
+4. Then come words that name a cause, then hints; ranks that only lost a peer come last, though they complain first and loudest.
+5. Among equals: what names its cause before what is only not understood; then whom most other nodes blame; then the earliest.
+6. Time decides last, as clocks of nodes differ. Midnight is one of the differences.
+7. Who is meant is not always who said it: a pid, a rank, a host or an address in the words leads to them. Victims accuse nobody
+   but the peer that most of them lost, and ranks that timed out together only the one that did not, or that is behind.
+8. A finding is sure if words say it and no other cause rivals it. Thin evidence is told as likely; without any, nothing is named.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from .causes import HINT, SIGNATURES, VICTIM, WORD
+from . import blame
+from .causes import Weight
+from .evidence import SKEW, Evidence, Record, read, survived
+from .lines import Line, parse, read_lines
 
-DAY = 86400.0
+__all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
+JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
+TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
 TAIL = 8  # lines that a finding quotes
-_STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d):(\d\d):(\d\d\.\d{3}) \| ?(.*)")
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Failure|Iteration|Fault)\b.*")
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a node's log: seconds since the job began, the rank that wrote it, or else who did (agent, kernel, node)."""
-
-    time: float
-    node: int | None
-    rank: int | None
-    who: str
-    text: str
+_PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
+OF_A_NODE = ("lost-node", "preempted", "rendezvous", "busy", "capacity", "quota")  # no rank is to blame for these
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a line gives away."""
+    """What explains the failure. `sure`: it may be acted on; `nodes`: all that show the same."""
 
-    weight: int
+    weight: Weight
     line: Line
     cause: str
     node: int | None
     rank: int | None
     words: str
+    sure: bool = False
+    nodes: frozenset[int] = frozenset()
 
 
-def read_lines(log: Path, node: int, start: int = 0, began: float = 0.0) -> list[Line]:
-    """The lines of a node's log behind byte `start`; `began` is the clock (seconds of the day) when the job began."""
-    try:
-        text = log.read_bytes()[start:].decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return list(parse(text.splitlines(), node, began))
+def diagnose(
+    lines: Iterable[Line],
+    pids: Mapping[tuple[int, int], int] | None = None,
+    hosts: Mapping[str, int] | None = None,
+    nodes: int = 0,
+) -> Finding | None:
+    """The finding that explains the others; None when no line gives anything away.
 
-
-def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]:
-    """The stamped lines; one without a stamp belongs to the line before it."""
-    time, rank, who = 0.0, None, "agent"
-    for text in lines:
-        if match := _STAMP.fullmatch(text):
-            number, other, hours, minutes, seconds, text = match.groups()
-            clock = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-            time, rank, who = (clock - began) % DAY, int(number) if number else None, other or "rank"
-        yield Line(time, node, rank, who, text)
-
-
-def diagnose(lines: Sequence[Line]) -> Finding | None:
-    """The finding that explains the others; None when no line gives anything away."""
-    findings = [*_signed(lines), *_exits(lines), *_tracebacks(lines)]
-    if not findings:
+    `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: how many there are.
+    """
+    book = blame.Book({blame.plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {}))
+    record = read(lines, book)
+    standing = settle([one for one in _uncancelled(record.evidence) if not survived(one, record)])
+    if not standing:
         return None
-    first = min(findings, key=lambda finding: (-finding.weight, finding.line.time))
-    return _who_hangs(first, findings, lines) if first.cause == "hang" and first.weight == HINT else _ranked(first, findings)
+    counted = blame.votes((one.writer[0], book.node_of(one.told.get("peer"))) for one in standing)
+    best = min(standing, key=lambda one: _order(one, counted))
+    return _find(best, standing, record, counted, nodes)
 
 
-def quote(finding: Finding, lines: Sequence[Line]) -> tuple[str, ...]:
-    """The line that gave it away, with what the same rank wrote just before."""
-    writer = finding.line.node, finding.line.rank, finding.line.who
-    mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
-    end = next((place for place, line in enumerate(mine) if line is finding.line), len(mine) - 1) + 1
-    return tuple(line.text for line in mine[max(0, end - TAIL) : end])
+def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, int, float, int]:
+    blamed = counted[one.node] if one.node is not None else 0
+    return -one.weight, not one.firm, -blamed, one.time, -1 if one.rank is None else one.rank
 
 
-def _signed(lines: Iterable[Line]) -> Iterator[Finding]:
-    """Lines with the words of a cause."""
-    for line in lines:
-        for signature in SIGNATURES:
-            if signature.pattern.search(line.text):
-                yield Finding(signature.weight, line, signature.cause, line.node, line.rank, line.text.strip())
-                break
+def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence that its author has not taken back, and that means anything."""
+    back = [one for one in evidence if one.cause.startswith("-")]
+    return [
+        one
+        for one in evidence
+        if not one.cause.startswith("-")
+        and one.cause != "none"
+        and not any(taken.cause == f"-{one.cause}" and taken.node == one.node and taken.time >= one.time for taken in back)
+    ]
 
 
-def _exits(lines: Iterable[Line]) -> Iterator[Finding]:
-    """What torchrun's report says of a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9 (pid: 1)`."""
-    entry, rank = 0, None
-    for line in lines:
-        if line.rank is not None:
-            continue
-        if match := re.fullmatch(r"\s*\[(\d+)\]:", line.text):
-            entry = int(match[1])
-        elif match := re.match(r"\s*rank\s+: (\d+) \(local_rank", line.text):
-            rank = int(match[1])
-        elif (match := re.match(r"\s*exitcode\s+: -(\d+) \(pid", line.text)) and entry == 0:
-            cause, weight = {"9": ("killed", WORD), "11": ("code", WORD), "7": ("host-memory", HINT)}.get(match[1], ("", 0))
-            if cause:
-                yield Finding(weight, line, cause, line.node, rank, f"rank {rank} was killed by signal {match[1]}")
+def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence without what a process said before its own last exception, where that one speaks for itself."""
+    by_writer: dict[object, list[Evidence]] = {}
+    for one in evidence:
+        by_writer.setdefault(one.writer, []).append(one)
+    return [one for mine in by_writer.values() for one in _last_words(mine)]
 
 
-def _tracebacks(lines: Sequence[Line]) -> Iterator[Finding]:
-    """Each rank's last traceback, when nothing else explains it: a bug. Those before it were survived."""
-    for rank in sorted({(line.node or 0, line.rank) for line in lines if line.rank is not None}):
-        mine = [line for line in lines if (line.node or 0, line.rank) == rank]
-        starts = [place for place, line in enumerate(mine) if line.text.startswith("Traceback (most recent call last)")]
-        if not starts:
-            continue
-        place = starts.pop()
-        while starts and any(line.text.startswith(_CHAINED) for line in mine[starts[-1] : place]):
-            place = starts.pop()
-        end = next((line for line in mine[place:] if _EXCEPTION.fullmatch(line.text)), None)
-        if end and not any(signature.pattern.search(end.text) for signature in SIGNATURES):
-            yield Finding(WORD, end, "code", end.node, end.rank, end.text)
+def _last_words(mine: list[Evidence]) -> list[Evidence]:
+    errors = [one for one in mine if one.error]
+    if not errors:
+        return mine
+    end = max(errors, key=lambda one: one.place)
+    last = max((one for one in errors if one.time > end.time - TOGETHER), key=lambda one: (one.weight, one.firm, one.place))
+    if last.weight == Weight.VICTIM:
+        return mine
+    said = [one for one in mine if not one.error]
+    if last.firm:
+        return [last, *(one for one in said if one.weight == Weight.PROOF)]
+    explained = [one for one in said if one.weight >= last.weight and one.time > last.time - JUST_BEFORE]
+    return explained or [last, *said]
 
 
-def _ranked(finding: Finding, findings: Sequence[Finding]) -> Finding:
-    """A finding about a node gets the rank of that node that complained first, if one did."""
-    if finding.cause == "lost-node" and finding.weight == HINT:
-        return replace(finding, node=None)  # whoever noticed is not the one that is lost
-    if finding.rank is not None or finding.cause in ("lost-node", "preempted"):
-        return finding
-    ranks = [other for other in findings if other.rank is not None and other.node == finding.node and other.weight > VICTIM]
-    return replace(finding, rank=min(ranks, key=lambda other: other.line.time).rank) if ranks else finding
+def _find(best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int) -> Finding:
+    """The finding that the best evidence makes: whom it is about, and how sure that is."""
+    node, rank, words = _whom(best, standing, record, counted, nodes)
+    alike = frozenset(one.node for one in standing if one.cause == best.cause and one.node is not None)
+    rivals = [
+        one for one in standing
+        if one.weight >= best.weight and one.firm and one.cause != best.cause and one.time < best.time + SKEW
+    ]  # fmt: skip
+    sure = best.weight >= Weight.WORD and best.firm and not rivals
+    return Finding(best.weight, best.line, best.cause, node, rank, words, sure, alike)
 
 
-def _who_hangs(first: Finding, findings: Sequence[Finding], lines: Sequence[Line]) -> Finding:
+def _whom(
+    best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
+) -> tuple[int | None, int | None, str]:
+    """Node and rank that are to blame, and why, in words."""
+    named = record.book.node_of(best.told.get("peer"))
+    if best.cause == "victim":
+        return blame.most_blamed(counted), None, _loss(standing, record, counted) or best.words
+    if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.told and best.writer[2] != "watch":
+        return _who_hangs(best, standing, record)
+    if "rank" in best.told:
+        rank = int(best.told["rank"])
+        return record.homes.get(rank, best.node), rank, best.words
+    if best.cause == "rendezvous":
+        return (*_absent(best, record, nodes), best.words)
+    if "peer" in best.told and best.cause in ("lost-node", "host-memory"):
+        return named if named is not None or best.cause == "lost-node" else best.node, None, best.words
+    if best.cause == "code" and "mismatch between collectives" in best.words:
+        return None, None, best.words
+    return best.node, _rank_of(best, standing, record), best.words
+
+
+def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
+    """The rank that evidence about a node is about: by its pid, or the one of that node that complained first."""
+    if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
+        return best.rank
+    if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
+        return rank
+    ranks = [
+        one
+        for one in standing
+        if one.rank is not None and one.node == best.node and one.weight > Weight.VICTIM and one is not best
+    ]
+    return min(ranks, key=lambda one: one.time).rank if ranks else None
+
+
+def _loss(standing: Sequence[Evidence], record: Record, counted: Counter[int]) -> str:
+    """Who is missed by whom, in words; "" where no line names a peer."""
+    node = blame.most_blamed(counted)
+    if node is not None:
+        return f"node {node} went away and left no word; {counted[node]} other nodes lost their links to it"
+    peers = Counter(blame.plain(one.told["peer"]) for one in standing if "peer" in one.told)
+    return f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say" if len(peers) == 1 else ""
+
+
+def _absent(best: Evidence, record: Record, nodes: int) -> tuple[int | None, int | None]:
+    """The one node that never came to the rendezvous: no rank of it wrote a line. (None, None) where it is not one."""
+    here = {node for node in record.homes.values() if node is not None} | {
+        node for node, rank, who in record.streams if rank is None and node is not None and who in ("agent", "node")
+    }
+    if "joined" not in best.told:
+        return (best.node, best.rank) if best.writer[1] is not None else (None, None)
+    joined, every = int(best.told["joined"]), int(best.told["all"])
+    of = nodes or (every if len(here) <= joined < every and max(here, default=0) < every else 0)
+    missing = sorted(set(range(of)) - here)
+    return (missing[0], None) if len(missing) == 1 else (None, None)
+
+
+def _who_hangs(best: Evidence, standing: Sequence[Evidence], record: Record) -> tuple[int | None, int | None, str]:
     """Of ranks that timed out together, the one that did not even notice, or the one whose collectives are behind the others'.
 
     Where neither is there, nobody is named.
     """
-    late = {finding.rank: finding for finding in findings if finding.cause == "hang" and finding.rank is not None}
-    homes = {line.rank: line.node for line in lines if line.rank is not None}
-    missing = sorted(rank for rank in homes if rank not in late and rank is not None)
-    behind = {rank: _sequence(finding.line.text) for rank, finding in late.items()}
+    late = {one.rank: one for one in standing if one.cause == "hang" and one.rank is not None}
+    homes = record.homes
+    missing = sorted(rank for rank in homes if rank not in late)
+    behind = {rank: _sequence(one.line.text) for rank, one in late.items()}
     if 0 < len(missing) < len(late):
         who, why = missing[0], f"rank {missing[0]} never came to the collective that the others waited in"
     elif len(set(behind.values())) > 1:
         who = min(behind, key=lambda rank: behind[rank])
         why = f"rank {who} is at collective {behind[who]}, the others at {max(behind.values())}"
     else:
-        return replace(first, node=None, rank=None)
-    return replace(first, node=homes[who], rank=who, words=why)
+        return None, None, best.words
+    return homes.get(who), who, why
 
 
 def _sequence(text: str) -> int:
     match = re.search(r"SeqNum=(\d+)", text)
     return int(match[1]) if match else 0
+
+
+def quote(finding: Finding, lines: Sequence[Line]) -> tuple[str, ...]:
+    """The line that gave it away, with what the same rank wrote just before."""
+    writer = finding.line.node, finding.line.rank, finding.line.who
+    mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
+    places = (place for place, line in enumerate(mine) if line.text == finding.line.text)
+    end = next(places, len(mine) - 1) + 1
+    return tuple(line.text for line in mine[max(0, end - TAIL) : end])

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .. import runs
+from .. import fence, runs
 from ..backends.base import Status
+from ..beats import read_beats
 from ..plan.request import Request
 from ..watchdog import Alarm
-from .causes import CAUSES, Cause
-from .diagnosis import Finding, Line, diagnose, quote, read_lines
+from .causes import CAUSES, Cause, Then
+from .diagnosis import Finding, diagnose, quote
+from .evidence import SKEW
+from .lines import DAY, Line, read_lines
+from .tracebacks import TRACEBACK
 
 TAIL = 12  # lines
-TRACEBACK = "Traceback (most recent call last):"
 OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
 
 
@@ -27,12 +30,6 @@ class Mark:
     time: float
     ends: Mapping[Path, int]
 
-    @property
-    def clock(self) -> float:
-        """Seconds of the local day, as stamps in logs have it, less a minute for clocks that go behind."""
-        local = time.localtime(self.time - 60)
-        return local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + self.time % 1
-
 
 def mark(request: Request) -> Mark:
     """This moment."""
@@ -41,7 +38,7 @@ def mark(request: Request) -> Mark:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The one block that a user reads when something has died."""
+    """The one block that a user reads when something has died. `sure`: it may be acted on without a look at the logs."""
 
     cause: str  # a key of CAUSES
     words: str
@@ -51,6 +48,8 @@ class Verdict:
     lines: tuple[str, ...]
     next: str
     done: str = ""
+    sure: bool = False
+    nodes: int = 1  # that show the same
 
     @property
     def who(self) -> str:
@@ -61,10 +60,19 @@ class Verdict:
     def kind(self) -> Cause:
         return CAUSES[self.cause]
 
+    @property
+    def then(self) -> Then:
+        """What follows. No host is put aside on a mere suspicion, nor for what another attempt on it would only repeat."""
+        then = self.kind.then_on(self.nodes)
+        if then is Then.ELSEWHERE and not (self.host and self.sure):
+            return Then.STOP if self.kind.of_a_node else Then.HERE
+        return then
+
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
-        quoted = [f"  | {line}" for line in said if said != [TRACEBACK]]  # its head alone tells nothing
-        head = f"failed: {self.who}: {self.kind.words} ({self.cause})"
+        quoted = [f"  | {line}" for line in said if said != [f"{TRACEBACK}:"]]  # its head alone tells nothing
+        doubt = "" if self.sure or self.cause == "unknown" else "most likely "
+        head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
         block = [
             head,
             f"  why: {self.words.removeprefix('why: ')}",
@@ -75,27 +83,38 @@ class Verdict:
         return "\n".join(filter(None, block))
 
     def record(self) -> runs.Record:
-        """What the event and results.json keep of it."""
-        return {"who": self.who, **asdict(self)}
+        """What events and results.json keep of it."""
+        return {"who": self.who, "then": self.then.value, **asdict(self)}
 
 
 def judge(request: Request, status: Status, run: runs.Run, since: Mark, alarm: Alarm | None = None) -> Verdict:
     """The verdict on a job that failed, from what was written and seen since the mark."""
-    faults = [event for event in run.read_events() if event["event"] == "fault" and event["time"] >= since.time]
-    lines = [*_seen(status, alarm, since), *_faults(faults, since)]
+    attempt = fence.current(run.folder)
+    faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
+    lines: list[Line] = []
     for command in request.commands:
-        lines += read_lines(command.log, command.node, since.ends.get(command.log, 0), since.clock)
-    finding = diagnose(lines)
-    verdict = _unexplained(request, status, since) if finding is None else _of(finding, lines, request)
+        lines += read_lines(command.log, command.node, since.ends.get(command.log, 0), logs=len(request.commands))
+    lines += [*_faults(faults, since), *_seen(status, alarm)]
+    pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
+    hosts = {command.host: command.node for command in request.commands if command.host}
+    finding = diagnose(lines, pids, hosts, len(request.commands))
+    verdict = _unexplained(request, status, lines) if finding is None else _of(finding, lines, request)
     told = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
     return replace(verdict, next=told["next"]) if told else verdict
+
+
+def _is_of(event: runs.Record, order: int, since: Mark) -> bool:
+    """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does not tell."""
+    told = event.get("order")
+    return bool(event["time"] >= since.time - SKEW) if told is None else told == order
 
 
 def _of(finding: Finding, lines: list[Line], request: Request) -> Verdict:
     cause = CAUSES[finding.cause]
     host = next((command.host for command in request.commands if command.node == finding.node), "")
     quoted = tuple(map(plain, quote(finding, lines)))
-    return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next)
+    return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next,
+                   sure=finding.sure, nodes=len(finding.nodes))  # fmt: skip
 
 
 def plain(words: str) -> str:
@@ -103,15 +122,14 @@ def plain(words: str) -> str:
     return OURS.sub("", words)
 
 
-def _unexplained(request: Request, status: Status, since: Mark) -> Verdict:
-    """No line gives the cause away: the node that a signal ended, or else the first that ended badly, and its last words."""
+def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict:
+    """No line gives the cause away: the node that a signal ended, or the first that ended badly, and all last words."""
     ended = sorted((_exit(code)[1] != "killed", node) for node, code in status.exit_codes.items() if code)
-    node = ended[0][1] if ended else 0
-    command = request.commands[node]
-    words, cause = _exit(status.exit_codes.get(node))
-    return Verdict(
-        cause, words, node, None, command.host, tail(command.log, since.ends.get(command.log, 0)), f"less {command.log}"
-    )
+    node = ended[0][1] if ended else None
+    words, cause = _exit(status.exit_codes.get(node) if node is not None else None)
+    command = request.commands[node or 0]
+    host = command.host if node is not None else ""
+    return Verdict(cause, words, node, None, host, last_words(lines), f"less {command.log}")
 
 
 def _exit(code: int | None) -> tuple[str, str]:
@@ -119,12 +137,27 @@ def _exit(code: int | None) -> tuple[str, str]:
         return "was stopped", "unknown"
     if code < 0 or code > 128:
         return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
-    return f"ended with exit code {code}", "unknown"
+    return f"ended with exit code {code}, and no line says why", "unknown"
 
 
-def _seen(status: Status, alarm: Alarm | None, since: Mark) -> Iterator[Line]:
+def last_words(lines: list[Line]) -> tuple[str, ...]:
+    """The last line of each rank, or of who else wrote, of those that wrote last."""
+    last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
+    newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
+    if len(newest) == 1:
+        return tuple([line.text for line in lines if (line.node, line.rank, line.who) in last][-TAIL:])
+    return tuple(f"{line.who if line.rank is None else f'rank {line.rank}'} on node {line.node}: {line.text}" for line in newest)
+
+
+def _clock(moment: float) -> float:
+    """Seconds of the local day, as stamps in logs have it."""
+    local = time.localtime(moment)
+    return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
+
+
+def _seen(status: Status, alarm: Alarm | None) -> Iterator[Line]:
     """What backend and watchdog saw, as lines of the time when they saw it."""
-    now = time.time() - since.time + 60
+    now = _clock(time.time())
     if alarm:
         yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
     for node, why in status.lost.items():
@@ -135,10 +168,5 @@ def _faults(faults: list[runs.Record], since: Mark) -> Iterator[Line]:
     """What ranks said of themselves, as the end of the traceback that it is."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
-        for text in (TRACEBACK, *event.get("traceback", ())[:-1], words):
-            yield Line(event["time"] - since.time + 60, event.get("node"), event.get("rank"), "rank", text)
-
-
-def tail(log: Path, start: int = 0) -> tuple[str, ...]:
-    """What the last lines of a log behind byte `start` say, without their stamps; none when there is no log."""
-    return tuple(line.text for line in read_lines(log, 0, start)[-TAIL:])
+        for text in (f"{TRACEBACK}:", *event.get("traceback", ())[:-1], words):
+            yield Line(_clock(event["time"]), event.get("node"), event.get("rank"), "rank", text)

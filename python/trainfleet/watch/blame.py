@@ -1,0 +1,72 @@
+"""Whom the nodes blame: the addresses that each node calls its own, the pids of its ranks, and the votes against its peers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+_OWN = (  # what a node says of itself
+    re.compile(r"^(?P<name>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] .*NCCL "),
+    re.compile(r"NCCL INFO .*Using .*?:(?P<name>\d+\.\d+\.\d+\.\d+)<"),
+    re.compile(r"SocketImpl\(fd=\d+, addr=\[(?P<name>[^\]]+)\]"),
+    re.compile(r"My EFA addr: (?P<name>fi_addr_efa://\[[^\]]+\])"),
+    re.compile(r"^\s+host\s+: (?P<name>\S+)"),
+    re.compile(r"[Tt]he node '(?P<name>[^']+)' has joined round \d+"),
+)
+_HINTS = ("NCCL ", "SocketImpl(", "My EFA addr", " host ", "has joined round")
+_PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "))
+
+
+@dataclass
+class Book:
+    """Who is who: node by name or address, rank by node and pid."""
+
+    nodes: dict[str, int] = field(default_factory=dict)
+    pids: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def note(self, node: int, rank: int | None, text: str) -> None:
+        """Learns from a line what its writer calls itself."""
+        if any(hint in text for hint in _HINTS):
+            for pattern in _OWN:
+                if match := pattern.search(text):
+                    self.nodes.setdefault(plain(match["name"]), node)
+                    if rank is not None and match.groupdict().get("pid"):
+                        self.pids.setdefault((node, int(match["pid"])), rank)
+        if rank is not None and ("pid" in text or "NRT:" in text or "TDRV:" in text):
+            for pattern in _PIDS:
+                if match := pattern.search(text):
+                    self.pids.setdefault((node, int(match[1])), rank)
+
+    def node_of(self, peer: str | None) -> int | None:
+        """The node of that name or address; None when nobody calls itself so."""
+        return None if peer is None else self.nodes.get(plain(peer))
+
+
+def plain(name: str) -> str:
+    """A name as two mentions of a host are alike: without port, domain, process and EC2's way to write addresses."""
+    if name.startswith("fi_addr"):
+        return name
+    name = re.sub(r"_\d+_\d+$", "", name.strip("[]").removeprefix("::ffff:").lower())
+    name = name.rpartition("@")[2]
+    if match := re.match(r"ip-(\d+)-(\d+)-(\d+)-(\d+)\b", name):
+        return ".".join(match.groups())
+    return name if re.fullmatch(r"[\d.:a-f]+", name) else re.sub(r"-ib$|-eth\d$", "", name.partition(".")[0])
+
+
+def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
+    """By node, how many other nodes blame it; of (accuser, accused) pairs."""
+    accusers: Mapping[int, set[int]] = defaultdict(set)
+    for accuser, accused in accusations:
+        if accuser is not None and accused is not None and accuser != accused:
+            accusers[accused].add(accuser)
+    return Counter({node: len(others) for node, others in accusers.items()})
+
+
+def most_blamed(counted: Counter[int]) -> int | None:
+    """The node that more nodes blame than any other; None where two are blamed alike, or nobody is."""
+    ranking = counted.most_common(2)
+    if not ranking or (len(ranking) > 1 and ranking[0][1] == ranking[1][1]):
+        return None
+    return ranking[0][0]

@@ -1,0 +1,78 @@
+"""The words by which logs give a cause away, from the .yaml files beside this one; each file names its sources.
+
+An entry's `by` says who may say it: `kernel`, `agent` (launchers, engines, their daemons), `library` (a library's own log line,
+of any process), `error` (an exception and its message), `watch` (our watchdog and backends) or `any`. A named group in a pattern
+says more: `peer` and `rank` are whom the line blames, `joined` and `all` count clients.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..causes import Weight
+
+FOLDER = Path(__file__).parent
+_NUMBERS = re.compile(r"\d{5,}|0x[0-9a-f]+|(?<=\.)\d+(?=\.)")  # no sign depends on any of these
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Words that mean a cause, and how surely; `cancels` instead takes a complaint of that cause back."""
+
+    pattern: re.Pattern[str]
+    cause: str
+    weight: Weight
+    about: tuple[str, ...]  # one of these stands in every line that can match; none: any line can
+    cancels: bool = False
+
+    def search(self, text: str) -> re.Match[str] | None:
+        if self.about and not any(word in text for word in self.about):
+            return None
+        return self.pattern.search(text)
+
+
+@functools.cache
+def signs() -> dict[str, tuple[Sign, ...]]:
+    """The signs by who may say them."""
+    found: dict[str, list[Sign]] = {}
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["entries"]:
+            found.setdefault(entry["by"], []).extend(_signs(entry))
+    return {by: tuple(sorted(group, key=lambda sign: -sign.weight)) for by, group in found.items()}
+
+
+def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
+    about = entry.get("about", [])
+    words = (about,) if isinstance(about, str) else tuple(about)
+    cancels = "cancels" in entry
+    cause = entry["cancels"] if cancels else entry["means"]
+    weight = Weight[entry.get("weight", "hint").upper()]
+    for says in entry["says"]:
+        yield Sign(re.compile(says, re.MULTILINE), cause, weight, words, cancels)
+
+
+def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
+    """The weightiest sign in a text among what these authors may say."""
+    sign = _sign_of(by, _NUMBERS.sub("00000", text))
+    if sign is not None and (match := sign.search(text)):
+        return sign, match
+    return None
+
+
+@functools.lru_cache(maxsize=65536)  # of a thousand ranks, all say the same, but for numbers
+def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
+    best: Sign | None = None
+    for group in by:
+        for sign in signs().get(group, ()):
+            if best is not None and sign.weight <= best.weight:
+                break
+            if sign.search(text):
+                best = sign
+    return best

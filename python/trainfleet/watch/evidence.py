@@ -1,0 +1,240 @@
+"""Evidence: what each line of the logs gives away, by whom and when it was said, and whether its process outlived it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from .blame import Book
+from .catalogue import Sign, first_sign, signs
+from .causes import Weight
+from .lines import DAY, Line, is_calm, is_closing, is_progress, strip
+from .tracebacks import PROGRAM, Block, Tracebacks
+
+SKEW = 60.0  # seconds that clocks of two nodes may be apart
+SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's failures
+ONE_MORE = 30.0  # seconds after which even a single step more shows that the job went on
+BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that it was no more
+KERNEL = re.compile(r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: )")
+_EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
+          "4": ("environment", Weight.HINT)}  # fmt: skip
+Writer = tuple[int | None, int | None, str]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a line gives away. `node` and `rank` are those it is about, `line` is by whom it was said.
+
+    `error`: a process's exception. `firm`: the words say so, it is not inferred from the lack of others.
+    """
+
+    weight: Weight
+    cause: str
+    time: float
+    line: Line
+    writer: Writer
+    place: int  # among the lines of its node
+    node: int | None
+    rank: int | None
+    words: str
+    error: bool = False
+    firm: bool = True
+    told: Mapping[str, str] = field(default_factory=dict)  # what the sign's groups say: peer, rank, pid, joined, all
+
+
+@dataclass
+class Stream:
+    """What is kept of one process's lines."""
+
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    signed: list[Evidence] = field(default_factory=list)
+    progress: int = -1  # the place of its last line about a step
+    calm: float = -math.inf  # when it last wrote what is no complaint
+
+
+@dataclass
+class Record:
+    """All that was read."""
+
+    book: Book
+    evidence: list[Evidence] = field(default_factory=list)
+    steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)  # by node: when it told of its last two steps
+    closed: float | None = None  # when the work was said to be ended well
+    streams: dict[Writer, Stream] = field(default_factory=lambda: defaultdict(Stream))
+
+    @property
+    def homes(self) -> dict[int, int | None]:
+        """The node of each rank that wrote anything."""
+        return {rank: node for node, rank, _ in self.streams if rank is not None}
+
+
+def read(lines: Iterable[Line], book: Book) -> Record:
+    """What the lines give away; those of one node are in the order in which they were written."""
+    record, nodes = Record(book), defaultdict[int | None, list[Line]](list)
+    for line in lines:
+        nodes[line.node].append(line)
+    shifts = _days(nodes)
+    for node, mine in nodes.items():
+        _read_node(record, mine, shifts[node])
+    for writer, stream in record.streams.items():
+        record.evidence += [*stream.signed, *_errors(writer, stream)]
+    return record
+
+
+def _days(nodes: Mapping[int | None, list[Line]]) -> dict[int | None, list[float]]:
+    """For each line what to add to its clock, so that a node's times rise over midnight and the nodes' ends lie together."""
+    shifts, reference = {}, None
+    for node in sorted(nodes, key=lambda node: -1 if node is None else node):
+        day, before, mine = 0.0, None, []
+        for line in nodes[node]:
+            if line.who not in ("kernel", "watch"):
+                day += DAY if before is not None and line.time < before - DAY / 2 else 0.0
+                before = line.time
+            mine.append(day)
+        end = day + (before if before is not None else nodes[node][-1].time)
+        reference = end if reference is None else reference
+        apart = round((reference - end) / DAY) * DAY
+        late = [line.who in ("kernel", "watch") for line in nodes[node]]
+        shifts[node] = [
+            (round((end - line.time) / DAY) * DAY if out else shift) + apart
+            for line, shift, out in zip(nodes[node], mine, late, strict=True)
+        ]
+    return shifts
+
+
+def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
+    report = Report()
+    for place, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
+        plain = line.who in ("kernel", "watch") or line.text[:1] == " "
+        told, text = (None, line.text) if plain else strip(line.text)
+        rank = line.rank if line.rank is not None else told
+        writer: Writer = (line.node, rank, "rank" if rank is not None else line.who)
+        stream, time = record.streams[writer], line.time + shift
+        if shift:
+            line = replace(line, time=time)
+        if stream.tracebacks.base is not None and stream.tracebacks.take(line, place, text):
+            continue
+        if line.node is not None:
+            record.book.note(line.node, rank, text)
+        if rank is None and (found := report.take(line, place, time, text, record.book)):
+            stream.signed += found
+        elif writer[2] not in ("kernel", "watch") and stream.tracebacks.take(line, place, text):
+            continue
+        elif sign := _sign(writer[2], text):
+            stream.signed.append(_signed(sign, line, time, writer, place, text.strip()))
+        else:
+            _note_life(record, stream, writer, place, time, text)
+
+
+def _note_life(record: Record, stream: Stream, writer: Writer, place: int, time: float, text: str) -> None:
+    """Remembers that a process went on."""
+    if writer[2] in ("kernel", "watch", "node"):
+        return
+    if is_progress(text):
+        stream.progress = place
+        record.steps[writer[0]] = record.steps.get(writer[0], (-math.inf, -math.inf))[1], time
+        if is_closing(text):
+            record.closed = time
+    if is_calm(text):
+        stream.calm = time
+
+
+def _sign(who: str, text: str) -> tuple[Sign, re.Match[str]] | None:
+    """What a line that is no exception means, of what its writer may say."""
+    if who in ("kernel", "watch"):
+        return first_sign((who, "any"), text)
+    by = ("library", "any") if who == "rank" else ("library", "any", "agent")
+    if not any(word in text for group in by for word in _words(group)):
+        return None
+    found = first_sign(by, text)
+    if found is None and who != "rank" and (stamp := KERNEL.match(text)):
+        return first_sign(("kernel",), text[stamp.end() :])
+    return found
+
+
+_WORDS: dict[str, tuple[str, ...]] = {}
+
+
+def _words(group: str) -> tuple[str, ...]:
+    """Words of which one is in every line with a sign of this group."""
+    if group not in _WORDS:
+        every = {word for sign in signs().get(group, ()) for word in sign.about}
+        _WORDS[group] = (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
+    return _WORDS[group]
+
+
+def _signed(sign: tuple[Sign, re.Match[str]], line: Line, time: float, writer: Writer, place: int, words: str) -> Evidence:
+    what, match = sign
+    weight = what.weight
+    if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
+        weight = Weight.WORD
+    told = {key: value for key, value in match.groupdict().items() if value}
+    cause = f"-{what.cause}" if what.cancels else what.cause
+    return Evidence(weight, cause, time, line, writer, place, writer[0], writer[1], words, told=told)
+
+
+def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
+    """The root of each of a process's chains of exceptions."""
+    for chain in stream.tracebacks.chains:
+        causes = [_error(writer, block) for block in chain]
+        if found := max(causes, key=lambda one: (one.weight, one.firm), default=None):
+            yield found
+
+
+def _error(writer: Writer, block: Block) -> Evidence:
+    by = ("error", "library", "any") if writer[2] == "rank" else ("error", "library", "any", "agent")
+    line = block.line
+    node, rank, _ = writer
+    firm = block.name in PROGRAM
+    blank = Evidence(Weight.WORD, "code", line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
+    if sign := first_sign(by, block.text):
+        said = next((text for text in block.message if sign[0].search(text)), block.message[0])
+        return replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
+    if block.bare or block.aside:
+        return replace(blank, weight=Weight.HINT, firm=False)
+    return blank
+
+
+@dataclass
+class Report:
+    """torchrun's report of a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9 (pid: 771)`."""
+
+    entry: int = 0
+    rank: int | None = None
+
+    def take(self, line: Line, place: int, time: float, text: str, book: Book) -> list[Evidence]:
+        """What a line of it gives away; [] where it is none, or tells nothing."""
+        if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
+            self.entry = int(match[1])
+        elif match := re.match(r"\s*rank\s+: (\d+) \(local_rank", text):
+            self.rank = int(match[1])
+        elif match := re.match(r"\s*exitcode\s+: (-?\d+)\s+\(pid: (\d+)\)", text):
+            if self.rank is not None and line.node is not None:
+                book.pids.setdefault((line.node, int(match[2])), self.rank)
+            if self.entry == 0 and (fate := _EXITS.get(match[1].removeprefix("-"))) and match[1].startswith("-"):
+                words = f"rank {self.rank} was killed by signal {match[1][1:]}"
+                writer: Writer = (line.node, None, line.who)
+                return [
+                    Evidence(fate[1], fate[0], time, line, writer, place, line.node, self.rank, words, firm=fate[0] != "killed")
+                ]  # by whom, nobody tells here
+        return []
+
+
+def survived(evidence: Evidence, record: Record) -> bool:
+    """Whether the job went on after it: its process wrote of a step later, or others did of more than the one they were in."""
+    stream = record.streams[evidence.writer]
+    if stream.progress > evidence.place:
+        return True
+    mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
+    if mild and evidence.writer[2] not in ("kernel", "watch") and not evidence.error and stream.calm > evidence.time + BREATH:
+        return True
+    if record.closed is not None and evidence.weight <= Weight.HINT and evidence.time > record.closed - SKEW:
+        return True
+    for node, (last_but_one, last) in record.steps.items():
+        more, one = (SAME_CLOCK, ONE_MORE) if node == evidence.node else (SKEW, SKEW)
+        if last_but_one > evidence.time + more or last > evidence.time + one:
+            return True
+    return False

@@ -1,0 +1,111 @@
+"""The lines of the nodes' logs: who wrote each, when, and what it says behind the prefixes that launchers put before it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+DAY = 86400.0
+HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start and before its end
+ALL = 96 << 20  # bytes of all logs together
+LONGEST = 4000  # characters of a line that are looked at
+_STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
+_CLOCK = re.compile(r"(?<!\d)(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?!\d)")
+# What launchers put before a rank's line: colours, ISO stamps (with CRI's stream and flag), Ray's, MPI's, Kubernetes', torch's.
+_PREFIX = re.compile(
+    r"""(?:\x1b\[[0-9;]*m
+    |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ]+(?:(?:stdout|stderr)[ ][FP][ ])?
+    |\[(?:pod/)?[\w.-]+/[\w./-]+\][ ]
+    |\(\w+[ ]pid=\d+(?:,[ ]ip=[\d.]+)?\)[ ]
+    |\[\d+,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w.-]+)?\]<std(?:out|err)>:[ ]?
+    |\[default\d+\]:
+    |\[rank(?P<rank>\d+)\]:[ ]?
+    |(?P<slurm>\d+):[ ](?=[ ]{2}|Traceback|\w)
+    |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",
+    re.VERBOSE,
+)
+_COUNT = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,4}\d+")
+_MEASURE = re.compile(r"(?i)\bloss\b|\btokens?/s|\bit/s|s/it|\bsamples\b|\blr\b|\bacc|\bgrad|\bppl\b|\d+ ?/ ?\d+|perplexity")
+_CLOSING = re.compile(r"^(?:finished|stopped)\b.*\d|^[Tt]raining (?:complete|finished|done)")
+_CAUTION = re.compile(
+    r"\bW(?:ARN(?:ING)?)?\b|\[[WEF]\d* |<warn>|NCCL INFO|[Rr]etry|\bE(?:RROR)?\b|[Ee]rror|[Ff]ail|Exception|refused"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a node's log: seconds since the job began, the rank that wrote it, or else who did (agent, kernel, node)."""
+
+    time: float
+    node: int | None
+    rank: int | None
+    who: str
+    text: str
+
+
+def read_lines(log: Path, node: int, start: int = 0, began: float = 0.0, logs: int = 1) -> list[Line]:
+    """The lines of a node's log behind byte `start`; `began` is the clock (seconds of the day) when the job began.
+
+    Of a log that is too long, one of `logs`, they are the first and the last.
+    """
+    try:
+        with open(log, "rb") as file:
+            size = file.seek(0, 2)
+            head, tail = min(HEAD, ALL // logs // 8), min(TAIL, ALL // logs)
+            file.seek(start)
+            if size - start <= head + tail:
+                data = file.read()
+            else:
+                data = file.read(head).rpartition(b"\n")[0] + b"\n"
+                file.seek(size - tail)
+                data += file.read().partition(b"\n")[2]
+    except FileNotFoundError:
+        return []
+    return list(parse(data.decode(errors="replace").splitlines(), node, began))
+
+
+def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]:
+    """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
+    time, rank, who = 0.0, None, "agent"
+    for text in lines:
+        text = text[:LONGEST]
+        if match := _STAMP.fullmatch(text):
+            number, other, clock, text = match.groups()
+            time, rank, who = _seconds(clock, began), int(number) if number else None, other or "rank"
+        elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
+            time = _seconds(match[1], began)
+        yield Line(time, node, rank, who, text)
+
+
+@functools.lru_cache(maxsize=1024)  # lines that follow each other have the same
+def _seconds(clock: str, began: float) -> float:
+    hours, minutes, seconds = clock.split(":")
+    return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", ".")) - began) % DAY
+
+
+def strip(text: str) -> tuple[int | None, str]:
+    """The rank that prefixes of a line tell, if they do, and what stands behind them, with its indentation."""
+    rank = None
+    while match := _PREFIX.match(text):
+        told = match["rank"] or match["mpi"] or match["slurm"]
+        rank = int(told) if told else rank
+        text = text[match.end() :]
+    return rank, text
+
+
+def is_closing(text: str) -> bool:
+    """Whether this says that the work was ended as it should be."""
+    return _CLOSING.search(text) is not None
+
+
+def is_progress(text: str) -> bool:
+    """Whether this tells of a step, as training loops do: its number with a measure."""
+    return is_closing(text) or (_COUNT.search(text) is not None and _MEASURE.search(text) is not None)
+
+
+def is_calm(text: str) -> bool:
+    """Whether this is neither a complaint nor a part of one."""
+    return bool(text.strip()) and not text[0].isspace() and _CAUTION.search(text) is None

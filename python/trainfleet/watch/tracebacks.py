@@ -1,0 +1,119 @@
+"""The exceptions in one process's output: each traceback's own, of whatever name, with its message and what it was chained to."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+from .lines import Line, is_progress
+
+TRACEBACK = "Traceback (most recent call last)"
+MESSAGE_LINES, MESSAGE_SECONDS = 16, 1.5  # how far the message of an exception may reach behind its first line
+CHAINS = 16  # of each process, the last
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
+_BARE = re.compile(
+    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b(?: *$|:)"
+    r"|\w+\(\): |Fatal Python error: |Error: |error: "
+)
+_NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
+PROGRAM = frozenset({
+    "AssertionError", "AttributeError", "ImportError", "IndentationError", "IndexError", "KeyError", "ModuleNotFoundError",
+    "NameError", "NotImplementedError", "RecursionError", "SyntaxError", "TabError", "TypeError", "UnboundLocalError",
+    "ValueError", "ZeroDivisionError", "UnicodeEncodeError",
+})  # fmt: skip
+
+
+@dataclass
+class Block:
+    """An exception as it was printed: its line, where that stands among its node's, and the message with the lines behind it.
+
+    `bare`: without a traceback. `aside`: of a destructor or a thread, which its process outlives.
+    """
+
+    line: Line
+    place: int
+    message: list[str]
+    bare: bool = False
+    aside: bool = False
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.message)
+
+    @property
+    def name(self) -> str:
+        """The exception's class, without its module."""
+        match = _NAME.match(self.message[0])
+        return match[1].rpartition(".")[2] if match else ""
+
+
+@dataclass
+class Tracebacks:
+    """Reads the lines of one process in their order. A chain is the exceptions of one failure, the likeliest root first."""
+
+    chains: deque[list[Block]] = field(default_factory=lambda: deque(maxlen=CHAINS))
+    base: int | None = None  # the indentation of the open traceback's head
+    last: Block | None = None  # takes up message lines
+    link: str = ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
+    aside: bool = False
+    dropped: bool = False  # the open traceback is one that Python ignored
+
+    def take(self, line: Line, place: int, text: str) -> bool:
+        """Whether the line was a part of a traceback or of an exception's message."""
+        if TRACEBACK in text:
+            self._open(text)
+            return True
+        if self.base is not None:
+            return self._inside(line, place, text)
+        if text.startswith(_CHAINED):
+            self.link = "chained"
+            return True
+        if text.startswith(("Exception ignored in", "Exception in thread", "Error in atexit")):
+            self.aside, self.dropped, self.last = True, not text.startswith("Exception in thread"), None
+            return True
+        if self._goes_on(line, text):
+            return True
+        if _BARE.match(stripped := text.strip()):
+            self._add(Block(line, place, [stripped], bare=True))
+            return True
+        return False
+
+    def _open(self, text: str) -> None:
+        before = text.partition(TRACEBACK)[0]
+        self.base = len(before) - len(before.lstrip()) if not before.strip(" +|") or "traceback :" in before else 0
+        if before.strip() == "Original":
+            self.link = "original"
+
+    def _inside(self, line: Line, place: int, text: str) -> bool:
+        """A line behind a traceback's head: a frame, or the exception."""
+        stripped = text.strip()
+        indent = len(text) - len(text.lstrip())
+        if not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4]:
+            return True
+        self.base = None
+        if not self.dropped:
+            self._add(Block(line, place, [stripped.lstrip("|+ ")], aside=self.aside))
+        self.aside = self.dropped = False
+        return True
+
+    def _add(self, block: Block) -> None:
+        if self.link and self.chains:
+            chain = self.chains[-1]
+            chain.insert(0, block) if self.link == "original" else chain.append(block)
+        else:
+            self.chains.append([block])
+        self.last, self.link = block, ""
+
+    def _goes_on(self, line: Line, text: str) -> bool:
+        """Whether the line belongs to the message of the last exception."""
+        block = self.last
+        if block is None or len(block.message) > MESSAGE_LINES or abs(line.time - block.line.time) > MESSAGE_SECONDS:
+            self.last = None
+            return False
+        if is_progress(text):
+            return False
+        if text.strip():
+            block.message.append(text.strip())
+        return True
