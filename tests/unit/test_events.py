@@ -61,7 +61,7 @@ def test_every_event_that_is_recorded_is_in_the_table_with_its_fields() -> None:
 
 
 def test_a_verdict_is_recorded_as_the_table_has_it() -> None:
-    assert {field.name for field in fields(Verdict)} | {"who"} == EVENTS["verdict"].fields.keys()
+    assert {field.name for field in fields(Verdict)} | {"who", "then"} == EVENTS["verdict"].fields.keys()
     assert not wrong({"event": "verdict", "time": 1.0} | Verdict("nan", "words", 1, None, "host", ("a",), "next").record())
 
 
@@ -114,4 +114,4 @@ def test_a_folder_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
 def test_every_type_of_the_table_is_one_that_json_has() -> None:
     for kind in EVENTS.values():
         for types in (*kind.fields.values(), *kind.optional.values()):
-            assert {*(types if isinstance(types, tuple) else (types,))} <= {str, int, float, list, tuple, dict, NONE}
+            assert {*(types if isinstance(types, tuple) else (types,))} <= {str, int, float, bool, list, tuple, dict, NONE}

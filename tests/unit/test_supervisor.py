@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet import kernel
-from trainfleet.supervisor import run, stamp
+from trainfleet.supervisor import note, run, stamp
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "python")}
@@ -130,3 +130,32 @@ def test_a_secret_does_not_reach_the_log(tmp_path: Path) -> None:
     await_text(tmp_path / "job.exit", "0")
     text = (tmp_path / "node-0.log").read_text()
     assert "my key is ***, really" in text and "canary" not in text + file.read_text()
+
+
+def test_a_kernel_s_log_that_may_not_be_read_is_asked_for_as_root_and_else_said_to_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "KMSG", tmp_path / "nothing")
+    sudo = tmp_path / "sudo"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "journalctl").write_text("#!/bin/sh\nexit 1\n")
+    sudo.write_text('#!/bin/sh\n[ "$1 $2" = "-n dmesg" ] && echo "[ 9999999999.5] NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"\n')
+    for fake in (sudo, tmp_path / "journalctl"):
+        fake.chmod(0o755)
+    assert [words.text for words in kernel.Kernel().words()] == ["NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"]
+    sudo.write_text("#!/bin/sh\nexit 1\n")
+    counters = tmp_path / "vmstat"
+    counters.write_text("pgfault 12\noom_kill 3\n")
+    monkeypatch.setattr(kernel, "VMSTAT", counters)
+    closed = kernel.Kernel()
+    counters.write_text("pgfault 19\noom_kill 5\n")
+    said = [words.text for words in closed.words()]
+    assert "can't be read" in said[0] and said[1] == "vmstat: oom_kill 2 on this node"
+
+
+def test_the_kernel_s_words_keep_their_time(tmp_path: Path) -> None:
+    log = tmp_path / "node-0.log"
+    note(log, "kernel", "nfs: server a not responding", time.time() - 3600)
+    note(log, "node", "now")
+    early, late = (line.split()[1] for line in log.read_text().splitlines())
+    assert early != late and abs(int(early[3:5]) - int(late[3:5])) <= 1

@@ -21,6 +21,7 @@ BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that
 KERNEL = re.compile(r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: )")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
+OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
 Writer = tuple[int | None, int | None, str]
 
 
@@ -90,14 +91,14 @@ def _days(nodes: Mapping[int | None, list[Line]]) -> dict[int | None, list[float
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
         day, before, mine = 0.0, None, []
         for line in nodes[node]:
-            if line.who not in ("kernel", "watch"):
+            if line.who not in OUTSIDE:
                 day += DAY if before is not None and line.time < before - DAY / 2 else 0.0
                 before = line.time
             mine.append(day)
         end = day + (before if before is not None else nodes[node][-1].time)
         reference = end if reference is None else reference
         apart = round((reference - end) / DAY) * DAY
-        late = [line.who in ("kernel", "watch") for line in nodes[node]]
+        late = [line.who in OUTSIDE for line in nodes[node]]
         shifts[node] = [
             (round((end - line.time) / DAY) * DAY if out else shift) + apart
             for line, shift, out in zip(nodes[node], mine, late, strict=True)
@@ -108,10 +109,10 @@ def _days(nodes: Mapping[int | None, list[Line]]) -> dict[int | None, list[float
 def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
     report = Report()
     for place, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
-        plain = line.who in ("kernel", "watch") or line.text[:1] == " "
+        plain = line.who in OUTSIDE or line.text[:1] == " "
         told, text = (None, line.text) if plain else strip(line.text)
         rank = line.rank if line.rank is not None else told
-        writer: Writer = (line.node, rank, "rank" if rank is not None else line.who)
+        writer: Writer = (line.node, rank, line.who if line.who in OUTSIDE or rank is None else "rank")
         stream, time = record.streams[writer], line.time + shift
         if shift:
             line = replace(line, time=time)
@@ -121,7 +122,7 @@ def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
             record.book.note(line.node, rank, text)
         if rank is None and (found := report.take(line, place, time, text, record.book)):
             stream.signed += found
-        elif writer[2] not in ("kernel", "watch") and stream.tracebacks.take(line, place, text):
+        elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, place, text):
             continue
         elif sign := _sign(writer[2], text):
             stream.signed.append(_signed(sign, line, time, writer, place, text.strip()))
@@ -131,7 +132,7 @@ def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
 
 def _note_life(record: Record, stream: Stream, writer: Writer, place: int, time: float, text: str) -> None:
     """Remembers that a process went on."""
-    if writer[2] in ("kernel", "watch", "node"):
+    if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):
         stream.progress = place
@@ -144,7 +145,7 @@ def _note_life(record: Record, stream: Stream, writer: Writer, place: int, time:
 
 def _sign(who: str, text: str) -> tuple[Sign, re.Match[str]] | None:
     """What a line that is no exception means, of what its writer may say."""
-    if who in ("kernel", "watch"):
+    if who in OUTSIDE:
         return first_sign((who, "any"), text)
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
     if not any(word in text for group in by for word in _words(group)):
@@ -229,7 +230,7 @@ def survived(evidence: Evidence, record: Record) -> bool:
     if stream.progress > evidence.place:
         return True
     mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
-    if mild and evidence.writer[2] not in ("kernel", "watch") and not evidence.error and stream.calm > evidence.time + BREATH:
+    if mild and evidence.writer[2] not in OUTSIDE and not evidence.error and stream.calm > evidence.time + BREATH:
         return True
     if record.closed is not None and evidence.weight <= Weight.HINT and evidence.time > record.closed - SKEW:
         return True

@@ -1,0 +1,140 @@
+"""The verdict on a job: what a judge is told beside the logs, what he says of it, and what follows from it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from trainfleet import beats, events, fence
+from trainfleet.backends.base import Status
+from trainfleet.beats import Beat
+from trainfleet.plan.job import Job
+from trainfleet.plan.request import Command, Request
+from trainfleet.runs import Run
+from trainfleet.supervisor import note
+from trainfleet.watch import lines
+from trainfleet.watch.causes import CAUSES, Then
+from trainfleet.watch.lines import read_lines
+from trainfleet.watch.verdict import Verdict, judge, mark
+from trainfleet.watchdog import Alarm
+
+BAD = Status(False, {0: 1, 1: 1})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    fence.begin(tmp_path)
+    return Run(tmp_path)
+
+
+def request(run: Run, hosts: str = "ab") -> Request:
+    job = Job("train", "x", run.folder, len(hosts), 1, "m", (), True)
+    return Request(job, tuple(Command(node, ("x",), {}, run.logs / f"node-{node}.log", host) for node, host in enumerate(hosts)))
+
+
+def write(run: Run, node: int, *said: str) -> None:
+    """Lines of the node's one rank, of its agent where they begin with `agent: `, or of its kernel."""
+    run.logs.mkdir(exist_ok=True)
+    for text in said:
+        who, _, words = text.partition(": ") if text.startswith(("agent: ", "kernel: ")) else (f"rank {node}", "", text)
+        note(run.logs / f"node-{node}.log", who, words)
+
+
+def verdict(run: Run, *, alarm: Alarm | None = None, status: Status = BAD, hosts: str = "ab") -> Verdict:
+    asked = request(run, hosts)
+    return judge(asked, status, run, mark(request(Run(run.folder / "none"))), alarm)
+
+
+TRACE = ("Traceback (most recent call last):", '  File "x.py", line 1, in f')
+
+
+def test_the_watchdog_s_word_names_rank_and_node(run: Run) -> None:
+    write(run, 0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1")
+    found = verdict(run, alarm=Alarm("silent rank 1: no heartbeat for 9 s, last seen in step 12, while the others wait", 1, 1))
+    assert (found.cause, found.rank, found.node, found.host, found.sure) == ("hang", 1, 1, "b", True)
+
+
+def test_a_fault_counts_where_the_node_s_clock_is_behind_and_one_of_an_earlier_attempt_does_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = {"node": 1, "rank": 1, "error": "KeyError", "message": "'tokens'", "why": "", "next": ""}
+    ranks, now = Run(run.folder, events.node(1, 1)), time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 300.0)
+    ranks.record("fault", order=0, **fault | {"error": "ZeroDivisionError"})
+    ranks.record("fault", order=1, **fault)
+    monkeypatch.undo()
+    write(run, 0, "RuntimeError: Connection reset by peer")
+    found = verdict(run)
+    assert (found.cause, found.rank, found.words) == ("code", 1, "KeyError: 'tokens'")
+
+
+def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> None:
+    rows = [Beat(rank, 1, 700 + rank, 1, "step", 3, 0.1, time.time()) for rank in (4, 5, 6)]
+    beats.write_beats(run.folder, 1, 1, rows)
+    write(run, 1, "kernel: Memory cgroup out of memory: Killed process 705 (python) total-vm:1kB, anon-rss:1kB")
+    found = verdict(run)
+    assert (found.cause, found.node, found.rank) == ("host-memory", 1, 5)
+
+
+def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> None:
+    write(run, 0, "loading", "the moon is full")
+    write(run, 1, "what is that noise")
+    found = verdict(run, status=Status(False, {0: 0, 1: 3}))
+    assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, None, False)
+    assert "no line says why" in found.words
+    assert found.lines == ("rank 0 on node 0: the moon is full", "rank 1 on node 1: what is that noise")
+
+
+def test_what_is_not_sure_says_so(run: Run) -> None:
+    write(run, 0, *TRACE, "SomeLibraryError: the frobnicator")
+    found = verdict(run)
+    assert not found.sure and "most likely the program has a bug" in str(found)
+
+
+@pytest.mark.parametrize("node_1, then", [("fine", Then.ELSEWHERE), ("ModuleNotFoundError: No module named 'torch'", Then.STOP)])
+def test_a_node_without_the_environment_is_left_out_unless_all_lack_it(run: Run, node_1: str, then: Then) -> None:
+    write(run, 0, *TRACE, "ModuleNotFoundError: No module named 'torch'")
+    write(run, 1, *(TRACE if "Error" in node_1 else ()), node_1)
+    found = verdict(run)
+    assert (found.cause, found.then) == ("environment", then)
+
+
+def test_on_a_machine_that_plays_the_nodes_there_is_no_elsewhere(run: Run) -> None:
+    write(run, 0, *TRACE, "ModuleNotFoundError: No module named 'torch'")
+    job = Job("train", "x", run.folder, 1, 1, "m", (), True)
+    asked = Request(job, (Command(0, ("x",), {}, run.logs / "node-0.log"),))
+    assert judge(asked, BAD, run, mark(request(Run(run.folder / "none")))).then is Then.STOP
+
+
+def test_no_host_is_put_aside_on_a_suspicion() -> None:
+    broken = Verdict("hardware", "w", 1, None, "b", (), "n")
+    assert broken.then is Then.HERE
+
+
+@pytest.mark.parametrize("words, then", [
+    ("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation", Then.HERE),
+    ("botocore.exceptions.ClientError: An error occurred (503) when calling the HeadObject operation", Then.HERE),
+    ("botocore.exceptions.ClientError: An error occurred (ExpiredToken) when calling the PutObject operation", Then.HERE),
+    ("botocore.exceptions.ClientError: An error occurred (NoSuchBucket) when calling the PutObject operation", Then.STOP),
+    ("botocore.exceptions.ClientError: An error occurred (RequestTimeTooSkewed) when calling the PutObject operation", Then.ELSEWHERE),
+])  # fmt: skip
+def test_each_cause_decides_what_follows(run: Run, words: str, then: Then) -> None:
+    write(run, 1, *TRACE, words)
+    assert verdict(run).then is then
+
+
+def test_each_cause_says_what_to_type() -> None:
+    for cause in CAUSES.values():
+        assert cause.words and cause.next and "\n" not in cause.next
+
+
+def test_of_a_log_without_end_the_first_and_the_last_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "HEAD", 1000)
+    monkeypatch.setattr(lines, "TAIL", 5000)
+    log = tmp_path / "node-0.log"
+    log.write_text("".join(f"rank 0  10:00:00.000 | line {number}\n" for number in range(10_000)))
+    found = [line.text for line in read_lines(log, 0)]
+    assert found[0] == "line 0" and found[-1] == "line 9999" and len(found) < 200
+    assert all(text.startswith("line ") for text in found)
