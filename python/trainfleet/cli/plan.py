@@ -15,6 +15,7 @@ from ..config import Config, Derived, dump_resolved, load
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
+from ..config.types import Ssh
 from ..errors import ConfigError, Problem
 from ..plan.estimate import LIKELY, Estimate, estimate, price_of
 from ..plan.fabric import fabric_settings
@@ -40,6 +41,9 @@ def main(variables: Variables, started: float) -> int:
     if config.fleet.reached_by_ssh and not config.fleet.hosts:
         plan = make_plan(config, derived, [], [])
         print("\nhosts: none yet, so no command is exact; fleet.hosts names them")
+    elif config.fleet.reached_by_ssh and runs_programs(config.fleet.ssh):
+        plan = make_plan(config, derived, [], [])
+        print("\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of fleet.ssh.config")
     else:
         scripts = plan_hosts(config)
         plan = plan_of(config, derived)
@@ -50,8 +54,16 @@ def main(variables: Variables, started: float) -> int:
         print(f"\nwritten to {out}/: {', '.join([*write(plan, out), *scripts])}")
     if device := hardware.awaited(config.fleet.instance_type):
         print(f"\nnote: training on {device.name} is not built yet, so make train refuses this fleet")
-    print(f"\nnext: {'make train' if plan.requests else 'write fleet.hosts, then make setup'}")
+    setup = "make setup" if config.fleet.hosts else "write fleet.hosts, then make setup"
+    print(f"\nnext: {'make train' if plan.requests else setup}")
     return 0
+
+
+def runs_programs(ssh: Ssh) -> bool:
+    """Whether reaching the hosts runs a program on this machine, which a plan must not."""
+    from ..nodes import ssh_config  # loads SSH
+
+    return ssh.config is not None and ssh_config.runs_programs(ssh)
 
 
 def plan_hosts(config: Config) -> dict[str, str]:

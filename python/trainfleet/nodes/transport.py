@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.hosts import parse_host
 from ..config.types import Ssh
+from . import ssh_config
 from .answers import Answers, Failure, Host, Result
 from .keys import KnownHosts, UnknownKey
 from .tar import pack
@@ -198,16 +199,16 @@ class Transport:
     def _made(self, host: Host, gateway: Connection | None) -> Connection:
         """A connection that is not open yet."""
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
-        from paramiko.config import SSHConfig
 
-        config = Config(
-            ssh_config=SSHConfig.from_path(str(Path(self.ssh.config).expanduser())) if self.ssh.config else SSHConfig(), lazy=True
-        )
+        config = Config(ssh_config=ssh_config.read(self.ssh), lazy=True)
         connection = Connection(
             host.address, user=host.user or self.ssh.user, port=host.port, config=config, gateway=gateway,
             connect_timeout=CONNECT_TIMEOUT, connect_kwargs=self._login(),
         )  # fmt: skip
-        self.known.guard(connection.client)
+        hop: Any = connection
+        while isinstance(hop, Connection):  # also the jump hosts that the file names
+            self.known.guard(hop.client)
+            hop = hop.gateway
         return connection
 
     def _enter(self, connection: Connection, gateway: Connection | None) -> None:
