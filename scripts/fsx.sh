@@ -4,19 +4,22 @@
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html - data linked to S3 shows as files, loaded when read.
 set -euo pipefail
 usage="usage: fsx.sh check|apply|verify DNS_NAME@tcp:/MOUNT_NAME FOLDER"
-verb=${1:?$usage} source=${2:?$usage} folder=${3:?$usage}
+verb=${1:?$usage}
+export source=${2:?$usage} folder=${3:?$usage} # both become fields of fstab; no part of the folder is `..`
+[[ $folder =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ && $source =~ ^[A-Za-z0-9][A-Za-z0-9.-]*@tcp[0-9]*:/[A-Za-z0-9_-]+$ ]] || { echo "$usage" >&2; exit 2; }
 table=${TRAINFLEET_ROOT:-}/etc/fstab
 mounts=${TRAINFLEET_MOUNTS:-/proc/mounts}
 repository=https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu
 keys=https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc
 options=noatime,flock,_netdev,x-systemd.automount # flock: checkpoints and git take locks
 
-mounted() { awk -v folder="$folder" -v name=":/${source##*:/}" '$2 == folder && $3 == "lustre" && index($1, name)' "$mounts" | grep -q .; }
+mounted() { name=":/${source##*:/}" awk '$2 == ENVIRON["folder"] && $3 == "lustre" && index($1, ENVIRON["name"])' "$mounts" | grep -q .; }
+at_boot() { awk '$1 == ENVIRON["source"] && $2 == ENVIRON["folder"] && $3 == "lustre"' "$table" | grep -q .; }
 
 verify() {
   mounted || { echo "fsx: $source is not mounted at $folder"; return 1; }
   lctl get_param -n version > /dev/null || { echo "fsx: the Lustre client does not answer: lctl get_param version"; return 1; }
-  grep -qsE "^$source $folder lustre" "$table" || { echo "fsx: $table does not mount $folder at boot"; return 1; }
+  at_boot || { echo "fsx: $table does not mount $folder at boot"; return 1; }
   echo "fsx: $source at $folder, Lustre $(lctl get_param -n version | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1)"
 }
 
@@ -43,8 +46,9 @@ apply() {
     modprobe lustre
   fi
   mkdir -p "$folder"
-  sed -i "\\# $folder lustre #d" "$table"
-  echo "$source $folder lustre $options 0 0" >> "$table"
+  cp -p "$table" "$table.new" # keeps its owner and mode
+  { awk '/^#/ || $2 != ENVIRON["folder"] || $3 != "lustre"' "$table"; echo "$source $folder lustre $options 0 0"; } > "$table.new"
+  mv "$table.new" "$table"
   mounted || mount "$folder"
 }
 

@@ -4,6 +4,7 @@
 set -euo pipefail
 usage="usage: limits.sh check|apply|verify OPEN_FILES"
 verb=${1:?$usage} files=${2:?$usage}
+[[ $files =~ ^[0-9]+$ ]] || { echo "$usage" >&2; exit 2; }
 target=${TRAINFLEET_ROOT:-}/etc/security/limits.d/90-trainfleet.conf
 
 wanted() { # `*` does not stand for root

@@ -5,12 +5,14 @@ set -euo pipefail
 usage="usage: scratch.sh check|apply|verify FOLDER DISK..."
 verb=${1:?$usage} folder=${2:?$usage}
 shift 2
-[ $# -gt 0 ] || { echo "$usage" >&2 && exit 2; }
+[ $# -gt 0 ] && [[ $folder =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ && $* =~ ^(/dev/[A-Za-z0-9]+ ?)+$ ]] || { echo "$usage" >&2 && exit 2; }
+export folder
 label=trainfleet
 mounts=${TRAINFLEET_MOUNTS:-/proc/mounts}
+table=${TRAINFLEET_ROOT:-}/etc/fstab
 
 verify() {
-  grep -q " $folder " "$mounts" || { echo "scratch: nothing is mounted at $folder"; return 1; }
+  awk '$2 == ENVIRON["folder"]' "$mounts" | grep -q . || { echo "scratch: nothing is mounted at $folder"; return 1; }
   echo "scratch: $folder, $(df -Ph "$folder" | awk 'NR == 2 {print $2}')"
 }
 
@@ -30,8 +32,10 @@ apply() {
     mkfs.ext4 -q -L "$label" -E lazy_itable_init=1,nodiscard "$device"
   fi
   mkdir -p "$folder"
-  sed -i "\\# $folder #d" /etc/fstab
-  echo "LABEL=$label $folder ext4 noatime,nofail 0 0" >> /etc/fstab
+  cp -p "$table" "$table.new" # keeps its owner and mode
+  awk '/^#/ || $2 != ENVIRON["folder"]' "$table" > "$table.new"
+  echo "LABEL=$label $folder ext4 noatime,nofail 0 0" >> "$table.new"
+  mv "$table.new" "$table"
   mount "$folder"
   chmod 1777 "$folder"
 }

@@ -3,6 +3,7 @@
 set -euo pipefail
 usage="usage: shared_folder.sh check|apply|verify FOLDER USER"
 verb=${1:?$usage} folder=${2:?$usage} user=${3:?$usage}
+[[ $folder =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ && $user =~ ^[A-Za-z0-9_][A-Za-z0-9._@-]*$ ]] || { echo "$usage" >&2; exit 2; }
 
 verify() {
   [ -d "$folder" ] || { echo "shared folder: $folder is not there"; return 1; }

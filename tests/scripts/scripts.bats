@@ -182,6 +182,64 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   [[ $output == *"is not mounted"* ]]
 }
 
+@test "fsx: words that are no file system and no folder are refused, and are never code" {
+  fake mount ''
+  fake modprobe ''
+  fake mount.lustre ''
+  fake lctl 'echo 2.15.6'
+  source=fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd
+  for folder in '/fsx #d;e touch '"$root/evil"';#' '/fsx\n/etc' $'/fsx\nproc' '/fsx ext4' '/fsx/../etc' /fsx/. fsx '/fsx$(touch '"$root/evil"')' \
+    '/fsx;id' '/#d' '/.*' '/fsx/' / '' '/fs\x20'; do
+    run "$scripts/fsx.sh" apply "$source" "$folder"
+    [ "$status" -ne 0 ]
+    [[ $output == *usage* ]]
+  done
+  for other in 'x y' 'x@tcp:/a b' $'x@tcp:/a\nb' '.*@tcp:/a' 'x@tcp:/../a' 'LABEL=a' '-o@tcp:/a'; do
+    run "$scripts/fsx.sh" apply "$other" "$root/fsx"
+    [ "$status" -eq 2 ]
+  done
+  [ ! -e "$root/evil" ]
+  [ ! -s "$root/etc/fstab" ]
+  [ ! -s "$FAKE_LOG" ]
+}
+
+@test "fsx: only its own line of fstab is replaced" {
+  fake mount ''
+  fake modprobe ''
+  fake mount.lustre ''
+  fake lctl 'echo 2.15.6'
+  source=fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd
+  printf '%s\n' "# $root/fsx lustre is mounted below" "/dev/sda1 / ext4 defaults 0 1" "old@tcp:/x $root/fsx lustre defaults 0 0" \
+    "/dev/sdb $root/fsx/scratch ext4 defaults 0 0" "/dev/sdc $root/fsx-2 lustre defaults 0 0" > "$root/etc/fstab"
+  chmod 640 "$root/etc/fstab"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
+  [ "$(wc -l < "$root/etc/fstab")" -eq 5 ]
+  [ "$(grep -c "^$source $root/fsx lustre" "$root/etc/fstab")" -eq 1 ]
+  [ "$(grep -c '^old@tcp' "$root/etc/fstab" || true)" -eq 0 ]
+  [ "$(stat -c %a "$root/etc/fstab")" = 640 ]
+}
+
+@test "scratch, limits, shared folder: no other words than theirs" {
+  fake mount ''
+  fake mkfs.ext4 ''
+  for folder in '/scratch #d;e touch '"$root/evil"';#' '/../etc' $'/a\nb' scratch '/*' '$(id)'; do
+    run "$scripts/scratch.sh" apply "$folder" /dev/nvme1n1
+    [ "$status" -eq 2 ]
+    run "$scripts/shared_folder.sh" apply "$folder" nobody
+    [ "$status" -eq 2 ]
+  done
+  for disk in /dev/../etc/passwd '/dev/sda;id' /etc/passwd $'/dev/a\n/b'; do
+    run "$scripts/scratch.sh" apply "$root/scratch" "$disk"
+    [ "$status" -eq 2 ]
+  done
+  run "$scripts/limits.sh" apply $'1\n* - nproc 1'
+  [ "$status" -eq 2 ]
+  run "$scripts/shared_folder.sh" apply "$root/fsx" '-R root'
+  [ "$status" -eq 2 ]
+  [ ! -e "$root/evil" ]
+  [ ! -s "$FAKE_LOG" ]
+}
+
 @test "scratch: a disk that holds data is left alone" {
   fake blkid 'case $1 in -L) exit 2;; *) echo ext4;; esac'
   fake lsblk 'echo nvme1n1'
