@@ -25,6 +25,7 @@ LAYOUTS = {
     "hsdp": (4, {"shard": 2}),
     "tp2": (2, {"tensor": 2}),
     "pp2": (2, {"pipeline": 2}),
+    "pp3": (3, {"pipeline": 3}),  # 4 micro-batches through stages of one and two blocks
     "interleaved": (2, {"pipeline": 2, "interleave": 2}),
     "cp2": (2, {"context": 2}),
     "fsdp2-tp2": (4, {"shard": 2, "tensor": 2}),

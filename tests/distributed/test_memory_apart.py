@@ -25,6 +25,8 @@ CASES = {  # settings: ranks, and how far the model may lie off
     f"{PIPELINE} train.layout.interleave=3": (2, 0.9, 1.2),
     "train.layout.pipeline=4 train.global_batch=32": (4, 0.9, 1.2),
     "train.layout.pipeline=4 train.global_batch=64 train.layout.interleave=2 model.layers=8": (4, 0.9, 1.2),
+    "train.layout.pipeline=2 train.layout.shard=2 train.global_batch=64": (4, 0.9, 1.2),  # all gathered, all gradients whole
+    "train.layout.pipeline=2 train.layout.shard=2 train.layout.zero=1 train.global_batch=64": (4, 0.9, 1.2),
     "train.compile=true train.global_batch=8": (1, 1.0, 1.6),  # compiled blocks keep less, and only their own forms of it
 }
 

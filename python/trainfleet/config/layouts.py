@@ -148,10 +148,10 @@ def _sized(config: Config, asked: set[str], tokens: int) -> Config:
 
 
 def _sizes(config: Config) -> list[int]:
-    """The micro-batches that divide a rank's part of the global batch into as many passes as a pipeline needs."""
-    part, pipeline = max(1, config.train.global_batch // max(1, config.data_parallel)), config.train.layout.pipeline
+    """The micro-batches that divide a rank's part of the global batch into passes that the pipeline can take."""
+    part, layout = max(1, config.train.global_batch // max(1, config.data_parallel)), config.train.layout
     low = [size for size in range(1, int(part**0.5) + 1) if part % size == 0]
-    return sorted({size for one in low for size in (one, part // one) if part // size % pipeline == 0}) or [1]
+    return sorted({size for one in low for size in (one, part // one) if rules.fills(part // size, layout)}) or [1]
 
 
 def sizes_to_try(config: Config) -> list[int]:

@@ -92,8 +92,10 @@ def _memory(config: Config, half: bool, stage: Stage) -> Memory:
     numbers, width, format = stage.blocks * stage.block + stage.around, 2 if half else 4, FORMATS[config.train.weights]
     ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
     copied = ranks > 1 or width != format or (half and config.data_parallel > 1)  # by FSDP; DDP keeps no other copy
-    gathered = numbers if layout.zero == 1 else min(numbers, stage.around + GATHERED_BLOCKS * stage.block)
-    summed = layout.zero == 1 and passes_of(config) > 1 and ranks > 1  # between micro-batches gradients stay whole
+    # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch (torch 2.13, stage.py)
+    whole = layout.zero == 1 or layout.pipeline > 1
+    gathered = numbers if whole else min(numbers, stage.around + GATHERED_BLOCKS * stage.block)
+    summed = whole and passes_of(config) > 1 and ranks > 1  # between micro-batches gradients stay whole
     most = max(stage.around, stage.block)  # the weights whose gradients are reduced at once
     reducing = width * (stage.around + stage.block) + REDUCED * most if copied else 0
     return Memory(

@@ -11,7 +11,7 @@ from ..spelling import suggest
 from . import addresses
 from .families import FAMILIES
 from .hosts import parse_hosts
-from .types import Config
+from .types import Config, Layout
 
 BUILT = ("local", "ssh")  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
 SHORTEST_MASKED = 8  # tokens
@@ -149,14 +149,26 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
         yield key, f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} layers; at most {model.layers} work"
     part = train.global_batch // max(1, config.data_parallel)
     passes = part // train.micro_batch
-    if not part % train.micro_batch and passes % layout.pipeline:
-        fit = [size for size in _divisors(part) if part // size % layout.pipeline == 0]
+    if not part % train.micro_batch and not fills(passes, layout):
+        fit = [size for size in _divisors(part) if fills(part // size, layout)]
         whole = config.data_parallel * layout.pipeline
+        few = passes < layout.pipeline
+        needed = f"fewer than the {layout.pipeline} stages" if few else "which interleaved rounds must divide"
         yield (
             "train.micro_batch",
-            f"{train.micro_batch} makes {passes} micro-batches a step, which train.layout.pipeline {layout.pipeline} must divide;"
-            + (f" sizes that do: {_listed(fit)}" if fit else f" a train.global_batch that {whole} divides does"),
+            f"{train.micro_batch} makes {passes} micro-batches a step, {needed};"
+            + (f" sizes that work: {_listed(fit)}" if fit else f" a train.global_batch that {whole} divides does"),
         )
+
+
+def fills(passes: int, layout: Layout) -> bool:
+    """Whether so many micro-batches can go through the pipeline: one per stage at least, interleaved in equal rounds.
+
+    1F1B takes any number from there on (BLOOM: 128 through 12 stages); torch's interleaved schedule takes what its rounds divide.
+    """
+    if layout.pipeline == 1:
+        return True
+    return passes >= layout.pipeline and (layout.interleave == 1 or passes % (passes // layout.pipeline) == 0)
 
 
 def _context(config: Config) -> Iterator[tuple[str, str]]:
