@@ -131,7 +131,8 @@ def _whom(
         rank = int(best.told["rank"])
         return record.homes.get(rank, best.node), rank, best.words
     if best.cause == "rendezvous":
-        return (*_absent(best, record, nodes), best.words)
+        alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
+        return (*_absent(best, record, nodes, alike), best.words)
     if "peer" in best.told and best.cause in ("lost-node", "host-memory"):
         return named if named is not None or best.cause == "lost-node" else best.node, None, best.words
     if best.cause == "code" and "mismatch between collectives" in best.words:
@@ -162,13 +163,16 @@ def _loss(standing: Sequence[Evidence], record: Record, counted: Counter[int]) -
     return f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say" if len(peers) == 1 else ""
 
 
-def _absent(best: Evidence, record: Record, nodes: int) -> tuple[int | None, int | None]:
-    """The one node that never came to the rendezvous: no rank of it wrote a line. (None, None) where it is not one."""
+def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[int | None, int | None]:
+    """The one node that never came to the rendezvous, as no rank of it wrote a line, or the one rank that missed the others.
+
+    (None, None) where it is not one; `alike`: others say the same.
+    """
     here = {node for node in record.homes.values() if node is not None} | {
         node for node, rank, who in record.streams if rank is None and node is not None and who in ("agent", "node")
     }
     if "joined" not in best.told:
-        return (best.node, best.rank) if best.writer[1] is not None else (None, None)
+        return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
     joined, every = int(best.told["joined"]), int(best.told["all"])
     of = nodes or (every if len(here) <= joined < every and max(here, default=0) < every else 0)
     missing = sorted(set(range(of)) - here)
