@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parents[2] / "python")]
 
-from verdict_cases import Case, read_cases, score, with_skew, without_kernel, without_ranks
+from verdict_cases import Case, read_cases, score, with_skew, without_kernel, without_ranks  # noqa: E402
 
-from trainfleet.watch.diagnosis import diagnose
-from trainfleet.watch.lines import parse
+from trainfleet.watch.diagnosis import diagnose  # noqa: E402
+from trainfleet.watch.lines import parse  # noqa: E402
 
 CHANGES = {"as they are": lambda case: case, "kernel's log closed": without_kernel, "no prefixes of ranks": without_ranks,
            "clocks 20 s apart": with_skew}  # fmt: skip
@@ -42,8 +42,8 @@ def tell(half: str, name: str, cases: list[Case], change) -> None:  # type: igno
     healthy = found.cases - found.failures
     print(f"{half + ', ' + name:32}{found.cases:5}{healthy:9}{found.precision:11.3f}{found.recall:8.3f}{found.placed:8}"
           f"{found.sure:6}{len(found.wrong_and_sure):16}{len(found.fooled):8}")  # fmt: skip
-    for wrong in found.wrong:
-        print(f"    {wrong}")
+    if name == "as they are":
+        print("".join(f"    {wrong}\n" for wrong in found.wrong), end="")
 
 
 def crowd() -> tuple[float, int]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from . import blame
 from .causes import Weight
-from .evidence import SKEW, Evidence, Record, read, survived
+from .evidence import OUTSIDE, SKEW, Evidence, Record, read, survived
 from .lines import Line, parse, read_lines
 
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
@@ -129,7 +129,11 @@ def _whom(
         return _who_hangs(best, standing, record)
     if "rank" in best.told:
         rank = int(best.told["rank"])
-        return record.homes.get(rank, best.node), rank, best.words
+        return (
+            record.homes.get(rank, best.node if best.writer[2] in OUTSIDE or best.cause == "killed" else None),
+            rank,
+            best.words,
+        )
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
         return (*_absent(best, record, nodes, alike), best.words)
@@ -146,6 +150,8 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
         return best.rank
     if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
+    if best.writer[2] != "kernel":
+        return None
     ranks = [
         one
         for one in standing
@@ -184,14 +190,17 @@ def _who_hangs(best: Evidence, standing: Sequence[Evidence], record: Record) -> 
 
     Where neither is there, nobody is named.
     """
-    late = {one.rank: one for one in standing if one.cause == "hang" and one.rank is not None}
+    told = sorted(
+        (one for one in standing if one.cause == "hang" and one.rank is not None), key=lambda one: _sequence(one.line.text)
+    )
+    late = {one.rank: one for one in told}
     homes = record.homes
     missing = sorted(rank for rank in homes if rank not in late)
     behind = {rank: _sequence(one.line.text) for rank, one in late.items()}
     if 0 < len(missing) < len(late):
         who, why = missing[0], f"rank {missing[0]} never came to the collective that the others waited in"
     elif len(set(behind.values())) > 1:
-        who = min(behind, key=lambda rank: behind[rank])
+        who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])
         why = f"rank {who} is at collective {behind[who]}, the others at {max(behind.values())}"
     else:
         return None, None, best.words

@@ -20,6 +20,7 @@ ONE_MORE = 30.0  # seconds after which even a single step more shows that the jo
 BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that it was no more
 KERNEL = re.compile(r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: )")
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")  # an error or the end of a process, as c10 logs it
+LOGGED = re.compile(r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - (?:ERROR|CRITICAL|FATAL) - )\s*")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
@@ -151,12 +152,19 @@ def _sign(who: str, text: str) -> tuple[Sign, re.Match[str]] | None:
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
     if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), text[severe.end() :])) and found[0].firm:
         return found
+    if logged := LOGGED.match(text):
+        return _mild(first_sign((*by, "error"), text[logged.end() :]))
     if not any(word in text for group in by for word in _words(group)):
         return None
     found = first_sign(by, text)
     if found is None and who != "rank" and (stamp := KERNEL.match(text)):
         return first_sign(("kernel",), text[stamp.end() :])
     return found
+
+
+def _mild(found: tuple[Sign, re.Match[str]] | None) -> tuple[Sign, re.Match[str]] | None:
+    """What a program only logged, as a hint: it may have got over it."""
+    return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False), found[1])
 
 
 _WORDS: dict[str, tuple[str, ...]] = {}

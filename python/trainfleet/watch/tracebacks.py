@@ -14,7 +14,7 @@ CHAINS = 16  # of each process, the last
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
 _BARE = re.compile(
-    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired|Invalid\w+)\b(?: *$|:)"
+    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b(?: *$|:)"
     r"|\w+\(\): |Fatal Python error: |Error: |error: "
 )
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
