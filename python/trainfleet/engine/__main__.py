@@ -150,8 +150,8 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     step = trainer.progress.step
     writes = status == "finished" and not trainer.config.checkpoint.is_off and FAMILIES[trainer.config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
-    recorder.update(status=status, **sample)
     recorder.close()
+    recorder.update(status=status, **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 
