@@ -7,9 +7,8 @@ override export PYTHONPATH := python
 override export PYTHONUTF8 := 1
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
-.SUFFIXES: # no rules of make's own
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
+.PHONY: help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -86,12 +85,9 @@ drills: .venv/.stamp-test ## the slow tests: machines that die, links that are c
 check: .venv/.stamp-test ## lint, types and shell scripts
 	@.venv/bin/python -m trainfleet check
 
-# All else is no verb, also where a file has its name: `make tests` is never "up to date".
-%: .force
+.DEFAULT:
 	@[ -x .venv/bin/python ] || { echo "error: no such verb; make alone lists them" >&2; exit 2; }
 	@.venv/bin/python -m trainfleet "$$MAKECMDGOALS"
-
-.force $(filter-out $(MAKECMDGOALS),$(MAKEFILE_LIST) requirements.lock requirements-test.lock scripts/venv.sh): ;
 
 .venv/.stamp: requirements.lock scripts/venv.sh
 	@scripts/venv.sh apply requirements.lock

@@ -20,6 +20,7 @@ from .errors import InputError
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 RECORD = 16 * MEBIBYTE  # of results.json and its like
+MARKER = 256 * MEBIBYTE  # of a checkpoint's marker, which names every file
 LINE = MEBIBYTE  # of a line of events or metrics
 DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
 SHOWN = 60  # characters of a wrong value in a message
@@ -39,9 +40,7 @@ def open_regular(path: Path) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         stream = os.fdopen(descriptor, "rb")
         _require_regular(path, os.fstat(descriptor))  # it may have been replaced in between
-    except FileNotFoundError:
-        raise
-    except InputError:
+    except (FileNotFoundError, InputError):
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise unreadable(path, error) from error
@@ -51,14 +50,15 @@ def open_regular(path: Path) -> BinaryIO:
 def unreadable(path: Path, error: Exception) -> InputError:
     """The error for a file that the system does not let us read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return InputError(f"can't be read: {why}", where=shortened(str(path), 255), next="ls -l, on its path")
+    return InputError(f"can't be read: {why}", where=shortened(printable(str(path)), 255), next="ls -l, on its path")
 
 
 def read_bytes(path: Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises as `open_regular`, InputError for a larger one."""
     try:
         with open_regular(path) as stream:
-            content = stream.read(most + 1)
+            # What the kernel makes up as it is read looks like an empty file, and has no end.
+            content = stream.read(min(os.fstat(stream.fileno()).st_size, most + 1))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -154,7 +154,12 @@ def show(value: Any) -> str:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except (ValueError, RecursionError):
         text = f"a {type(value).__name__}"
-    return shortened("".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text[: 4 * SHOWN]))
+    return shortened(printable(text[: 4 * SHOWN]))
+
+
+def printable(text: str) -> str:
+    """A text with what can't be printed in one line as its number."""
+    return text if unprintable(text) is None else "".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text)
 
 
 def shortened(text: str, most: int = SHOWN) -> str:

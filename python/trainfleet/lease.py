@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from .runs import read_json
+from .runs import read_json, remedy
+from .shapes import fit
 
 FILE = "head.json"
 EVERY = 1.0  # seconds
@@ -42,7 +43,7 @@ class Tenure:
 def read_tenure(folder: Path) -> Tenure | None:
     """The newest tenure of a run; None when it has never had a launcher that keeps one."""
     record = read_json(folder / FILE)
-    return Tenure(**record) if record else None
+    return fit(Tenure, record, str(folder / FILE), remedy(folder / FILE)) if record else None
 
 
 def is_held(tenure: Tenure | None, now: float) -> bool:

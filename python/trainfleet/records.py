@@ -9,6 +9,7 @@ from .errors import InputError
 from .shapes import Count, Moment, Name, Range, fit
 
 Number = Annotated[float, Range(-1e100, 1e100)] | None  # null: not a finite number
+Seconds = Annotated[float, Range(0, 1e9)]
 Step = Annotated[int, Range(0, 10**12)]
 SMALLEST, LARGEST = -1e100, 1e100
 
@@ -82,6 +83,38 @@ class Event(TypedDict, total=False):
     why: str
     next: str
     traceback: list[str]
+
+
+class Search(TypedDict, total=False):
+    """search.json, as far as it is read: what was found, and what it depends on."""
+
+    micro_batch: Annotated[int, Range(1, 10**6)]
+    ground: dict[str, Any]
+
+
+class Talk(TypedDict):
+    """The collectives' part of the steps that were looked at."""
+
+    seconds: Seconds
+    not_hidden: Seconds
+
+
+class Operation(TypedDict):
+    """One operation's part."""
+
+    name: Name
+    seconds: Seconds
+    calls: Count
+
+
+class Profile(TypedDict):
+    """profile/summary.json."""
+
+    seconds: Seconds
+    steps: tuple[Step, Step]
+    parts: dict[Name, Seconds]
+    communication: Talk
+    top: list[Operation]
 
 
 def is_object(line: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Iterable
 
 CLOSE = 0.6  # of the letters must be right, for a word to be taken for another
+SLIP = 0.75  # of them, for nothing else to be looked for
+ONE = 1.1  # the distance of a word of which one letter is wrong, be it the first
 LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")  # Cyrillic and Greek ones that look like Latin ones
 
 
@@ -16,18 +18,28 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def nearest(word: str, known: Iterable[str], least: float = CLOSE) -> str | None:
+def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was probably meant: by its letters, whatever their case and signs; else one that it abbreviates."""
-    by_form = {plain(name): name for name in known}
+    names = {plain(name): name for name in known}
     form = plain(word)
-    if not form or form in by_form:
-        return by_form.get(form)
-    best = max(by_form, key=lambda name: (likeness(form, name), -len(name)), default="")
-    if best and likeness(form, best) >= least:
-        return by_form[best]
-    initials = [name for name in by_form if "".join(part[0] for part in name.split("_")) == form]
-    short = initials or [name for name in by_form if len(form) > 2 and name[0] == form[0] and _is_within(form, name)]
-    return by_form[min(short, key=len)] if short else None
+    if not form or form in names:
+        return names.get(form)
+    best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
+    if best and (likeness(form, best) >= CLOSE or distance(form, best) <= ONE):
+        return names[best]
+    initials = [name for name in names if "".join(part[0] for part in name.split("_")) == form]
+    short = initials or [name for name in names if len(form) > 2 and name[0] == form[0] and _is_within(form, name)]
+    return names[min(short, key=len)] if short else None
+
+
+def slip(word: str, known: Iterable[str]) -> str | None:
+    """The known word of which the word is a slip of the finger, one letter or few; None where it could be any other."""
+    form = plain(word)
+    names = {plain(name): name for name in known}
+    near = [name for name in names if abs(len(name) - len(form)) <= max(ONE, (1 - SLIP) * max(len(name), len(form)) + 1)]
+    best = max(near, key=lambda name: (likeness(form, name), -len(name)), default="")
+    sure = best and (likeness(form, best) >= SLIP or (distance(form, best) <= ONE and len(form) > 1))
+    return names[best] if sure else None
 
 
 def plain(word: str) -> str:

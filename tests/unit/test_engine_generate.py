@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
 from trainfleet import models
 from trainfleet.config.types import Model
+from trainfleet.engine import generate
 from trainfleet.engine.generate import choose, continuation
 from trainfleet.models.llama import Llama
 
@@ -60,3 +65,21 @@ def test_only_the_likeliest_are_drawn() -> None:
     drawn = {choose(logits, 5.0, 3, generator) for _ in range(200)}
     assert drawn == {7, 8, 9} and choose(logits, 0, 3, generator) == 9
     assert {choose(logits, 1e-3, 10, generator) for _ in islice(range(50), 50)} == {9}
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_a_corpus_without_validation_text_has_a_sample_all_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's last act must not fail it: there is no text, or nothing but the ends of documents."""
+    end = 3
+
+    class Silent:
+        folder, manifest = Path(), SimpleNamespace(validation_tokens=tokens, end_of_document=end)
+
+        def batch(self, split: str, first: int, count: int, length: int, seed: int) -> torch.Tensor:
+            assert length > 0
+            return torch.full((1, length + 1), end)
+
+    monkeypatch.setattr(generate, "load_tokenizer", lambda _: SimpleNamespace(decode=lambda ids: " ".join(map(str, ids))))
+    silent: Any = Silent()
+    sample = generate.write_sample(make(), silent, seed=0)
+    assert sample["prompt"] == str(end) and sample["text"]

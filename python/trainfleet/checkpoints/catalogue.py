@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..errors import RunError
+from ..errors import InputError, RunError
 from .marker import MARKER, Broken, Commit, File, parse
 from .store import Store
 
@@ -45,7 +45,7 @@ def look(store: Store) -> Iterator[Entry]:
             commit = read(store, step)
             faults = [fault for name, file in commit.files.items() if (fault := _resized(store, step, name, file))]
             yield Entry(step, store.address(step), commit, "; ".join(faults))
-        except RunError as error:
+        except (RunError, InputError) as error:
             yield Entry(step, store.address(step), commit, error.what)
     for step in store.broken():
         yield Entry(step, f"{store.address(step)}.broken", None, "set aside by a resume that found it damaged")

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from .. import s3
+from .. import door, s3
 from ..runs import Run, step_name, sync_folder
 from .marker import MARKER
 
@@ -109,14 +109,14 @@ class Folder:
 
     def marker(self, step: int) -> str | None:
         try:
-            return (self._visible(step) / MARKER).read_text(encoding="utf-8", errors="replace")
+            return door.read_bytes(self._visible(step) / MARKER, door.MARKER).decode(errors="replace")
         except FileNotFoundError:
             return None
 
     def size(self, step: int, file: str) -> int | None:
         try:
             return (self._visible(step) / file).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def open(self, step: int, file: str) -> BinaryIO:

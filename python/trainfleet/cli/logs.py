@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from .settings import run_named
 from .variables import Variables, flag
 
 LINES = 20
+TAIL = 2**18  # bytes in which these are looked for
+NAME = re.compile(r"node-([0-9]{1,9})\.log")
 
 
 def main(variables: Variables, started: float) -> int:
@@ -24,8 +27,9 @@ def main(variables: Variables, started: float) -> int:
         if not ends:
             raise RunError("no logs yet", where=str(run.logs), why="no node of this run has started", next="make train")
         for log in ends:
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:]:
-                print(f"{log.stem}  {line}")
+            lines, ends[log] = whole_lines(log, max(0, ends[log] - TAIL))
+            for line in lines[-LINES:]:
+                print(f"{log.stem}  {line.decode(errors='replace')}")
         while follow:
             alive = place.is_running()  # before the look at the logs, so that the last words are not missed
             ends = {log: _print_new(log, ends.get(log, 0)) for log in _logs(run)}
@@ -38,7 +42,8 @@ def main(variables: Variables, started: float) -> int:
 
 def _logs(run: Run) -> list[Path]:
     """The nodes' logs in the order of the nodes."""
-    return sorted(run.logs.glob("node-*.log"), key=lambda path: int(path.stem.split("-")[1]))
+    named = {path: match for path in run.logs.glob("node-*.log") if (match := NAME.fullmatch(path.name)) and path.is_file()}
+    return sorted(named, key=lambda path: int(named[path][1]))
 
 
 def _await(place: Place, logs: Path) -> None:

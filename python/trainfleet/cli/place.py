@@ -69,7 +69,9 @@ def config_of(run: Run, variables: Variables) -> Config | None:
     """The run's own config; where there is none, or one of another version of this, the file's; None when neither can be read."""
     if run.config.exists():
         with suppress(ConfigError):
-            return load_resolved(run.config)
+            config = load_resolved(run.config)
+            if config.name == run.name:  # else it is another run's, and so is what would be asked and removed by it
+                return config
     with suppress(ConfigError):  # a look needs none
         return load(settings_of(variables))[0]
     return None

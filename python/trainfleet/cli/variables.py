@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from ..door import show
+from ..door import printable, show
 from ..errors import ConfigError, Problem
 from ..spelling import suggest
 
@@ -48,7 +48,7 @@ def read_variables(
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            problems.append(Problem(0, "", "", f"{word!r} is not VARIABLE=value"))
+            problems.append(Problem(0, f"make {verb}", "", f"{show(word)} is not VARIABLE=value"))
         else:
             given[name] = value
     problems += [problem for name in given if name not in allowed for problem in [_refusal(verb, name, allowed)]]
@@ -76,7 +76,7 @@ def _is_text(value: str) -> bool:
 def _refusal(verb: str, name: str, allowed: Sequence[str]) -> Problem:
     if name in VARIABLES:
         return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]})")
-    return Problem(0, name, "", f"unknown variable{suggest(name, allowed)}")
+    return Problem(0, printable(name) or f"make {verb}", "", f"unknown variable{suggest(name, allowed)}")
 
 
 def flag(variables: Variables, name: str) -> bool:

@@ -66,7 +66,7 @@ def _too_wide(source: str) -> str | None:
     fixed = list(takewhile(lambda part: not glob.has_magic(part), Path(source).parts))
     if _SCHEME.match(source) or not fixed:
         return None
-    top = os.path.abspath(Path(*fixed))  # noqa: PTH100  resolves `..` without asking the disk
+    top = f"/{os.path.abspath(Path(*fixed)).lstrip('/')}"  # noqa: PTH100  resolves `..` without asking the disk
     return f"{source!r} means all of {top}: name the folder that has the text" if NO_TEXT.fullmatch(top) else None
 
 

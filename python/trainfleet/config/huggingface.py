@@ -158,7 +158,8 @@ def _rotary(content: Json, family: str) -> Json:
     if kind not in ("default", "llama3") or any(STRETCHED[key] != value for key, value in stretched.items()):
         raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=place)
     size, heads = content["hidden_size"], content["num_attention_heads"]
-    if (head := content.get("head_dim") or size // heads) != size / heads:
+    head = content.get("head_dim")
+    if head is not None and head != size / heads:
         raise InputError(f"{show(head)} is not built: hidden_size / num_attention_heads is", key="head_dim")
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
     factor = scaling.get("factor") if kind == "llama3" else 1.0

@@ -239,7 +239,10 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
 def _assign(document: Document, source: str, name: str, text: str) -> Iterator[Problem]:
     key: Key = tuple(name.split("."))
     if not all(key) or len(key) > DEEPEST or door.unprintable(name):
-        yield Problem(0, source, door.shortened(door.show(name)[1:-1]), "is no key, such as train.steps")
+        yield Problem(0, source, door.show(name)[1:-1], "is no key, such as train.steps")
+        return
+    if character := door.unprintable(text):
+        yield Problem(0, source, name, f"holds {character}, which no value may")
         return
     given = read_value(text, source, key)
     target = document.value

@@ -93,6 +93,9 @@ class Document:
 
     def where(self, key: Key) -> tuple[int, str]:
         """Line (0 for a variable) and place of a key; of its nearest parent when the key itself is not there."""
+        below = (name for known, name in self.overridden.items() if known[: len(key)] == key)
+        if key not in self.lines and (name := next(below, None)):
+            return 0, name  # it is there only because of what a variable put below it
         for end in range(len(key), -1, -1):
             if key[:end] in self.overridden:
                 return 0, self.overridden[key[:end]]
@@ -183,6 +186,8 @@ class _Reader:
             return self._blame(key, line, told)
         if isinstance(value, str) and (character := unprintable(value)):
             return self._blame(key, line, f"holds {character}, which no value may")
+        if isinstance(value, str) and value.isspace():
+            return self._blame(key, line, "is blank")
         return value
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:

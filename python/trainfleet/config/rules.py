@@ -28,7 +28,7 @@ def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, 
 
 def check_shape(config: Config) -> Iterator[tuple[str, str]]:
     """Each rule of arithmetic that a resolved config breaks: what no model or layout can be, whatever machine looks at it."""
-    for rule in (_heads, *DIVISION, _family, _sequence, _profile):
+    for rule in (_hosts, _heads, *DIVISION, _family, _sequence, _profile):
         yield from rule(config)
 
 

@@ -21,7 +21,7 @@ from .positions import Document, Key, dotted
 PATH = Path(__file__).parents[3] / "schema" / "config.schema.json"
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
-SLIP = 0.75  # likeness of a word that only a slip of the finger made another one
+GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
 Schema = dict[str, Any]
 
 
@@ -89,8 +89,9 @@ def explain(error: Any) -> Iterator[tuple[Key, str]]:
     match error.validator:
         case "additionalProperties":
             parent = tuple(part for part in error.absolute_path if isinstance(part, str))
-            for name in sorted(set(got) - set(error.schema.get("properties", {}))):
-                yield (name,), f"unknown key{suggest_key((*parent, name), error.schema)}"
+            for count, name in enumerate(sorted(set(got) - set(error.schema.get("properties", {})))):
+                guess = suggest_key((*parent, name), error.schema) if count < GUESSES else ""
+                yield (name,), f"unknown key{guess}"
         case "required":
             for name in sorted(set(rule) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
@@ -155,13 +156,13 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
         return max(exact, key=lambda path: (path[: len(here)] == here, path in named, -len(path)))  # type: ignore[no-any-return]
-    alike = [(spelling.nearest(key[-1], siblings, least), here) for least in (SLIP, spelling.CLOSE)]
-    if alike[0][0]:
-        return (*here, alike[0][0])
+    if near := spelling.slip(key[-1], siblings):
+        return (*here, near)
     every = {path[-1]: path for path in reversed(paths)} | {name: found[0] for name, found in synonyms().items()}
-    if near := spelling.nearest(key[-1], every, SLIP):
+    if near := spelling.slip(key[-1], every):
         return every[near]
-    return (*here, alike[1][0]) if alike[1][0] else None
+    near = spelling.nearest(key[-1], siblings)
+    return (*here, near) if near else None
 
 
 @cache

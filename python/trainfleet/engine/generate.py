@@ -60,11 +60,14 @@ def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gene
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
-    """What the model writes after some text that it was not trained on: `prompt` and `text`."""
+    """What the model writes after some text that it was not trained on: `prompt` and `text`.
+
+    Without any such text it begins a document: after the token that ends one.
+    """
     assert isinstance(model, Llama | GPT2)
     tokenizer = load_tokenizer(dataset.folder)
-    ids = unseen_text(dataset)
     end = dataset.manifest.end_of_document
+    ids = unseen_text(dataset) or [end]
     generator = torch.Generator().manual_seed(seed)
     made = continuation(model, ids, temperature=TEMPERATURE, top_k=TOP_K, generator=generator, stop_at=end)
     return {
@@ -74,8 +77,10 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
 
 
 def unseen_text(dataset: Dataset) -> list[int]:
-    """SAMPLE_PROMPT tokens of validation text; what there is of it, where it is short."""
+    """SAMPLE_PROMPT tokens of validation text; what there is of it, where it is short; none where there is none."""
     length = min(dataset.manifest.validation_tokens - 1, SAMPLE_BEGINS + SAMPLE_PROMPT)
+    if length < 1:
+        return []
     tokens = [int(token) for token in dataset.batch("validation", 0, 1, length, 0)[0]]
     return [token for token in tokens if token != dataset.manifest.end_of_document][-SAMPLE_PROMPT:]
 

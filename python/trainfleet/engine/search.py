@@ -33,7 +33,9 @@ from ..errors import RunError
 from ..heartbeat import Heart
 from ..output import install
 from ..processes import die_with_parent
-from ..runs import Record, Run, read_json, write_atomic
+from ..records import Search
+from ..runs import Record, Run, read_json, remedy, write_atomic
+from ..shapes import fit
 from .batches import samples_for
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
@@ -77,7 +79,7 @@ def settle(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> 
         RunError: a trial failed, and not for memory.
     """
     ground = ground_of(config, world)
-    kept = (read_json(run.search) or {}) if world.first else {}
+    kept = fit(Search, read_json(run.search) or {}, str(run.search), remedy(run.search)) if world.first else {}
     known: list[Any] = [kept.get("micro_batch") if kept.get("ground") == ground else None]
     dist.broadcast_object_list(known, src=0)  # rank 0's word: the folder may be its own, and its device's name too
     if known[0]:
@@ -180,7 +182,7 @@ def attempt(run: Run, size: int, world: World, vote: Vote) -> Trial | None:
                 f"the trial of micro-batch {size} failed", where=f"run {run.name}", why="its own words are above",
                 next="make logs; train.search_micro_batch=false trains without a search",
             )  # fmt: skip
-        trial = None if full else Trial(**(read_json(told) or {}))
+        trial = None if full else fit(Trial, read_json(told) or {}, str(told))
     return Trial(size) if trial is None or trial.memory_bytes > FULL * least_memory(world) else trial
 
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import runs
-from ..errors import BackendError
+from ..errors import BackendError, InputError
+from ..shapes import Moment, fit
 from .answers import Host
 from .state import STATE
 
@@ -21,7 +22,7 @@ class Entry:
     host: str
     address: str
     evidence: str
-    time: float
+    time: Moment
     by: str
 
     def __str__(self) -> str:
@@ -38,11 +39,10 @@ class Quarantine:
         """Address → entry."""
         record = runs.read_json(self.path) or {}
         try:
-            return {address: Entry(**entry) for address, entry in record.items()}
-        except TypeError as error:
-            raise BackendError(
-                "is not a quarantine list", where=str(self.path), why=str(error), next=f"cat {self.path}"
-            ) from error
+            return fit(dict[str, Entry], record)
+        except InputError as error:
+            why = f"{error.key}: {error.what}"
+            raise BackendError("is not a quarantine list", where=str(self.path), why=why, next=f"cat {self.path}") from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, Entry]:
         """Those of the hosts that are in quarantine."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..runs import Run
+from ..runs import Run, make_folder
 from .history import BREAKS, History, decimal, quantity, read
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def draw(run: Run) -> list[Path]:
     history = read(run)
     if not history.metrics:
         return []
-    run.plots.mkdir(parents=True, exist_ok=True)
+    make_folder(run.plots)
     drawn = {run.plots / f"{name}.png": figure for name, figure in figures(history).items()}
     for path, figure in drawn.items():
         figure.savefig(path, dpi=160, facecolor=PAPER)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import RunError
+from ..records import Profile
 from ..runs import Run, read_json
+from ..shapes import fit
 from .history import duration
 
 WIDTH = 24  # characters of the longest bar
@@ -18,12 +20,13 @@ def describe(run: Run) -> Iterator[str]:
     Raises:
         RunError: no profile is there.
     """
-    found = read_json(run.profile / "summary.json")
-    if found is None:
+    path = run.profile / "summary.json"
+    if (record := read_json(path)) is None:
         raise RunError("has no profile", where=str(run.profile), next="make logs says why; make profile measures again")
+    found = fit(Profile, record, str(path), "make profile measures again")
     total = found["seconds"] or 1.0
     first, last = found["steps"]
-    yield f"steps {first} to {last} of rank 0: {duration(total)} in all, {duration(total / (last - first + 1))} a step"
+    yield f"steps {first} to {last} of rank 0: {duration(total)} in all, {duration(total / max(1, last - first + 1))} a step"
     yield ""
     rest = total - sum(found["parts"].values())
     for name, seconds in [*found["parts"].items(), *([("the rest", rest)] if rest > 0 else [])]:

@@ -1,0 +1,213 @@
+"""What was written elsewhere: a sample of the bad inputs of tests/foreign (all of them: make drills), and each audit's find by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foreign import commands, configs, folders, models, spelling
+from foreign.cases import Case, judge_all
+from trainfleet import door
+from trainfleet.cli import main
+from trainfleet.config import Settings, dump_resolved, load, load_name, load_resolved
+from trainfleet.config.positions import read
+from trainfleet.config.schema import load_schema, synonyms, walk
+from trainfleet.errors import ConfigError, InputError, TrainfleetError
+from trainfleet.recipes import all_recipes
+from trainfleet.runs import Run
+from trainfleet.shapes import fit
+
+ROOT = Path(__file__).parents[2]
+
+
+def sampled(cases: Iterable[Case], count: int) -> list[Case]:
+    found = list(cases)
+    return random.Random(11).sample(found, min(count, len(found)))
+
+
+@pytest.mark.parametrize(
+    ("cases", "count"),
+    [
+        (configs.values, 120), (configs.texts, 60), (configs.duplicates, 60), (configs.contradictions, 80), (lambda: configs.drawn(7, 40), 40), (commands.sets, 60), (commands.variables, 80),
+        (commands.config_files, 30), (models.shapes, 80), (models.tokenizers, 80), (folders.configs, 12), (folders.files, 12), (folders.values, 20), (folders.manifests, 60), (folders.summaries, 30),
+    ],
+)  # fmt: skip
+def test_a_bad_input_is_refused_at_once_with_its_place(cases: Callable[[], Iterable[Case]], count: int, tmp_path: Path) -> None:
+    assert judge_all(sampled(cases(), count), tmp_path / "cases") == []
+
+
+@pytest.mark.parametrize(("meant", "least"), [(lambda: spelling.slips(3), 0.95), (spelling.cases, 1.0), (spelling.synonyms, 1.0)])
+def test_the_key_that_was_meant_is_named(meant: Callable[[], Iterable[spelling.Meant]], least: float, tmp_path: Path) -> None:
+    some = random.Random(5).sample(list(meant()), 100)
+    count, wrong = spelling.missed(iter(some), tmp_path)
+    assert len(wrong) <= (1 - least) * count, "\n".join(wrong)
+
+
+def test_every_synonym_is_of_a_key_and_none_is_a_key() -> None:
+    keys = {key for key, _ in walk(load_schema())}
+    assert {path for paths in synonyms().values() for path in paths} <= keys
+    assert sum(map(len, synonyms().values())) >= 100
+
+
+def test_good_configs_stay_good(tmp_path: Path) -> None:
+    for recipe in all_recipes():
+        (tmp_path / "config.yaml").write_text(recipe.text)
+        config, _ = load(Settings(tmp_path / "config.yaml"))
+        (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
+        assert load_resolved(tmp_path / "resolved.yaml") == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fleet: {hosts: ['gpu-[01-08].example', 'spare=10.0.0.9', 'a:2222', 'u@b', '[::1]:22', 'x=u@c.d-e.f:22']}", "data: {sources: [books, ../other/*.txt, s3://my-bucket/a/b, hf://owner/name:train]}",
+        "data: {sources: [{path: a, weight: 2}, {path: b, weight: 1}], store: s3://my.bucket-1/a}", "checkpoint: {destination: /fsx/check points, every: 15 min}", "checkpoint: {every: 1.0e2}", "train: {steps: +5, learning_rate: 3e-4, recompute: 0.5, compile: true}", "model: {preset: null, family: llama, layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, intermediate_size: 8, max_sequence_length: 256}",
+        "x: &x {steps: 7}\ntrain: *x", "train: !!map {steps: !!int 5, learning_rate: !!float 0.1, optimizer: !!str adamw}", "fleet: {shared_folder: /fsx/train-fleet_1.0/a@b}", "train: {layout: auto}", "budget: {max_usd: 1e3}",
+    ],
+)  # fmt: skip
+def test_what_is_unusual_and_right_is_taken(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"\ufeffname: a\n{text}\n")
+    if text.startswith("x:"):  # an anchor needs a place; the key that holds it is still one too many
+        with pytest.raises(ConfigError) as caught:
+            load(Settings(tmp_path / "config.yaml"))
+        assert [problem.key for problem in caught.value.problems] == ["x"]
+    else:
+        load(Settings(tmp_path / "config.yaml"))
+
+
+@pytest.mark.parametrize("word", ["nmae=x", "nam.e=x", "NAME=x", "name=", "x"])
+@pytest.mark.parametrize("verb", ["stop", "status", "logs", "report", "clean", "checkpoints"])
+def test_a_look_with_a_wrong_set_is_at_no_other_run(
+    verb: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: a\ntrain: {steps: x}\n")
+    assert load_name(Settings(Path("config.yaml"))) == "a", "the file's own mistakes keep nobody from looking"
+    assert main([verb, f"SET={word}"]) == 2
+    assert "SET" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_what_a_run_says_of_itself_is_refused_with_file_line_and_key(tmp_path: Path) -> None:
+    run = Run(tmp_path / "r")
+    run.folder.mkdir()
+    run.results.write_text('{\n  "name": "r",\n  "status": "<b>"\n}\n')
+    with pytest.raises(InputError, match=r"results\.json: status: must be one of running, finished, failed, stopped, not"):
+        run.read_results()
+    run.metrics.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo\n{"step": "3"}\n')
+    with pytest.raises(InputError, match=r'metrics\.jsonl:3: step: must be a whole number from 0 on, not "3"'):
+        list(run.read_metrics())
+    run.metrics.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "lo\n')
+    assert [line["step"] for line in run.read_metrics()] == [1], "half a line is what a crash leaves"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a": 1, "a": 2}',
+        "[" * 5000,
+        '{"a": ' + "9" * 5000 + "}",
+        '"\\ud800"',
+        "[" * 40 + "]" * 40,
+        "{",
+        "",
+    ],
+)
+def test_json_is_strict(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        door.parse_json(text, "f.json")
+    assert caught.value.where.startswith("f.json:")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"x" * 101)
+    (tmp_path / "latin").write_bytes(b"a\nb\xe9")
+    for name, words in (
+        ("pipe", "is a pipe"),
+        (".", "is a folder"),
+        ("large", "has more than"),
+        ("latin", "not UTF-8"),
+        ("large/x", "can't be read"),
+        ("x" * 300, "can't be read"),
+    ):
+        with pytest.raises(InputError, match=words):
+            door.read_text(tmp_path / name, 100)
+    with pytest.raises(InputError, match="is a device"):
+        door.read_text(Path("/dev/zero"), 100)
+    with pytest.raises(FileNotFoundError):
+        door.read_text(tmp_path / "none", 100)
+
+
+def test_a_type_is_checked_all_the_way_down() -> None:
+    assert fit(dict[str, tuple[int, ...] | None], {"a": [1, 2], "b": None}) == {"a": (1, 2), "b": None}
+    for kind, value, key in (
+        (int, True, ""),
+        (int, 1.0, ""),
+        (float, float("nan"), ""),
+        (dict[str, list[int]], {"a": [1, "x"]}, "a[1]"),
+        (tuple[int, int], [1], ""),
+        (str | None, 3, ""),
+    ):
+        with pytest.raises(InputError) as caught:
+            fit(kind, value)
+        assert caught.value.key == key
+
+
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize=True,
+    database=None,
+)
+YAMLISH = st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@`#?,\n\t 0159.eE~<=\\\x00\x1b\u2028\ud800é"), max_size=120)
+
+
+@FUZZ
+@given(st.one_of(YAMLISH, st.binary(max_size=80).map(lambda raw: raw.decode("latin-1"))))
+def test_any_text_is_a_document_or_a_problem(text: str) -> None:
+    document = read(text, "c.yaml")
+    assert document.problems or door.show(document.value)
+
+
+@FUZZ
+@given(text=YAMLISH)
+def test_any_set_is_taken_or_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: a\n")
+    try:
+        load(Settings(tmp_path / "config.yaml", text))
+    except ConfigError as error:
+        assert all(problem.where == "SET" for problem in error.problems)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = st.sampled_from(
+    ["step", "status", "seconds", "model", "started", "time", "event", "layout", "sample", "nodes", "loss", "tokens", "traceback"]
+)
+
+
+@FUZZ
+@given(record=st.dictionaries(KEYS, JSON, max_size=6))
+def test_any_record_is_read_or_refused(record: dict[str, object], tmp_path: Path) -> None:
+    run = Run(tmp_path / "r")
+    run.folder.mkdir(exist_ok=True)
+    for path in (run.results, run.metrics, run.folder / "events.jsonl"):
+        path.write_text(json.dumps(record) + "\n")
+    for look in (run.read_results, lambda: list(run.read_metrics()), run.read_events):
+        try:
+            look()
+        except TrainfleetError as error:
+            assert "r/" in str(error)
