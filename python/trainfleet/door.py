@@ -20,7 +20,6 @@ from .errors import InputError
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 RECORD = 16 * MEBIBYTE  # of results.json and its like
-MARKER = 256 * MEBIBYTE  # of a checkpoint's marker, which names every file
 LINE = MEBIBYTE  # of a line of events or metrics
 DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
 SHOWN = 60  # characters of a wrong value in a message

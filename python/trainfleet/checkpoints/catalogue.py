@@ -31,10 +31,20 @@ def read(store: Store, step: int) -> Commit:
         Broken: it is missing or damaged.
         RunError: another program wrote it.
     """
-    text = store.marker(step)
+    try:
+        return believed(store.marker(step), step, store.address(step))
+    except OSError as error:
+        raise Broken(f"{MARKER} can't be read", where=store.address(step), why=error.strerror or str(error)) from error
+
+
+def believed(text: str | None, step: int, address: str) -> Commit:
+    """The marker that is the text of the checkpoint of that step; raises as `read` does."""
     if text is None:
-        raise Broken(f"has no {MARKER}", where=store.address(step), why="what makes a checkpoint of a folder is missing")
-    return parse(text, store.address(step))
+        raise Broken(f"has no {MARKER}", where=address, why="what makes a checkpoint of a folder is missing")
+    commit = parse(text, address)
+    if commit.step != step:
+        raise Broken(f"{MARKER} is that of step {commit.step:,}", where=address, why="its folder was renamed, or put together")
+    return commit
 
 
 def look(store: Store) -> Iterator[Entry]:

@@ -10,7 +10,7 @@ import json
 import platform
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from ..errors import RunError
 MARKER = "committed.json"
 MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
 FORMAT = 2
+_FILE = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DOTALL)
 
 
@@ -48,7 +50,7 @@ class Commit:
     versions: Mapping[str, str]
     files: Mapping[str, File]
     format: int = FORMAT
-    guard: tuple[float, ...] = ()  # what steps lately were like (engine.guard); markers of before it was there have none
+    guard: tuple[float, ...] = ()  # what steps lately were like (engine.guard)
 
     @property
     def size(self) -> int:
@@ -72,22 +74,89 @@ def parse(text: str, where: str) -> Commit:
     """What a marker's text says.
 
     Raises:
-        Broken: it is not what was written.
+        Broken: it is not what was written, or says what can't be so.
         RunError: it is, but by a program of another format.
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):
         raise Broken(f"{MARKER} is damaged", where=where, why="its text does not fit its checksum")
-    content = json.loads(match[2])
-    if content["format"] != FORMAT:
+    content = _object(match[2], where)
+    if content.get("format") != FORMAT:
         raise RunError(
-            f"is a checkpoint of format {content['format']}, this program reads {FORMAT}",
+            f"is a checkpoint of format {json.dumps(content.get('format'))[:20]}, this program reads {FORMAT}",
             where=where,
-            why=f"written by trainfleet {content.get('versions', {}).get('trainfleet')}",
+            why="another version of trainfleet wrote it",
             next="train under another name: make train SET='name=again'",
         )
+    content.setdefault("guard", [])  # markers of before it was there have none
+    wrong = [key for key, fits in FIELDS.items() if key not in content or not fits(content[key])]
+    if wrong or content.keys() - FIELDS.keys():
+        why = f"its {', '.join(wrong) or 'keys'} can't be what a save writes"
+        raise Broken(f"{MARKER} can't be believed", where=where, why=why)
     files = {name: File(**file) for name, file in content.pop("files").items()}
-    return Commit(**content | {"guard": tuple(content.get("guard", ()))}, files=files)
+    return Commit(**content | {"guard": tuple(content["guard"])}, files=files)
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Broken(f"{MARKER} can't be believed", where=where, why=f"it is no JSON object: {error}") from error
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 10**15
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 10**11  # seconds: after the year 5000 there are no dates
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 10_000 and not _CONTROL.search(value)
+
+
+def _plain(value: Any, depth: int = 4) -> bool:
+    """Whether a config could have it as a value."""
+    if isinstance(value, list | dict):
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(_plain(item, depth - 1) for item in inside)
+    return value is None or _text(value) or (type(value) in (bool, int, float) and abs(value) < 10**30)
+
+
+def _files(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _FILE.fullmatch(name)
+        and name not in (MARKER, ".", "..")
+        and isinstance(file, dict)
+        and file.keys() == {"size", "crc32"}
+        and all(map(_count, file.values()))
+        for name, file in value.items()
+    )
+
+
+def _table(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(_text(key) and of(item) for key, item in value.items())
+
+
+# What each field may be: a marker may come from elsewhere, and its checksum says only that it came whole.
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("step", "samples", "tokens", "world_size", "format"), _count),
+    "seconds_trained": _real,
+    "time": lambda value: _real(value) and value >= 0,
+    "loss": lambda value: value is None or _real(value),
+    "layout": _table(_count),
+    "dataset": _text,
+    "config": _table(_plain),
+    "versions": _table(_text),
+    "files": _files,
+    "guard": lambda value: (
+        isinstance(value, list)
+        and len(value) in (0, 8)
+        and all(type(number) in (int, float) for number in value)
+        and all(map(_count, value[-3:]))
+    ),
+}
 
 
 def versions(**others: str) -> dict[str, str]:

@@ -11,17 +11,19 @@ Every change is one rename, so a crash between any two system calls leaves each 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from .. import door, s3
+from .. import s3
 from ..runs import Run, step_name, sync_folder
-from .marker import MARKER
+from .marker import MARKER, MARKER_BYTES
 
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
@@ -109,18 +111,29 @@ class Folder:
 
     def marker(self, step: int) -> str | None:
         try:
-            return door.read_bytes(self._visible(step) / MARKER, door.MARKER).decode(errors="replace")
-        except FileNotFoundError:
+            with self.open(step, MARKER) as stream:
+                return stream.read(MARKER_BYTES + 1).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def size(self, step: int, file: str) -> int | None:
         try:
-            return (self._visible(step) / file).stat().st_size
+            with self.open(step, file) as stream:
+                return os.fstat(stream.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def open(self, step: int, file: str) -> BinaryIO:
-        return open(self._visible(step) / file, "rb", buffering=BUFFER)
+        """A plain file, and no link: one may lead out of the checkpoint, and a pipe may never answer."""
+        path = self._visible(step) / file
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise (_no_file(path) if error.errno in (errno.ELOOP, errno.ENXIO) else error) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _no_file(path)
+        return open(descriptor, "rb", buffering=BUFFER)
 
     def begin(self, step: int) -> None:
         self.abandon(step)
@@ -181,8 +194,12 @@ class Folder:
         return self.path / f"{step_name(step)}.broken"
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
-        names = (entry.name for entry in self.path.iterdir()) if self.path.is_dir() else ()
+        names = (entry.name for entry in self.path.iterdir() if entry.is_dir()) if self.path.is_dir() else ()
         return sorted(int(match[1]) for match in map(name.fullmatch, names) if match)
+
+
+def _no_file(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "it is no plain file", str(path))
 
 
 def store_at(address: str) -> Store:

@@ -25,6 +25,7 @@ from ..shapes import Pattern, fit
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * door.MEBIBYTE
+FLOATS = ("F64", "F32", "F16", "BF16")  # how safetensors calls the number formats that weights have
 SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
 _ENCODER = {
     "embed.tokens": "embeddings.word_embeddings", "embed.positions": "embeddings.position_embeddings",
@@ -157,6 +158,7 @@ def file_names(folder: Path) -> list[str]:
 
 def open_file(path: Path) -> Any:
     try:
+        door.open_regular(path).close()
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         missing = "is missing" if not path.exists() else "can't be read as safetensors"
@@ -190,6 +192,10 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
 def take(folder: Path, names: dict[str, tuple[Any, str]], place: Place, ours: str, size: torch.Size) -> Tensor:
     """One parameter, as it stands here."""
     file, key = names[place.name]
+    there = file.get_slice(key)
+    if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:
+        why = f"{key} is {there.get_dtype()} of size {tuple(there.get_shape())}, and {ours} here of {tuple(size)}"
+        raise RunError("has weights of another kind", where=str(folder), why=why, next=f"model.preset: {folder} takes its shape")
     value: Tensor = file.get_tensor(key)
     if place.third is not None:
         value = value.chunk(3, -1)[place.third]

@@ -6,6 +6,9 @@ snapshot      a rank's part of the state, copied to the host
 resuming      the newest good checkpoint, checked and loaded
 state         what is in a checkpoint
 files         torch.distributed.checkpoint's files, in a store
+index         where each piece of a checkpoint lies, checked against its files
+archive       one piece, as torch.save wrote it
+pickled       what a pickle says, read as data: nothing in it runs
 peers         what all ranks do together, on a line of their own
 verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
 """

@@ -6,13 +6,20 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
 
-from ...checkpoints.marker import File
+from ...checkpoints.marker import Broken, Commit, File
 from ...checkpoints.store import Store
+from . import index
+from .archive import Piece, read_plain, read_tensor
 
 
 class Writer(FileSystemWriter):
@@ -27,11 +34,73 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads a visible checkpoint."""
+    """Reads a visible checkpoint whose marker was found right. Nothing in its files is run, and none of it believed."""
 
-    def __init__(self, store: Store, step: int) -> None:
+    def __init__(self, store: Store, commit: Commit) -> None:
         super().__init__("/")
-        self.fs = Streams(store, step, {})  # type: ignore[assignment]
+        self.store, self.step, self.files = store, commit.step, commit.files
+        self.pieces: dict[MetadataIndex, Piece] = {}
+
+    @cached_property
+    def index(self) -> Metadata:
+        """What the checkpoint holds.
+
+        Raises:
+            Broken: its index can't be read, or says what can't be so.
+        """
+        with self._judged(), self.store.open(self.step, index.FILE) as stream:
+            data = stream.read(index.LARGEST + 1)
+            if len(data) > index.LARGEST:
+                raise ValueError(f"its index has more than {index.LARGEST:,} bytes")
+            metadata, self.pieces = index.parse(data, self.files)
+        return metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.index
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.pieces[item.storage_index].file, []).append(item)
+        for name, items in by_file.items():
+            with self._judged(), self.store.open(self.step, name) as stream:
+                for item in items:
+                    self._read(stream, item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, stream: BinaryIO, item: ReadItem, planner: LoadPlanner) -> None:
+        piece = self.pieces[item.storage_index]
+        if piece.dtype is None:
+            planner.load_bytes(item, saved(read_plain(stream, piece)))
+            return
+        tensor = read_tensor(stream, piece)
+        for axis, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(axis, first, length)
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """What a file says and can't be so is the checkpoint's fault."""
+        try:
+            yield
+        except ValueError as error:
+            why = f"{error}: it was damaged before its checksums were taken, or made to do harm"
+            raise Broken("can't be believed", where=self.store.address(self.step), why=why) from error
+
+
+def saved(value: object) -> io.BytesIO:
+    """A plain value as torch's planner wants it: it loads what it is given with pickle, so it is given this and nothing else."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
 
 
 class Streams:

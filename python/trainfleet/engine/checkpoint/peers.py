@@ -28,6 +28,7 @@ class Failure:
     what: str
     why: str
     full: bool  # whether the disk is
+    next: str = ""  # what to type, where it is not the disk's fault
 
 
 class CheckpointError(RunError):
@@ -41,7 +42,7 @@ class CheckpointError(RunError):
         super().__init__(
             f"{first.what} on rank {first.rank}{others}",
             why=first.why,
-            next=f"{remedy}: the next save tries again, and so does make train",
+            next=first.next or f"{remedy}: the next save tries again, and so does make train",
         )
 
 
@@ -102,6 +103,6 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Fail
         where = f" ({error.filename})" if error.filename else ""
         return None, Failure(rank, what, f"{error.strerror or error}{where}", error.errno in (errno.ENOSPC, errno.EDQUOT))
     except TrainfleetError as error:
-        return None, Failure(rank, what, f"{error.what}: {error.why}" if error.why else error.what, False)
+        return None, Failure(rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next)
     except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
         return None, Failure(rank, what, f"{type(error).__name__}: {error}", False)

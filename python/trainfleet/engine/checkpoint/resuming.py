@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from ...checkpoints import catalogue, changes
-from ...checkpoints.marker import MARKER, Broken, Commit, parse
+from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import NAME, Store, store_at, store_of
 from ...config import Config
 from ...devices import Device
@@ -78,9 +79,7 @@ def set_aside(store: Store, passed: list[Damage]) -> None:
 def examine(peers: Peers, store: Store, step: int) -> Commit:
     """A checkpoint's marker, once its files' checksums were found right, each by one rank; Broken on all ranks if not."""
     text, address = peers.one("can't read a checkpoint", lambda: store.marker(step)), store.address(step)
-    if text is None:
-        raise Broken(f"{MARKER}, its marker, is missing", where=address)
-    commit = parse(text, address)
+    commit = catalogue.believed(text, step, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
     faults = peers.all("can't read a checkpoint", lambda: [catalogue.damage(store, step, name, file) for name, file in mine])
     if found := peers.tell([fault for several in faults for fault in several if fault]):
@@ -98,7 +97,7 @@ def load(peers: Peers, store: Store, found: Commit, model: nn.Module, optimizer:
     same = found.world_size == peers.size
     if same:
         state["random"] = {str(peers.rank): ""}
-    peers.all("can't load a checkpoint", lambda: fill(state, store, found.step))
+    peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, found)))
     states.restore(model, optimizer, state)
     return same and states.set_random(state["random"][str(peers.rank)], device)
 
@@ -112,7 +111,7 @@ def load_weights(peers: Peers, address: str, model: nn.Module, config: Config) -
     commit = examine(peers, store, step)
     fits(commit, config, store.address(step))
     state = {"model": get_model_state_dict(model)}
-    peers.all("can't load a checkpoint", lambda: fill(state, store, step))
+    peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, commit)))
     set_model_state_dict(model, state["model"])
     return store.address(step)
 
@@ -123,7 +122,7 @@ def load_model(store: Store, step: int, model: nn.Module) -> Commit:
     if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, step, name, file))]:
         raise Broken("; ".join(faults), where=store.address(step))
     weights = model.state_dict()
-    fill({"model": weights}, store, step)
+    fill({"model": weights}, Reader(store, commit))
     model.load_state_dict(weights)
     return commit
 
@@ -135,11 +134,24 @@ def newest(run: Run, config: Config) -> tuple[Store, int] | None:
     return (store, whole[-1]) if whole else None
 
 
-def fill(state: states.State, store: Store, step: int) -> None:
-    """Reads, into the tensors of a state, this rank's parts of them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank knows by itself what it needs
-        load_parts(state, storage_reader=Reader(store, step), no_dist=True)
+def fill(state: states.State, reader: Reader) -> None:
+    """Reads, into the tensors of a state, this rank's parts of them.
+
+    Raises:
+        Broken: the checkpoint can't be believed, or does not hold what the state has.
+    """
+    reader.read_metadata()  # first of all: torch would make another error of what is wrong with it
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank knows by itself what it needs
+            load_parts(state, storage_reader=reader, no_dist=True)
+    except CheckpointException as told:  # torch's, which is no Exception: what went wrong is in it, beside its traceback
+        error = next(iter(told.failures.values()))[0]
+        if type(error) in (RuntimeError, ValueError):  # a missing name, or another size
+            raise Broken(
+                "holds other tensors than this model", where=reader.store.address(reader.step), why=str(error)
+            ) from error
+        raise error from None
 
 
 def locate(address: str) -> tuple[Store, int]:

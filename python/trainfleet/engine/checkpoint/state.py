@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ...devices import Device
+from ...errors import RunError
 
 State = dict[str, Any]
 # Every moment under its parameter's name: so ranks that hold different parameters, as pipeline stages do, save and load together.
@@ -57,17 +58,27 @@ def read_random(device: Device) -> str:
     return json.dumps(state)
 
 
-def set_random(text: str, device: Device) -> bool:
-    """Goes on with the random numbers where `read_random` found them; whether it could: each kind of device has its own."""
-    state = json.loads(text)
-    generators = device.generators()
-    if state.get("device", device.kind) != device.kind or len(state["torch"]) != len(generators):
-        return False
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(tuple(state["numpy"]))
-    for generator, encoded in zip(generators, state["torch"], strict=True):
-        generator.set_state(_bytes(encoded))
+def set_random(text: object, device: Device) -> bool:
+    """Goes on with the random numbers where `read_random` found them; whether it could: each kind of device has its own.
+
+    Raises:
+        RunError: this is no state of random numbers.
+    """
+    try:
+        state = json.loads(text if isinstance(text, str) else "")
+        generators = device.generators()
+        if state.get("device", device.kind) != device.kind or len(state["torch"]) != len(generators):
+            return False
+        version, words, gauss = state["python"]
+        kind, key, position, *rest = state["numpy"]
+        if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:  # numpy reads wherever this points
+            raise ValueError("numpy's is of another kind")
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state((kind, np.array(key, np.uint32), position, *rest))
+        for generator, encoded in zip(generators, state["torch"], strict=True):
+            generator.set_state(_bytes(encoded))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as error:  # RecursionError among them
+        raise RunError("the state of the random numbers can't be read", why=str(error), next="make checkpoints") from error
     return True
 
 

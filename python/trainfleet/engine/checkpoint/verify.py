@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from ...checkpoints.marker import Broken
-from ...checkpoints.store import Store
+from ...checkpoints.catalogue import read
 from ...errors import RunError, telling
 from ...output import install
 from .files import Reader
@@ -27,7 +26,7 @@ KINDS = {"model": "weights", "exp_avg": "first moments", "exp_avg_sq": "second m
 def main(arguments: list[str]) -> int:
     store, step = locate(arguments[0])
     count, numbers, wrong = Counter[str](), Counter[str](), list[str]()
-    for name, tensor in tensors(store, step):
+    for name, tensor in tensors(Reader(store, read(store, step))):
         kind = kind_of(name)
         count[kind] += 1
         numbers[kind] += tensor.numel()
@@ -41,18 +40,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def tensors(store: Store, step: int) -> Iterator[tuple[str, Tensor]]:
+def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
     """Every tensor by name, one at a time: a checkpoint may be larger than this machine's memory."""
-    index: Metadata = Reader(store, step).read_metadata()
-    for name, found in index.state_dict_metadata.items():
-        if not isinstance(found, TensorStorageMetadata):
-            continue
-        covered = sum(chunk.sizes.numel() for chunk in found.chunks)
-        if covered != found.size.numel():
-            raise Broken(f"{name} has {covered:,} of {found.size.numel():,} numbers", where=store.address(step))
-        tensor = torch.empty(found.size, dtype=found.properties.dtype)
-        fill({name: tensor}, store, step)
-        yield name, tensor
+    for name, found in reader.index.state_dict_metadata.items():
+        if isinstance(found, TensorStorageMetadata):
+            tensor = torch.empty(found.size, dtype=found.properties.dtype)
+            fill({name: tensor}, reader)
+            yield name, tensor
 
 
 def kind_of(name: str) -> str:

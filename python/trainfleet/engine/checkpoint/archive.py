@@ -1,0 +1,159 @@
+"""One piece of a checkpoint: what torch.save wrote, read without torch.load.
+
+torch.save writes a zip of stored, never compressed, parts: `data.pkl`, a pickle that says how the numbers lie, and the numbers as
+they are. Read here as data (`pickled`) and straight into the tensor's memory, a piece can run nothing, and takes no more memory
+than it has bytes. https://docs.pytorch.org/docs/stable/notes/serialization.html
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from . import pickled
+from .pickled import Made
+
+STORAGES = {
+    "torch.DoubleStorage": torch.float64, "torch.FloatStorage": torch.float32, "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16, "torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+}  # fmt: skip
+DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}
+HEADER = 30  # bytes of a zip's local header, before the name: APPNOTE.TXT 4.3.7
+LARGEST_PICKLE = 2**26  # bytes: what says how numbers lie takes a hundred, a rank's random numbers twenty thousand
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a piece lies: `length` bytes of a file, from `first` on; what numbers it has, where it is of a tensor."""
+
+    name: str
+    file: str
+    first: int
+    length: int
+    size: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+
+
+def read_plain(stream: BinaryIO, piece: Piece) -> str | int | float | None:
+    """The text or number that a piece holds. ValueError when it holds something else."""
+    value = Archive(stream, piece).content()
+    if value is not None and type(value) not in (str, int, float, bool):
+        raise ValueError(f"{piece.name} is neither text nor a number")
+    return value  # type: ignore[no-any-return]
+
+
+def read_tensor(stream: BinaryIO, piece: Piece) -> Tensor:
+    """The tensor that a piece holds. ValueError when it is not all there, or of another size or number format."""
+    archive, size, dtype = Archive(stream, piece), piece.size, piece.dtype
+    assert dtype
+    made = archive.content()
+    wrong = ValueError(f"{piece.name} does not hold {dtype} numbers of size {tuple(size)}")
+    if not isinstance(made, Made) or made.of != "torch._utils._rebuild_tensor_v2":
+        raise wrong
+    match made.arguments:
+        case (
+            Made(of="persistent", arguments=(("storage", storage, str(key), _, int(count)),)),
+            int(first),
+            tuple(sizes),
+            tuple(strides),
+            *_,
+        ):
+            pass
+        case _:
+            raise wrong
+    if STORAGES.get(storage) != dtype or tuple(sizes) != tuple(size) or len(strides) != len(size):
+        raise wrong
+    if not all(type(number) is int and 0 <= number < 2**60 for number in (count, first, *strides)):
+        raise wrong
+    if not math.prod(size):
+        return torch.empty(size, dtype=dtype)
+    last = first + sum((extent - 1) * stride for extent, stride in zip(size, strides, strict=True))
+    if last >= count:
+        raise wrong
+    return archive.bytes_of(f"data/{key}", count * dtype.itemsize).view(dtype).as_strided(size, strides, first)
+
+
+class Archive:
+    """The parts of one piece."""
+
+    def __init__(self, stream: BinaryIO, piece: Piece) -> None:
+        self.window, self.name = Window(stream, piece.first, piece.length), piece.name
+        try:
+            with zipfile.ZipFile(self.window) as archive:  # reads its table of contents, and that is all it is asked for
+                self.parts = {part.filename.partition("/")[2]: part for part in archive.infolist()}
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, OverflowError) as error:
+            raise ValueError(f"{piece.name} is not what torch.save writes: {error}") from error
+
+    def content(self) -> Any:
+        """What `data.pkl` says. ValueError when it can't be read."""
+        part = self.parts.get("data.pkl")
+        if part is None or part.file_size > LARGEST_PICKLE or self._order() != "little":
+            raise ValueError(f"{self.name} is not what torch.save writes here")
+        return pickled.read(bytes(self.bytes_of("data.pkl", part.file_size).numpy()))
+
+    def bytes_of(self, name: str, size: int) -> Tensor:
+        """All bytes of a part that has `size` of them. ValueError when it is missing, packed, or of another size."""
+        part = self.parts.get(name)
+        if part is None or part.compress_type != zipfile.ZIP_STORED or not part.file_size == part.compress_size == size:
+            raise ValueError(f"{self.name} does not have {size:,} bytes as its {name}")
+        self.window.seek(part.header_offset)
+        header = self.window.read(HEADER)
+        start = part.header_offset + HEADER + sum(struct.unpack_from("<HH", header.ljust(HEADER), 26))
+        if start + size > self.window.length:
+            raise ValueError(f"{self.name} ends before its {name}")
+        self.window.seek(start)
+        found = torch.empty(size, dtype=torch.uint8)
+        if size and self.window.readinto(found.numpy()) != size:
+            raise ValueError(f"{self.name} ends before its {name}")
+        return found
+
+    def _order(self) -> str:
+        """The byte order; files of before it was noted are of machines like this."""
+        return (
+            bytes(self.bytes_of("byteorder", self.parts["byteorder"].file_size).numpy()).decode()
+            if "byteorder" in self.parts
+            else "little"
+        )
+
+
+class Window(io.RawIOBase):
+    """A part of a stream as a stream of its own, which ends where the part does."""
+
+    def __init__(self, stream: BinaryIO, first: int, length: int) -> None:
+        self.stream, self.first, self.length, self.at = stream, first, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence] + offset
+        if self.at < 0:
+            raise ValueError("it points before its beginning")
+        return self.at
+
+    def read(self, size: int = -1) -> bytes:
+        """At most what is left, whatever is asked for: a damaged file may ask for a terabyte."""
+        left = max(self.length - self.at, 0)
+        return super().read(left if size < 0 else min(size, left)) or b""
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(self.length - self.at, 0)]
+        self.stream.seek(self.first + self.at)
+        done = self.stream.readinto(view)  # type: ignore[attr-defined]
+        self.at += done
+        return int(done)
