@@ -7,8 +7,9 @@ override export PYTHONPATH := python
 override export PYTHONUTF8 := 1
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
+.SUFFIXES: # no rules of make's own
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
+.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -85,9 +86,12 @@ drills: .venv/.stamp-test ## the slow tests: machines that die, links that are c
 check: .venv/.stamp-test ## lint, types and shell scripts
 	@.venv/bin/python -m trainfleet check
 
-.DEFAULT:
+# All else is no verb, also where a file has its name: `make tests` is never "up to date".
+%: .force
 	@[ -x .venv/bin/python ] || { echo "error: no such verb; make alone lists them" >&2; exit 2; }
 	@.venv/bin/python -m trainfleet "$$MAKECMDGOALS"
+
+.force $(filter-out $(MAKECMDGOALS),$(MAKEFILE_LIST) requirements.lock requirements-test.lock scripts/venv.sh): ;
 
 .venv/.stamp: requirements.lock scripts/venv.sh
 	@scripts/venv.sh apply requirements.lock

@@ -32,15 +32,20 @@ install_cpu_torch() { # a tenth of the usual build's size; where it can't be had
     echo "PyTorch's index of CPU builds can't be reached; taking $torch from the usual one"
 }
 
+take_turns() { # of two first makes the second waits, and finds the packages there; flock is Python's, as macOS has no program for it
+  exec 9>> .venv.lock; python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null && return
+  echo "another make is installing into .venv; waiting for it ..."
+  python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2> /dev/null || true # a file system without locks
+}
+
 apply() {
-  local files=() lock
-  for lock in "$@"; do files+=(--requirement "$lock"); done
+  local lock files=(); for lock in "$@"; do files+=(--requirement "$lock"); done
   trap 'echo "stopped; the same command begins again where it has to" >&2; exit 130' INT TERM
   echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "trainfleet needs Python 3.11 or newer as python3; this is $(python3 --version)" >&2 && exit 1; }
-  is_whole || rm -rf .venv
-  [ -d .venv ] || if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi
+  take_turns
+  is_whole || { rm -rf .venv; if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi; }
   install_cpu_torch "$@"
   install "${files[@]}"
   touch .venv/.stamp

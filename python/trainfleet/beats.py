@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = "heartbeats"
-MOST = 1 << 20  # bytes that are read of a node's file: a beat has about 100
+MOST = 1 << 16  # bytes that are read of a node's file: a beat has about 80
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
 
 
@@ -82,8 +82,11 @@ class Beats:
         mark = stat.st_mtime_ns, stat.st_size, stat.st_ino
         if self.known.get(entry.name) == mark:
             return
-        with open(entry.path, "rb", buffering=0) as file:
-            beats = parse(file.read(MOST), self.attempt)
+        descriptor = os.open(entry.path, os.O_RDONLY)  # a file object would take three times as long
+        try:
+            beats = parse(os.read(descriptor, MOST), self.attempt)
+        finally:
+            os.close(descriptor)
         self.known[entry.name] = mark
         for beat in beats:
             found[beat.rank] = beat
@@ -95,7 +98,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
         record = json.loads(text)
         if record["attempt"] != attempt:
             return []
-        return [Beat._make(row) for row in record["beats"] if list(map(type, row)) == TYPES]
+        return [tuple.__new__(Beat, row) for row in record["beats"] if list(map(type, row)) == TYPES and row[4] in PHASES]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
 

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import secrets
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from .runs import make_folder, unwritable
 BEATS = "heartbeats"
 FOLDER = "attempts"
 BEFORE = "attempt"  # of format 1: the number alone
+TO_LEAVE = 3.0  # seconds: ranks look once a second, and one of them for all of their node (heartbeat.py)
 VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
 AGAIN = "TRAINFLEET_AGAIN"  # how often an engine has started it before, where it says so
 
@@ -58,6 +60,8 @@ def begin(folder: Path) -> int:
 def enter(folder: Path, order: int, least: int = 0) -> int:
     """The number of the attempt that starts now by this order; called by rank 0, before the ranks meet.
 
+    Where the order was started before, this returns once the ranks of then have had the time to leave.
+
     `least`: how often the engine says that it has started this order before. On a folder that every start finds empty, as a node
     of its own disk has it, that alone tells the starts apart.
 
@@ -70,7 +74,9 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
         raise Fenced("this attempt is over before it began", where=platform.node(), why=why, next="make logs")
     if newest.number == order and not least and _made(_folder(folder) / f"{order}.taken", ""):
         return order
-    return _claim(folder, max(newest.number + 1, order + least), order)
+    number = _claim(folder, max(newest.number + 1, order + least), order)
+    time.sleep(TO_LEAVE)
+    return number
 
 
 def current(folder: Path) -> Attempt:

@@ -12,6 +12,7 @@ no value of it), FILE then says `pid start boot` (when that pid started, the ker
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -19,7 +20,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +36,10 @@ from .runs import scratch as scratch_of
 from .uplink import carrier
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
+KEPT = 1 << 20  # bytes of lines that wait for a disk
+TRY_EVERY = 1.0  # seconds
+SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
@@ -48,13 +56,30 @@ def supervise(arguments: list[str]) -> int:
     """Runs `LOG -- COMMAND...` to its end; its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
-    scratch = scratch_of(Path(log))
-    shutil.rmtree(scratch, ignore_errors=True)  # an earlier one's, if that was killed
+    with on_own_disk(scratch_of(Path(log))), carrier(Path(log)):
+        return run(Path(log), command)
+
+
+@contextlib.contextmanager
+def on_own_disk(scratch: Path) -> Iterator[None]:
+    """`scratch` leads to a folder on this node's own disk: ranks print into it, and a full shared disk must not end them."""
+    remove_scratch(scratch)  # an earlier one's, if that was killed
+    with contextlib.suppress(OSError):  # else it is where its name is
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        scratch.symlink_to(tempfile.mkdtemp(prefix=SCRATCH))
     try:
-        with carrier(Path(log)):
-            return run(Path(log), command)
+        yield
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_scratch(scratch)
+
+
+def remove_scratch(scratch: Path) -> None:
+    """Removes it and what it leads to, if that is a folder which this program makes."""
+    folder = scratch.resolve()
+    if folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.startswith(SCRATCH):
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        scratch.unlink() if scratch.is_symlink() else shutil.rmtree(scratch)
 
 
 def detach(file: Path, order: dict[str, Any]) -> int:
@@ -77,7 +102,8 @@ def detach(file: Path, order: dict[str, Any]) -> int:
     try:
         code = supervise([order["log"], "--", *order["argv"]])
     finally:
-        write(exit_file, str(code))
+        with contextlib.suppress(OSError):  # where that is full too, the missing file says that it failed (nodes/jobs.py)
+            write(exit_file, str(code))
     return code
 
 
@@ -96,29 +122,89 @@ def write(path: Path, text: str) -> None:
 
 def run(log: Path, command: list[str]) -> int:
     """The command's exit code (128 + n for signal n), once nothing of it is left."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    kernel = Kernel()
+    kernel, file = Kernel(), Log(log)
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
     pass_on(child, Run(log.parent.parent) if TORCHRUN in command else None)
     assert child.stdout is not None
-    with open(log, "ab", buffering=0) as file:
-        for line in child.stdout:
-            file.write(stamp(hide_bytes(line)))
+    for line in child.stdout:
+        file.write(stamp(hide_bytes(line)))
     code = child.wait()
     signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
     if code < 0:
-        note(log, "node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left")
+        file.note("node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left")
     for words in kernel.words() if code else ():
-        note(log, "kernel", words.text, words.time)
+        file.note("kernel", words.text, words.time)
+    if not file.close() and code:
+        return UNLOGGED
     return code if code >= 0 else 128 - code
 
 
-def note(log: Path, who: str, text: str, when: float | None = None) -> None:
-    """A line in the log that the command did not write, with the time of what it tells of."""
-    with open(log, "ab", buffering=0) as file:
-        file.write(stamp(f"{text}\n".encode(), when).replace(b"agent  ", who.ljust(7).encode(), 1))
+class Log:
+    """A node's log. It never ends what it logs: lines that can't be written wait in memory until they can, the newest of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting = deque[bytes]()
+        self.size = self.lost = 0  # bytes that wait; lines that had no room even here
+        self.file: io.FileIO | None = None
+        self.failed: float | None = None  # since when lines are refused
+        self.tried, self.why = 0.0, ""
+
+    def write(self, line: bytes) -> None:
+        """Takes a line. Where lines are refused, they are tried again once in TRY_EVERY seconds."""
+        self.waiting.append(line)
+        self.size += len(line)
+        while self.size > KEPT:
+            self.size -= len(self.waiting.popleft())
+            self.lost += 1
+        if self.failed is None or time.monotonic() - self.tried > TRY_EVERY:
+            self._flush()
+
+    def note(self, who: str, text: str, when: float | None = None) -> None:
+        """A line that the command did not write, with the time of what it tells of."""
+        self.write(stamp(f"{text}\n".encode(), when).replace(b"agent  ", who.ljust(7).encode(), 1))
+
+    def close(self) -> bool:
+        """Whether all of it is in the file now."""
+        self._flush()
+        if self.file is not None:
+            self.file.close()
+        return not self.waiting
+
+    def _flush(self) -> None:
+        self.tried = time.monotonic()
+        try:
+            self._write_all()
+        except OSError as error:
+            self._fail(error)
+            return
+        if self.failed is not None:
+            seconds, self.failed = time.monotonic() - self.failed, None
+            self.note("node", f"this log was closed to its node for {seconds:.0f} s ({self.why}); {self.lost} lines are lost")
+
+    def _write_all(self) -> None:
+        if self.file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - it stays open
+        while self.waiting:
+            line = self.waiting[0]
+            done = self.file.write(line)
+            self.size -= done
+            self.waiting[0] = line[done:]  # of the last one a full disk may take a part
+            if done == len(line):
+                self.waiting.popleft()
+
+    def _fail(self, error: OSError) -> None:
+        with contextlib.suppress(OSError):
+            if self.file is not None:
+                self.file.close()
+        self.file = None
+        if self.failed is None:
+            self.failed, self.why = self.tried, error.strerror or str(error)
+            with contextlib.suppress(OSError):
+                print(f"{self.path} can't be written: {self.why}; what it is the log of goes on", file=sys.stderr, flush=True)
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
@@ -129,10 +215,12 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if run:
-            run.stop.touch()
-        else:
-            signal_group(child.pid, signal.SIGTERM)
+        try:
+            if run:
+                return run.stop.touch()
+        except OSError:  # there is no room for the file: torchrun asks its own ranks then
+            pass
+        signal_group(child.pid, signal.SIGTERM)
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, TERM_GRACE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -87,7 +87,7 @@ class Watchdog:
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
         """Takes in the beats that may be new; an alarm when they are not those of a job that gets on."""
         gap, self.looked = now - (self.looked or now), now
-        moved = [seen for beat in beats.values() if (seen := self._hear(beat, now))]
+        moved = self._hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
         self._find_slow(moved)
         return self._missing(now) or self._silent(now, gap) or self._stuck()
@@ -99,38 +99,40 @@ class Watchdog:
             seen.slow += 1
         return [seen.beat for seen in found]
 
-    def _hear(self, beat: Beat, now: float) -> Seen | None:
-        """Takes a beat in; the rank, if it has moved since the one before."""
-        seen = self.seen.get(beat.rank)
-        if seen is None:
-            seen = self.seen[beat.rank] = Seen(beat, now, now - beat.phase_seconds)
-            if beat.step_seconds:
-                self.steps.append(beat.step_seconds)
-            self._is_latest(seen)
-            return None
-        before = seen.beat
-        if beat.time == before.time:
-            return None
-        seen.beat, seen.heard = beat, now
-        if beat.step == before.step and beat.phase == before.phase:
-            return None
-        if beat.step > before.step and beat.step_seconds:
-            self.steps.append(beat.step_seconds)
-        seen.moved = now - beat.phase_seconds
-        self._is_latest(seen)
-        return seen
-
-    def _is_latest(self, seen: Seen) -> None:
-        if self.latest is None or seen.moved >= self.latest.moved:
-            self.latest = seen
+    def _hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
+        """Takes beats in; the ranks that have moved since the one before."""
+        ranks, found = self.seen, []
+        for beat in beats:
+            rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = beat  # this is done for every rank
+            seen, at = ranks.get(rank), now - phase_seconds
+            if seen is None:
+                seen = ranks[rank] = Seen(beat, now, at)
+                newer = True
+            elif time != seen.beat.time:
+                newer = step > seen.beat.step
+                if newer or phase != seen.beat.phase or step != seen.beat.step:
+                    seen.moved = at
+                    found.append(seen)
+                seen.beat, seen.heard = beat, now
+            else:
+                continue
+            if newer and step_seconds:
+                self.steps.append(step_seconds)
+            if self.latest is None or seen.moved >= self.latest.moved:
+                self.latest = seen
+        return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
         """Counts, for each rank that has moved, in how many beats in a row it was slow."""
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
+        least = SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]  # the median without one rank is not less than this
         for seen in moved:
-            seen.slow = seen.slow + 1 if is_slow(seen.beat, usual) else 0
+            if seen.beat.busy_seconds > least and is_slow(seen.beat, usual):
+                seen.slow += 1
+            else:
+                seen.slow = 0
 
     def _missing(self, now: float) -> Alarm | None:
         if len(self.seen) >= self.ranks or now - self.began < self.limits.start:

@@ -288,3 +288,24 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   run "$scripts/build_tools.sh" verify
   [ "$status" -eq 0 ] || [[ $output == "build tools: missing: "* ]]
 }
+
+@test "venv: of two first makes neither removes what the other makes" {
+  mkdir -p "$root/scripts"
+  cp "$scripts/venv.sh" "$root/scripts"
+  echo 'torch==2.13.0' > "$root/requirements.lock"
+  fake uv 'case $1 in
+venv) for last; do :; done; mkdir -p "$last"; sleep 1; mkdir "$last/bin" || echo GONE >> "$FAKE_LOG"
+  printf "#!/bin/sh\n" > "$last/bin/python"; chmod +x "$last/bin/python" ;;
+pip) for turn in 1 2 3 4; do sleep 0.3; [ -x .venv/bin/python ] || echo GONE >> "$FAKE_LOG"; done ;;
+esac'
+  (cd "$root" && scripts/venv.sh apply requirements.lock > "$root/first" 2>&1; echo "$?" >> "$root/first") &
+  sleep 0.4
+  run "$root/scripts/venv.sh" apply requirements.lock
+  [ "$status" -eq 0 ]
+  [[ $output == *"waiting for it"* ]]
+  wait
+  [ "$(tail -n 1 "$root/first")" = 0 ]
+  [ "$(grep -c GONE "$FAKE_LOG" || true)" -eq 0 ]
+  [ "$(grep -c '^uv venv' "$FAKE_LOG")" -eq 1 ]
+  [ -e "$root/.venv/.stamp" ]
+}

@@ -14,6 +14,12 @@ from trainfleet.beats import Beat, read_beats, write_beats
 from trainfleet.fence import Attempt, Fenced
 from trainfleet.heartbeat import FENCED
 
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "TO_LEAVE", 0.0)
+
+
 HEART = """import sys, time; from pathlib import Path; from trainfleet import heartbeat
 heartbeat.EVERY = 0.05
 heart = heartbeat.Heart(Path(sys.argv[1]), rank=0, node=0, order=int(sys.argv[2]))

@@ -54,6 +54,32 @@ def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(desk: P
     assert not (desk / "evil").exists()
 
 
+NAMES = {"tests": "test", "data": "", "runs": "", "schema": "", "docs": "", "python": "", "docker": "", "scripts": "", "Makefile": "",
+         "config.yaml": "", "README.md": "", "requirements.lock": "", "scripts/venv.sh": "", "checks": "check", "plans": "plan",
+         "runs/x": "", ".venv": "", "s.a.sh": "", "a:b;touch evil": "", "x: ;touch evil": "", "evil%": ""}  # fmt: skip
+
+
+@pytest.mark.parametrize("goal", NAMES)
+def test_a_goal_that_is_no_verb_is_refused_also_where_a_file_has_its_name(desk: Path, goal: str) -> None:
+    path = desk / goal
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if "." not in goal else path.touch()
+    code, text = make(desk, goal)
+    assert code != 0 and "is not a verb" in text and "up to date" not in text and "Nothing to be done" not in text, text
+    assert not NAMES[goal] or f"did you mean {NAMES[goal]}?" in text
+    assert not (desk / "evil").exists()
+    (desk / ".venv/bin/python").unlink()
+    code, text = make(desk, goal)
+    assert code != 0 and "no such verb" in text and "installing" not in text
+
+
+def test_a_goal_beside_a_verb_is_refused_too(desk: Path) -> None:
+    (desk / "tests").mkdir()
+    code, text = make(desk, "recipes", "tests")
+    assert code != 0 and "is not a verb" in text
+
+
 def test_a_misspelt_verb_installs_nothing_on_a_bare_machine(desk: Path) -> None:
     (desk / ".venv" / "bin" / "python").unlink()
     code, text = make(desk, "trian")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainfleet import kernel
-from trainfleet.supervisor import note, run, stamp
+from trainfleet import kernel, supervisor
+from trainfleet.runs import scratch
+from trainfleet.supervisor import UNLOGGED, Log, run, stamp
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "python")}
@@ -155,7 +158,103 @@ def test_a_kernel_s_log_that_may_not_be_read_is_asked_for_as_root_and_else_said_
 
 def test_the_kernel_s_words_keep_their_time(tmp_path: Path) -> None:
     log = tmp_path / "node-0.log"
-    note(log, "kernel", "nfs: server a not responding", time.time() - 3600)
-    note(log, "node", "now")
+    file = Log(log)
+    file.note("kernel", "nfs: server a not responding", time.time() - 3600)
+    file.note("node", "now")
     early, late = (line.split()[1] for line in log.read_text().splitlines())
     assert early != late and abs(int(early[3:5]) - int(late[3:5])) <= 1
+
+
+def full(folder: Path) -> Path:
+    """A log on a disk that is full: every write to it fails as there."""
+    log = folder / "runs" / "x" / "logs" / "node-0.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    return log
+
+
+@pytest.mark.parametrize(("words", "code"), [("exit 0", 0), ("exit 3", UNLOGGED), ("kill -9 $$", UNLOGGED)])
+def test_a_log_that_can_t_be_written_ends_nothing_and_shows_in_the_exit_code_of_what_failed(
+    tmp_path: Path, words: str, code: int
+) -> None:
+    process = supervise(full(tmp_path), "sh", "-c", f"echo one; sleep 0.3; touch {tmp_path}/went-on; echo two; {words}")
+    assert process.wait(20) == code and (tmp_path / "went-on").exists()
+
+
+def test_a_log_on_a_folder_that_can_t_be_made_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where a folder belongs")
+    assert supervise(tmp_path / "runs" / "x" / "logs" / "node-0.log", "sh", "-c", "echo one; exit 0").wait(20) == 0
+
+
+def test_when_there_is_room_again_the_log_has_what_waited_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "TRY_EVERY", 0.0)
+    monkeypatch.setattr(supervisor, "KEPT", 160)
+    log, path = full(tmp_path), tmp_path / "runs" / "x" / "logs" / "node-0.log"
+    file = Log(log)
+    for number in range(10):
+        file.write(f"line {number} {24 * '-'}\n".encode())
+    path.unlink()
+    file.write(b"line 10\n")
+    assert file.close()
+    lines = path.read_text().splitlines()
+    assert [line.split()[1] for line in lines[:-1]] == ["6", "7", "8", "9", "10"]
+    assert "closed to its node" in lines[-1] and "(No space left on device); 6 lines are lost" in lines[-1]
+    assert capfd.readouterr().err.count("can't be written") == 1
+
+
+def test_half_a_line_that_a_full_disk_took_is_ended_by_its_other_half(tmp_path: Path) -> None:
+    file = Log(tmp_path / "log")
+
+    class Short(io.FileIO):
+        room = 3
+
+        def write(self, data: Any) -> int:
+            part = bytes(data)[: self.room]
+            self.room -= len(part)
+            if not part:
+                raise OSError(28, "No space left on device")
+            return super().write(part)
+
+    file.file = Short(tmp_path / "log", "ab")
+    file.write(b"whole line\n")
+    assert (tmp_path / "log").read_bytes() == b"who" and file.failed
+    assert file.close() and (tmp_path / "log").read_bytes().startswith(b"whole line\n")
+
+
+def test_a_stop_is_passed_on_also_where_there_is_no_room_for_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = full(tmp_path)
+    (tmp_path / "runs" / "x" / "stop").symlink_to(tmp_path / "nowhere" / "stop")  # touching it fails
+    process = supervise(
+        log,
+        "sh",
+        "-c",
+        f"trap 'touch {tmp_path}/bye; exit 0' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done",
+        "torch.distributed.run",
+    )
+    for _ in range(200):
+        if (tmp_path / "ready").exists():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0 and (tmp_path / "bye").exists()
+
+
+def test_ranks_print_on_their_node_s_own_disk_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "node-0.log"
+    where = scratch(log)
+    done = supervise(log, "sh", "-c", f"readlink {where}; echo a > {where}/a")
+    assert done.wait(10) == 0
+    folder = Path(log.read_text().split(" | ")[1].strip())
+    assert folder.name.startswith("trainfleet-scratch-") and not folder.exists() and not where.is_symlink()
+
+
+def test_a_scratch_that_leads_elsewhere_is_no_reason_to_remove_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("a")
+    log = tmp_path / "logs" / "node-0.log"
+    log.parent.mkdir()
+    scratch(log).symlink_to(tmp_path / "precious")
+    assert supervise(log, "true").wait(10) == 0
+    assert (tmp_path / "precious" / "file").exists() and not scratch(log).is_symlink()

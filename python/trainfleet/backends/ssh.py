@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import runs
+from .. import lease, runs
 from ..config import Config
 from ..errors import BackendError
 from ..nodes import facts as reading
@@ -113,7 +113,9 @@ class Ssh:
         python = wanted_of(self.config).interpreter
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
-            environment = fabric_environment(self.fleet.instance_type, facts.card(host)) | {"OMP_NUM_THREADS": threads}
+            environment = fabric_environment(self.fleet.instance_type, facts.card(host)) | {
+                "OMP_NUM_THREADS": threads, lease.VARIABLE: str(lease.ORPHANED_AFTER)
+            }  # fmt: skip
             seat = Seat(node, job.nodes, self.facts[hosts[0]].address(hosts[0]), self.port, address=facts.address(host))
             program = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
         else:

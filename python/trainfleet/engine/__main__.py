@@ -69,7 +69,7 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     """Trains the run to its end or to a stop."""
     profile = Profile(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(run.read_results().get("started") or time.time(), heart, world.device.mark, profile.at)
-    vote = Vote(run.stop if world.first else None)
+    vote = Vote(run.stop if world.first else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         notices.Watch(lambda notice: heed(run, vote, world.node, notice))
@@ -150,8 +150,8 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     step = trainer.progress.step
     writes = status == "finished" and not trainer.config.checkpoint.is_off and FAMILIES[trainer.config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
-    recorder.update(status=status, **sample)
     recorder.close()
+    recorder.update(status=status, **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 

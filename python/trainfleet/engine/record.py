@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..config.types import Train
+from ..errors import RunError
 from ..runs import Record, Run, append_line, write_atomic
 from .checkpoint import Progress, Saved
 from .meter import Stopwatch
@@ -34,6 +36,8 @@ class Recorder:
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}  # by earlier attempts
         self.board: SummaryWriter | None = None
         self.updated = 0.0
+        self.owed: list[Callable[[], None]] = []  # what the disk had no room for yet
+        self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def step(self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int) -> None:
@@ -60,23 +64,23 @@ class Recorder:
         validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
         print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s{validated}", flush=True)
         if time.monotonic() - self.updated > RESULTS_EVERY:
-            self.update()
+            self._try(self.update)
 
     def _tell_skips(self, skipped: int) -> None:
         """Says that steps were left out since the last line, if any were."""
         before = self.lines[-1].get("skipped", 0) if self.lines else 0
         if skipped > before:
-            self.run.record("skipped", step=self.progress.step, steps=skipped - before)
+            self._record("skipped", step=self.progress.step, steps=skipped - before)
             print(f"{skipped - before} steps left out: loss or gradients not finite, or far above the usual", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
         """Writes down what became of saves: those that failed also to the log, as nothing else stops for them."""
         for save in news:
             if save.error is None:
-                self.run.record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
-                self.update(last_checkpoint=save.address)
+                self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))
+                self._try(lambda address=save.address: self.update(last_checkpoint=address))  # type: ignore[misc]
             else:
-                self.run.record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
+                self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
                 # In one line, the cause first: to the verdict on a later failure it must not look like that one's cause.
                 told = f"{save.error.why} ({save.error.what}); {save.error.next}"
                 print(f"step {save.step:,} was not saved: {told}", flush=True)
@@ -97,7 +101,36 @@ class Recorder:
             **fields,
         )
 
+    def _record(self, event: str, **fields: Any) -> None:
+        """An event, as soon as there is room for it."""
+        self._write(lambda: self.run.record(event, **fields))
+
+    def _write(self, act: Callable[[], None]) -> None:
+        """Does what appends to the run folder, after all that had no room before; no training ends for want of its record."""
+        self.owed.append(act)
+        self._try(self._settle)
+
+    def _settle(self) -> None:
+        while self.owed:
+            self.owed[0]()
+            self.owed.pop(0)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (RunError, OSError) as error:
+            if not self.complained:
+                self.complained = True
+                told = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
+                print(f"training goes on; what it records waits for the disk: {told}", flush=True)
+
     def close(self) -> None:
+        """The end of the record.
+
+        Raises:
+            RunError: there is still no room for some of it.
+        """
+        self._settle()
         if self.board is not None:
             self.board.close()
 
@@ -105,12 +138,17 @@ class Recorder:
         """To the file and to TensorBoard. What is not finite becomes null: JSON has no NaN."""
         line = {key: value if math.isfinite(value) else None for key, value in line.items()}
         self.lines.append(line)
-        append_line(self.run.metrics, line)
-        board = self._board()
+        self._write(lambda: append_line(self.run.metrics, line))
+        self._try(lambda: self._show(line))
+
+    def _show(self, line: Record) -> None:
+        """Adds a line to TensorBoard's file; where that fails, the next one begins another file."""
+        board, self.board = self._board(), None
         for key, value in line.items():
             if key != "step" and value is not None:
                 board.add_scalar(f"train/{key}", value, line["step"])
         board.flush()
+        self.board = board
 
     def _board(self) -> SummaryWriter:
         """Opened at the first line: the import alone takes half a second, which the first step need not wait for."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-import torch.distributed as dist
+
+from .tree import Tree
 
 # A scheduler's notice (Slurm, SageMaker, Batch), the terminal's, and Slurm's early one. A spot notice comes by notices.Watch.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -34,16 +35,16 @@ class Answer:
 class Vote:
     """Asked at each step boundary; answers all ranks the same at the same one.
 
-    Each call starts a sum over the ranks on the CPU and reads the one that the call before started: a step that took longer
-    than a message has it already, and what a rank heard of reaches the fleet at the boundary after the next.
+    Each call starts a sum over the ranks on their hosts (tree.py) and reads the one that the call before started: a step that
+    took longer than a few messages has it already, and what a rank heard of reaches the fleet at the boundary after the next.
     """
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, tree: Tree) -> None:
         """`file` asks for a stop by being there; only the rank that is given it looks."""
-        self.file = file
+        self.file, self.tree = file, tree
         self.heard = False  # that this rank is to stop: set by a signal, by the file, by whoever holds the vote
         self.votes = torch.zeros(3)
-        self.under_way: dist.Work | None = None
+        self.under_way = False
         for number in SIGNALS:
             signal.signal(number, self.hear)
 
@@ -55,7 +56,8 @@ class Vote:
         answer = self.settle()
         self.look()
         self.votes = torch.tensor([self.heard, wish.save, wish.fail], dtype=torch.float32)
-        self.under_way = dist.all_reduce(self.votes, async_op=True)
+        self.tree.begin(self.votes)
+        self.under_way = True
         return answer
 
     def look(self) -> bool:
@@ -65,8 +67,8 @@ class Vote:
 
     def settle(self) -> Answer:
         """The answer of the vote under way, if there is one; none is under way after it."""
-        if self.under_way is None:
+        if not self.under_way:
             return Answer()
-        self.under_way.wait()
-        self.under_way = None
+        self.tree.end()
+        self.under_way = False
         return Answer(*(count > 0 for count in self.votes.tolist()))

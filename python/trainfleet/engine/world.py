@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ..devices import Device
+from .tree import Tree
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
@@ -50,6 +51,10 @@ class World:
         said = torch.tensor(number)
         dist.broadcast(said, src=0)
         return int(said)
+
+    def tree(self, name: str) -> Tree:
+        """A tree of all ranks, in which they agree beside training. All ranks call it together; `name` is new."""
+        return Tree(self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store()))
 
     def wait(self) -> None:
         """Returns when every rank has come here."""

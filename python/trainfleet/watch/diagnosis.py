@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from . import blame
 from .causes import Weight
-from .evidence import SKEW, Evidence, Record, read, survived
+from .evidence import OUTSIDE, SKEW, Evidence, Record, read, survived
 from .lines import Line, parse, read_lines
 
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
@@ -129,9 +129,14 @@ def _whom(
         return _who_hangs(best, standing, record)
     if "rank" in best.told:
         rank = int(best.told["rank"])
-        return record.homes.get(rank, best.node), rank, best.words
+        return (
+            record.homes.get(rank, best.node if best.writer[2] in OUTSIDE or best.cause == "killed" else None),
+            rank,
+            best.words,
+        )
     if best.cause == "rendezvous":
-        return (*_absent(best, record, nodes), best.words)
+        alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
+        return (*_absent(best, record, nodes, alike), best.words)
     if "peer" in best.told and best.cause in ("lost-node", "host-memory"):
         return named if named is not None or best.cause == "lost-node" else best.node, None, best.words
     if best.cause == "code" and "mismatch between collectives" in best.words:
@@ -145,6 +150,8 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
         return best.rank
     if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
+    if best.writer[2] != "kernel":
+        return None
     ranks = [
         one
         for one in standing
@@ -162,13 +169,16 @@ def _loss(standing: Sequence[Evidence], record: Record, counted: Counter[int]) -
     return f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say" if len(peers) == 1 else ""
 
 
-def _absent(best: Evidence, record: Record, nodes: int) -> tuple[int | None, int | None]:
-    """The one node that never came to the rendezvous: no rank of it wrote a line. (None, None) where it is not one."""
+def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[int | None, int | None]:
+    """The one node that never came to the rendezvous, as no rank of it wrote a line, or the one rank that missed the others.
+
+    (None, None) where it is not one; `alike`: others say the same.
+    """
     here = {node for node in record.homes.values() if node is not None} | {
         node for node, rank, who in record.streams if rank is None and node is not None and who in ("agent", "node")
     }
     if "joined" not in best.told:
-        return (best.node, best.rank) if best.writer[1] is not None else (None, None)
+        return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
     joined, every = int(best.told["joined"]), int(best.told["all"])
     of = nodes or (every if len(here) <= joined < every and max(here, default=0) < every else 0)
     missing = sorted(set(range(of)) - here)
@@ -180,14 +190,17 @@ def _who_hangs(best: Evidence, standing: Sequence[Evidence], record: Record) -> 
 
     Where neither is there, nobody is named.
     """
-    late = {one.rank: one for one in standing if one.cause == "hang" and one.rank is not None}
+    told = sorted(
+        (one for one in standing if one.cause == "hang" and one.rank is not None), key=lambda one: _sequence(one.line.text)
+    )
+    late = {one.rank: one for one in told}
     homes = record.homes
     missing = sorted(rank for rank in homes if rank not in late)
     behind = {rank: _sequence(one.line.text) for rank, one in late.items()}
     if 0 < len(missing) < len(late):
         who, why = missing[0], f"rank {missing[0]} never came to the collective that the others waited in"
     elif len(set(behind.values())) > 1:
-        who = min(behind, key=lambda rank: behind[rank])
+        who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])
         why = f"rank {who} is at collective {behind[who]}, the others at {max(behind.values())}"
     else:
         return None, None, best.words

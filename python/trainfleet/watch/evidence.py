@@ -12,13 +12,15 @@ from .blame import Book
 from .catalogue import Sign, first_sign, signs
 from .causes import Weight
 from .lines import DAY, Line, is_calm, is_closing, is_progress, strip
-from .tracebacks import PROGRAM, Block, Tracebacks
+from .tracebacks import BUGS, PROGRAM, Block, Tracebacks
 
 SKEW = 60.0  # seconds that clocks of two nodes may be apart
 SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's failures
 ONE_MORE = 30.0  # seconds after which even a single step more shows that the job went on
 BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that it was no more
 KERNEL = re.compile(r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: )")
+SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")  # an error or the end of a process, as c10 logs it
+LOGGED = re.compile(r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - (?:ERROR|CRITICAL|FATAL) - )\s*")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
@@ -148,12 +150,21 @@ def _sign(who: str, text: str) -> tuple[Sign, re.Match[str]] | None:
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
+    if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), text[severe.end() :])) and found[0].firm:
+        return found
+    if logged := LOGGED.match(text):
+        return _mild(first_sign((*by, "error"), text[logged.end() :]))
     if not any(word in text for group in by for word in _words(group)):
         return None
     found = first_sign(by, text)
     if found is None and who != "rank" and (stamp := KERNEL.match(text)):
         return first_sign(("kernel",), text[stamp.end() :])
     return found
+
+
+def _mild(found: tuple[Sign, re.Match[str]] | None) -> tuple[Sign, re.Match[str]] | None:
+    """What a program only logged, as a hint: it may have got over it."""
+    return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False), found[1])
 
 
 _WORDS: dict[str, tuple[str, ...]] = {}
@@ -174,7 +185,7 @@ def _signed(sign: tuple[Sign, re.Match[str]], line: Line, time: float, writer: W
         weight = Weight.WORD
     told = {key: value for key, value in match.groupdict().items() if value}
     cause = f"-{what.cause}" if what.cancels else what.cause
-    return Evidence(weight, cause, time, line, writer, place, writer[0], writer[1], words, told=told)
+    return Evidence(weight, cause, time, line, writer, place, writer[0], writer[1], words, firm=what.firm, told=told)
 
 
 def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
@@ -191,7 +202,8 @@ def _error(writer: Writer, block: Block) -> Evidence:
     node, rank, _ = writer
     firm = block.name in PROGRAM
     blank = Evidence(Weight.WORD, "code", line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
-    if sign := first_sign(by, block.text):
+    sign = first_sign(by, block.text)
+    if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         return replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
     if block.bare or block.aside:

@@ -18,11 +18,11 @@ _BARE = re.compile(
     r"|\w+\(\): |Fatal Python error: |Error: |error: "
 )
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
-PROGRAM = frozenset({
-    "AssertionError", "AttributeError", "ImportError", "IndentationError", "IndexError", "KeyError", "ModuleNotFoundError",
-    "NameError", "NotImplementedError", "RecursionError", "SyntaxError", "TabError", "TypeError", "UnboundLocalError",
-    "ValueError", "ZeroDivisionError", "UnicodeEncodeError",
+BUGS = frozenset({  # whatever their message says
+    "AttributeError", "IndentationError", "IndexError", "KeyError", "NameError", "RecursionError", "SyntaxError", "TabError",
+    "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
 })  # fmt: skip
+PROGRAM = BUGS | {"AssertionError", "ImportError", "NotImplementedError", "ValueError"}
 
 
 @dataclass

@@ -12,6 +12,7 @@ from .. import fence, runs
 from ..backends.base import Status
 from ..beats import read_beats
 from ..plan.request import Request
+from ..supervisor import UNLOGGED
 from ..watchdog import Alarm
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Finding, diagnose, quote
@@ -135,6 +136,8 @@ def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict
 def _exit(code: int | None) -> tuple[str, str]:
     if code is None:
         return "was stopped", "unknown"
+    if code == UNLOGGED:
+        return "it failed, and its log can't be written", "disk"
     if code < 0 or code > 128:
         return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
     return f"ended with exit code {code}, and no line says why", "unknown"

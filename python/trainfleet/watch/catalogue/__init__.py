@@ -1,5 +1,6 @@
 """The words by which logs give a cause away, from the .yaml files beside this one; each file names its sources.
 
+`firm: false` marks words of a wider meaning: they count where nothing more exact is said, and never make a verdict sure.
 An entry's `by` says who may say it: `kernel`, `agent` (launchers, engines, their daemons), `library` (a library's own log line,
 of any process), `error` (an exception and its message), `watch` (our watchdog and backends) or `any`. A named group in a pattern
 says more: `peer` and `rank` are whom the line blames, `joined` and `all` count clients.
@@ -19,7 +20,9 @@ import yaml
 from ..causes import Weight
 
 FOLDER = Path(__file__).parent
-_NUMBERS = re.compile(r"\d{5,}|0x[0-9a-f]+|(?<=\.)\d+(?=\.)")  # no sign depends on any of these
+_NUMBERS = re.compile(  # no sign depends on any of these: long numbers, addresses, ports, ranks
+    r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank )\d+|(?<=rank_)\d+"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,12 @@ class Sign:
     cause: str
     weight: Weight
     about: tuple[str, ...]  # one of these stands in every line that can match; none: any line can
+    firm: bool = True
     cancels: bool = False
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        return self.weight, self.firm
 
     def search(self, text: str) -> re.Match[str] | None:
         if self.about and not any(word in text for word in self.about):
@@ -45,7 +53,7 @@ def signs() -> dict[str, tuple[Sign, ...]]:
     for path in sorted(FOLDER.glob("*.yaml")):
         for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["entries"]:
             found.setdefault(entry["by"], []).extend(_signs(entry))
-    return {by: tuple(sorted(group, key=lambda sign: -sign.weight)) for by, group in found.items()}
+    return {by: tuple(sorted(group, key=lambda sign: sign.rank, reverse=True)) for by, group in found.items()}
 
 
 def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
@@ -55,12 +63,12 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
     cause = entry["cancels"] if cancels else entry["means"]
     weight = Weight[entry.get("weight", "hint").upper()]
     for says in entry["says"]:
-        yield Sign(re.compile(says, re.MULTILINE), cause, weight, words, cancels)
+        yield Sign(re.compile(says, re.MULTILINE), cause, weight, words, entry.get("firm", True), cancels)
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
     """The weightiest sign in a text among what these authors may say."""
-    sign = _sign_of(by, _NUMBERS.sub("00000", text))
+    sign = _sign_of(by, _NUMBERS.sub("0", text))
     if sign is not None and (match := sign.search(text)):
         return sign, match
     return None
@@ -71,7 +79,7 @@ def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
     best: Sign | None = None
     for group in by:
         for sign in signs().get(group, ()):
-            if best is not None and sign.weight <= best.weight:
+            if best is not None and sign.rank <= best.rank:
                 break
             if sign.search(text):
                 best = sign

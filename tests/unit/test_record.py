@@ -1,0 +1,97 @@
+"""What rank 0 records while it trains: a disk that is full ends no training, and what it had no room for follows."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfleet import runs
+from trainfleet.config import Settings, load
+from trainfleet.engine import record
+from trainfleet.engine.checkpoint import Progress, Saved
+from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.record import Recorder
+from trainfleet.errors import RunError
+from trainfleet.runs import Run, read_lines
+
+
+class Disk:
+    """Stands before the run folder's writers; full until `room`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = True
+        for module, name in ((record, "append_line"), (runs, "append_line"), (runs, "write_atomic")):
+            monkeypatch.setattr(module, name, self.before(getattr(module, name)))
+
+    def before(self, write: Any) -> Any:
+        def written(path: Path, content: Any) -> None:
+            if not self.room:
+                raise runs.unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            write(path, content)
+
+        return written
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setattr(record, "RESULTS_EVERY", 0.0)
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    config = load(Settings(tmp_path / "config.yaml"))[0]
+    (tmp_path / "run").mkdir()
+    watch = Stopwatch(time.time())
+    watch.start_training(0.0)
+    return Recorder(Run(tmp_path / "run"), config.train, Progress(), watch, 1e-12)
+
+
+def step(recorder: Recorder, number: int) -> None:
+    recorder.progress.step = number
+    recorder.step(loss=3.0 - number / 10, norm=1.0, valid_loss=None, skipped=0, memory=1)
+
+
+def test_a_full_disk_ends_no_training_and_its_lines_follow(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = Disk(monkeypatch)
+    step(recorder, 1)
+    disk.room = False
+    step(recorder, 2)
+    recorder.saved([Saved(2, "checkpoints/step-2", 0.1, None), Saved(2, "b", 0.1, RunError("not saved", why="full"))])
+    step(recorder, 3)
+    assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1]
+    disk.room = True
+    step(recorder, 4)
+    assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1, 2, 3, 4]
+    assert [event["event"] for event in recorder.run.read_events()] == ["checkpointed", "unsaved"]
+    assert recorder.run.read_results()["steps"] == 4
+    assert capsys.readouterr().out.count("training goes on; what it records waits for the disk") == 1
+    recorder.close()
+
+
+def test_a_run_whose_record_never_found_room_does_not_end_well(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    disk.room = False
+    step(recorder, 1)
+    with pytest.raises(RunError, match="can't write") as failed:
+        recorder.close()
+    assert failed.value.why == "No space left on device"
+
+
+def test_a_tensorboard_that_fails_is_begun_anew(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    step(recorder, 1)
+    board = recorder._board()
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(board, "flush", full)
+    step(recorder, 2)
+    assert recorder.board is None
+    step(recorder, 3)
+    assert recorder.board is not None and recorder.board is not board
+    assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1, 2, 3]
+    recorder.close()
