@@ -6,7 +6,7 @@ from pathlib import Path
 
 LINES = ("-----BEGIN KEY-----", "canaryMIIEvQIBADANBgkq", "canaryhkiG9w0BAQEFAASC", "-----END KEY-----")
 SECRETS = {"THE_KEY": "canary-5d1f0c7e", "LONGER_KEY": "canary-5d1f0c7e-and-its-tail", "THE_PEM": "\n".join(LINES)}
-NEVER = (b"canary", b"and-its-tail", b"MIIEvQIB", b"hkiG9w0B")
+NEVER = (b"canary-5d1f0c7e", b"and-its-tail", b"canaryMIIEvQIB", b"canaryhkiG9w0B")
 PROGRAM = """
 import builtins, os, subprocess, sys
 said = builtins.print
