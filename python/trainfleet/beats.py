@@ -1,20 +1,22 @@
 """The signs of life in a run folder: what a beat says, and the one file in which a node keeps those of all its ranks.
 
-heartbeats/node-<i>   {attempt, beats: a list a rank}, replaced once a second by one of the node's ranks (heartbeat.py)
+heartbeats/node-<i>   a head, and a row of numbers a rank; replaced once a second by one of the node's ranks (heartbeat.py)
+
+Numbers are packed, not written out: a launcher reads the files of all nodes once a second (tests/bench/bench_fleet.py).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = "heartbeats"
-MOST = 1 << 16  # bytes that are read of a node's file: a beat has about 80
+MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
 
 
@@ -33,7 +35,9 @@ class Beat(NamedTuple):
     busy_seconds: float = 0.0  # of it in the rank's own work: without waiting for others
 
 
-TYPES = [int, int, int, int, str, int, float, float, float, float]
+MAGIC = b"TFB2"
+HEAD = struct.Struct("<4sII")  # MAGIC, node, attempt
+ROW = struct.Struct("<IIHQ4d")  # rank, pid, phase, step, and the four times
 
 
 def place(beat: Beat) -> str:
@@ -45,14 +49,20 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
     """Replaces a node's file whole. Not synced: after a power cut a beat says nothing any more."""
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps({"attempt": attempt, "beats": list(beats)}))
+    replace_file(path, pack(node, attempt, beats))
 
 
-def replace_file(path: Path, text: str) -> None:
+def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
+    """What `parse` makes the beats of."""
+    rows = (ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:]) for beat in beats)
+    return HEAD.pack(MAGIC, node, attempt) + b"".join(rows)
+
+
+def replace_file(path: Path, content: bytes) -> None:
     """Leaves either the old file or the whole new one, as other processes see it; also where several replace it at once."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content)
         part.replace(path)
     except OSError:
         with suppress(OSError):
@@ -93,13 +103,16 @@ class Beats:
 
 
 def parse(text: bytes, attempt: int) -> list[Beat]:
-    """The beats of a node's file that are of this attempt; none of what is no beat."""
+    """The beats of a node's file, if they are of this attempt; none of what is no such file."""
     try:
-        record = json.loads(text)
-        if record["attempt"] != attempt:
+        magic, node, found = HEAD.unpack_from(text)
+        if magic != MAGIC or found != attempt:
             return []
-        return [tuple.__new__(Beat, row) for row in record["beats"] if list(map(type, row)) == TYPES and row[4] in PHASES]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return [
+            tuple.__new__(Beat, (rank, node, pid, attempt, PHASES[phase], step, *times))
+            for rank, pid, phase, step, *times in ROW.iter_unpack(text[HEAD.size :])
+        ]
+    except (struct.error, IndexError):
         return []
 
 

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from . import fence, stacks
-from .beats import FOLDER, Beat, parse, replace_file, write_beats
+from .beats import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .fence import Attempt
 from .lease import Vigil, read_tenure
 
@@ -62,7 +62,7 @@ class Node:
 
     def leave(self, beat: Beat) -> None:
         """Keeps a rank's newest beat."""
-        replace_file(self.place / f"rank-{beat.rank}", json.dumps({"attempt": beat.attempt, "beats": [beat]}))
+        replace_file(self.place / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def begin_round(self) -> bool:
         """Whether a round is due; it is then for the caller to do, and the next is due EVERY seconds later."""
@@ -84,7 +84,7 @@ class Node:
         return found
 
     def tell(self, orders: Orders) -> None:
-        replace_file(self.place / "orders", json.dumps(asdict(orders)))
+        replace_file(self.place / "orders", json.dumps(asdict(orders)).encode())
 
     def heed(self) -> Orders:
         """What the last round found."""

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -28,17 +29,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from . import fence
 from .kernel import Kernel
 from .output import hide_bytes
 from .processes import die_with_parent, signal_group
 from .runs import Run
 from .runs import scratch as scratch_of
 from .uplink import carrier
+from .watchdog import Alarm, Sentry
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
+WATCH = "TRAINFLEET_WATCH"  # how many ranks this node watches over
+POLL = 0.5  # seconds
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
@@ -127,18 +132,47 @@ def run(log: Path, command: list[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
     pass_on(child, Run(log.parent.parent) if TORCHRUN in command else None)
+    guard = Guard(log.parent.parent, child.pid)
     assert child.stdout is not None
     for line in child.stdout:
         file.write(stamp(hide_bytes(line)))
     code = child.wait()
     signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
-    if code < 0:
+    guard.ended.set()
+    if guard.alarm:
+        file.note("watch", guard.alarm.words)
+    elif code < 0:
         file.note("node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left")
     for words in kernel.words() if code else ():
         file.note("kernel", words.text, words.time)
     if not file.close() and code:
         return UNLOGGED
     return code if code >= 0 else 128 - code
+
+
+class Guard(threading.Thread):
+    """Watches over the ranks of all nodes from this one, where WATCH says that no launcher does, and ends its part at an alarm.
+
+    The engine then starts the job again, or gives it up; the node's log says why (watch/verdict.py).
+    """
+
+    def __init__(self, folder: Path, group: int) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.group, self.ended = group, threading.Event()
+        self.alarm: Alarm | None = None
+        if ranks := int(os.environ.get(WATCH, "0")):
+            self.sentry = Sentry(folder, ranks, int(os.environ.get(fence.VARIABLE, "0")))
+            self.start()
+
+    def run(self) -> None:
+        while not self.ended.wait(POLL):
+            try:
+                self.alarm = self.sentry.look()
+            except OSError:  # the shared folder is away: ranks that need it say so
+                continue
+            if self.alarm:
+                signal_group(self.group, signal.SIGKILL)
+                return
 
 
 class Log:

@@ -70,13 +70,20 @@ def test_a_file_that_did_not_change_is_not_opened_again(tmp_path: Path) -> None:
     assert {beat.step for beat in reader.new().values()} == {2}
 
 
+GOOD = beats.pack(0, 1, [Beat(0, 0, 1, 1, "step", 1, 0.0, 1.0)])
+
+
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"{", b"[]", b"3", b'{"attempt": 1}', b'{"attempt": 1, "beats": 3}', b'{"attempt": 1, "beats": [3, [], ["a"], null]}',
-     b'{"attempt": 1, "beats": [[0, 0, 1, 1, "step", "1", 0.0, 1.0, 0.0, 0.0]]}', b"\xff\xfe", b"[" * 100_000],
+    "text", [b"", GOOD[:5], GOOD[:-1], GOOD + b"x", b"TFB1" + GOOD[4:], b"\xff" * len(GOOD), b'{"attempt": 1, "beats": []}' * 9,
+             GOOD[:20] + b"\x63" + GOOD[21:]],
 )  # fmt: skip
 def test_what_is_no_beat_is_left_out(text: bytes) -> None:
-    assert beats.parse(text, 1) == []
+    assert beats.parse(text, 1) == [] and len(beats.parse(GOOD, 1)) == 1 and beats.parse(GOOD, 2) == []
+
+
+def test_a_beat_comes_back_as_it_was() -> None:
+    told = [Beat(9999, 3, 2**22, 7, phase, 2**40, 0.5, 1.8e9, 1.25, 0.1) for phase in beats.PHASES]
+    assert beats.parse(beats.pack(3, 7, told), 7) == told
 
 
 def test_a_disk_that_is_full_ends_no_heart_and_beats_come_again_when_there_is_room(

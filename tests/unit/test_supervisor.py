@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from trainfleet import kernel, supervisor
+from trainfleet import fence, kernel, supervisor
 from trainfleet.runs import scratch
 from trainfleet.supervisor import UNLOGGED, Log, run, stamp
+from trainfleet.watchdog import Limits
 
+HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP)
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "python")}
 
@@ -258,3 +260,27 @@ def test_a_scratch_that_leads_elsewhere_is_no_reason_to_remove_what_is_there(tmp
     scratch(log).symlink_to(tmp_path / "precious")
     assert supervise(log, "true").wait(10) == 0
     assert (tmp_path / "precious" / "file").exists() and not scratch(log).is_symlink()
+
+
+RANK = """import sys, time; from pathlib import Path; from trainfleet import fence; from trainfleet.heartbeat import Heart
+folder = Path(sys.argv[1]); number = fence.enter(folder, 1)
+heart = Heart(folder, 0, 0, 1); heart.meet(number)
+for step in range(1, 4): heart.at("step", step); time.sleep(1.1)
+time.sleep(600)"""
+
+
+def test_where_no_launcher_watches_node_0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of the order's second start stand still: an engine has started them again, and sees a job that runs."""
+    monkeypatch.setattr(supervisor.Sentry.__init__, "__defaults__", (Limits(step=1.0, steps=1.0),))
+    monkeypatch.setattr(fence, "TO_LEAVE", 0.0)
+    fence.enter(tmp_path, fence.begin(tmp_path))
+    for name, value in {supervisor.WATCH: "1", fence.VARIABLE: "1", "PYTHONPATH": str(ROOT / "python")}.items():
+        monkeypatch.setenv(name, value)
+    before = [signal.getsignal(number) for number in HANDLED]
+    try:
+        code = run(tmp_path / "logs" / "node-0.log", [sys.executable, "-c", RANK, str(tmp_path)])
+    finally:
+        for number, handler in zip(HANDLED, before, strict=True):
+            signal.signal(number, handler)
+    assert code == 128 + 9
+    assert re.search(r"^watch   .* \| no rank has moved for \d+ s", (tmp_path / "logs" / "node-0.log").read_text(), re.MULTILINE)
