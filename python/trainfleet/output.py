@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -108,17 +109,18 @@ class Stream:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._held = stream, ""
+        self._stream, self._held, self._turn = stream, "", threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Takes all of the text."""
-        whole = self._held + text
-        keep = _begun(whole)
-        self._held = whole[len(whole) - keep :]
-        self._stream.write(shown(whole[: len(whole) - keep]))
+        with self._turn:
+            whole = self._held + text
+            keep = _begun(whole)
+            self._held = whole[len(whole) - keep :]
+            self._stream.write(shown(whole[: len(whole) - keep]))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -130,9 +132,10 @@ class Stream:
 
     def release(self) -> None:
         """What was held back was no secret."""
-        held, self._held = self._held, ""
-        self._stream.write(shown(held))
-        self._stream.flush()
+        with self._turn:
+            held, self._held = self._held, ""
+            self._stream.write(shown(held))
+            self._stream.flush()
 
 
 def _begun(text: str) -> int:

@@ -48,6 +48,7 @@ def test_a_sound_fleet_passes() -> None:
     [
         ({"hostname": "n0"}, "name: has the host name n0, as n0 has"),
         ({"hostname": "n0", "boot_id": "n0"}, "name: is the same machine as n0"),
+        ({"addresses": {"10.0.0.1": "ens5"}}, "address: says that its address among the nodes is 10.0.0.1, as n0 does"),
         ({"disk": Space(1_000_000, "ext4", "/dev/root")}, "disk: its root disk has 1.0 GB free, 5 are needed"),
         ({"seconds": 6.0}, "slow: takes 6.0 s to answer, the others 0.2 s"),
         ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),

@@ -27,15 +27,15 @@ PORTABLE = ("limits.sh", "sshd.sh", "access.sh")  # these only write files: any 
 
 def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Hosts that must not be touched as they are."""
-    for check in (one_name_each, root, disk, system, mounted, quick):
+    for check in (one_name_each, one_address_each, root, disk, system, mounted, quick):
         yield from check(facts, wanted)
 
 
 def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, disk, quick, set_up, versions, gpus, neuron_devices, memory, cards, mtu, names, clock, mounted, shared,
-        broken,
+        one_name_each, one_address_each, disk, quick, set_up, versions, gpus, neuron_devices, memory, cards, mtu, names,
+        clock, mounted, shared, broken,
     )  # fmt: skip
     for check in checks:
         yield from check(facts, wanted)
@@ -53,6 +53,15 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         else:
             message = f"has the host name {fact.hostname}, as {names} has"
             yield Finding(host, "name", message, "on it: sudo hostnamectl set-hostname ANOTHER")
+
+
+def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """Two nodes of one address: the head would take either for the other, and know both by either's key."""
+    addresses = {host: fact.address(host) for host, fact in facts.items()}
+    for host, address in addresses.items():
+        if twins := [other.name for other, theirs in addresses.items() if theirs == address and other != host]:
+            message = f"says that its address among the nodes is {address}, as {', '.join(twins)} does"
+            yield Finding(host, "address", message, f"on it: ip -o addr; which of them has {address}?")
 
 
 def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

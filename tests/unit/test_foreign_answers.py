@@ -1,0 +1,121 @@
+"""Whatever a host answers is believed or Untrue: no other error, by answers grown from true ones and from nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfleet.config.hosts import Host
+from trainfleet.errors import BackendError
+from trainfleet.nodes import jobs, removal
+from trainfleet.nodes.answers import Untrue, parse_json
+from trainfleet.nodes.facts import Facts, parse
+from trainfleet.nodes.gate import read_bandwidth
+from trainfleet.nodes.head import public_key
+from trainfleet.nodes.mirror import read_news
+from trainfleet.travel import limit
+from unit.test_mirror_lies import NAMES, answer, piece
+from unit.test_nodes_facts import P3DN
+
+KNOWN = {"results.json": (9, 5.0, 7), "metrics.jsonl": (8, 5.0, 7)}
+READERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "mirror": (lambda text: read_news(text, dict(KNOWN)), answer({"results.json": piece(), "metrics.jsonl": piece(offset=8), "stop": piece(b"")})),
+    "facts": (parse, P3DN),
+    "job": (jobs.read_look, "ended 137\n"),
+    "bandwidth": (lambda text: read_bandwidth(text, 2), '{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}'),
+    "measures": (lambda text: removal.read_measures(text, ["runs/x"]), "4096\truns/x\n"),
+    "key": (lambda text: public_key(Host("a", "a"), text), "ssh-ed25519 " + "A" * 68 + " trainfleet head a\n"),
+    "json": (parse_json, '{"a": [1, 2.5, null, true, "x"]}'),
+}  # fmt: skip
+ODD = [
+    "",
+    "\0",
+    "\n",
+    "\r",
+    "\x1b[2J",
+    "\u202e",
+    "\u0663",
+    "\ud800",
+    "NaN",
+    "Infinity",
+    "-1",
+    "1e999",
+    "9" * 400,
+    "[" * 500,
+    '"',
+    "\\",
+    "{}",
+    "null",
+    "=",
+    ",",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(NAMES),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=8) | st.sampled_from(NAMES), inner, max_size=5), max_leaves=25,
+)  # fmt: skip
+
+
+def believe(reader: str, text: str) -> Any:
+    """What the reader makes of a text; None when it is refused as it should be."""
+    try:
+        return READERS[reader][0](text)
+    except (Untrue, BackendError) as error:
+        assert len(str(error)) < 600
+        return None
+
+
+def grown(text: str, chance: random.Random) -> str:
+    """The text with a few parts cut, doubled, swapped or replaced by something odd."""
+    for _ in range(chance.randint(1, 4)):
+        start = chance.randint(0, len(text))
+        end = min(len(text), start + chance.choice((0, 1, 3, 20)))
+        part = chance.choice((chance.choice(ODD), text[start:end] * 2, "", text[start:end][::-1], chr(chance.randint(0, 0x2FFF))))
+        text = text[:start] + part + text[end:]
+    return text
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_true_answer_that_has_changed_is_believed_or_untrue(reader: str) -> None:
+    assert believe(reader, READERS[reader][1]) is not None
+    for seed in range(300):
+        found = believe(reader, grown(READERS[reader][1], random.Random(seed)))
+        if isinstance(found, Facts):
+            assert found.hostname.isascii() and all(address.isascii() for address in found.addresses)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(text=st.text(max_size=200))
+def test_any_text_is_believed_or_untrue(reader: str, text: str) -> None:
+    believe(reader, text)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    files=st.dictionaries(st.sampled_from([*NAMES, "results.json", "stop"]), JSON, max_size=3) | JSON,
+    paths=JSON,
+    whole=JSON,
+    now=JSON,
+)
+def test_any_values_of_the_mirror_s_keys_are_believed_or_untrue(files: Any, paths: Any, whole: Any, now: Any) -> None:
+    news = believe("mirror", json.dumps({"files": files, "paths": paths, "whole": whole, "now": now}))
+    assert news is None or all(limit(name) is not None for name in news.names)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(values=st.lists(JSON, min_size=5, max_size=5))
+def test_any_piece_is_believed_or_untrue(values: list[Any]) -> None:
+    news = believe("mirror", answer({"metrics.jsonl": values}))
+    assert news is None or news.pieces["metrics.jsonl"].offset in (0, 8)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(record=JSON)
+def test_any_measurement_is_believed_or_untrue(record: Any) -> None:
+    believe("bandwidth", json.dumps({"bandwidth": record, "bytes": record, "nodes": 2, "pairs": record}))
