@@ -145,14 +145,14 @@ def stand(folder: Path, ranks: int) -> str:
 
 def plan(ranks: int) -> str:
     """`make plan` of 8B parameters on as many GPUs, whole process."""
-    words = [sys.executable, "-m", "trainfleet", "plan", "RECIPE=llama-3-8b-p5", f"NODES={max(1, ranks // LOCAL)}"]
-    recipe = Path(__file__).parents[2] / "python" / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml"
-    words[4] = f"CONFIG={recipe}"
+    package = Path(__file__).parents[2] / "python"
+    nodes, recipe = max(1, ranks // LOCAL), package / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml"
+    words = [f"CONFIG={recipe}", f"NODES={nodes}", f"SET=train.global_batch={64 * nodes * LOCAL}"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    path = {"PYTHONPATH": str(Path(__file__).parents[2] / "python")}
-    done = subprocess.run(words, env=os.environ | path, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], env=os.environ | {"PYTHONPATH": str(package)},
+                          capture_output=True, text=True, check=True)  # fmt: skip
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    return f"plan     {1e3 * seconds:10.0f} ms, exit code {done.returncode}, {len(done.stdout):,} bytes printed"
+    return f"plan     {1e3 * seconds:10.0f} ms  {len(done.stdout):9,} bytes printed"
 
 
 def main(sizes: list[int]) -> None:
