@@ -113,6 +113,10 @@ class BackendError(TrainfleetError):
     """A backend refused a job, or a node or process of it failed."""
 
 
+class JobFailed(BackendError):
+    """A job ended badly; its verdict is the message."""
+
+
 class S3Error(TrainfleetError, OSError):
     """S3 refuses a request, or gives no answer for too long. What writes to a bucket or a disk catches both as OSError."""
 

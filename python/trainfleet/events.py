@@ -45,6 +45,8 @@ LAUNCHER, RANK_0, RANKS = Owner
 NONE = type(None)
 EVENTS = {
     "launched": Event(LAUNCHER, "the ranks of a launch are started", {"nodes": int, "ranks_per_node": int}),
+    "queued": Event(LAUNCHER, "the job waits for machines, or for them to start", {"phase": str, "reason": str}),
+    "running": Event(LAUNCHER, "a job that waited runs", {"attempt": int}, {"hosts": list}),
     "restarted": Event(LAUNCHER, "another attempt follows", {"attempt": int, "cause": str, "who": str},
                        {"nodes": int, "hosts": list}),
     "verdict": Event(LAUNCHER, "why an attempt failed",

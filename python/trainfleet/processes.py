@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,6 +42,20 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     """
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
+
+
+def identity(pid: int) -> str:
+    """What tells this process from any other that will ever have its number: `pid start boot`; "" when it has ended."""
+    if sys.platform != "linux":
+        said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+        return f"{pid} {'-'.join(said.split())} -" if said.strip() else ""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return ""
+    if fields[0] in "ZX":  # it has ended, and its parent has not looked yet
+        return ""
+    return f"{pid} {fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"  # field 22, in ticks since boot
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:

@@ -34,6 +34,7 @@ class Results(TypedDict, total=False):
     name: Name
     status: Literal["running", "finished", "failed", "stopped"]
     backend: Name
+    unattended: bool
     nodes: Count
     world_size: Count
     device: Name
@@ -75,6 +76,8 @@ class Event(TypedDict, total=False):
     seconds: Number
     host: Name
     error: Name
+    phase: Name
+    reason: str
     who: str
     cause: str
     words: str

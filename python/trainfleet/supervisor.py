@@ -4,9 +4,13 @@ It keeps everything that the command prints in LOG, each line with its time and 
 ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds
 anywhere.
 
-As `python -m trainfleet.supervisor --detach FILE < ORDER` it returns at once and goes on alone, in a session of its own, so that
-nothing that happens to who started it changes anything: ORDER is {argv, environment, log} as JSON (by stdin: a process list shows
-no value of it), FILE then says `pid start boot` (when that pid started, the kernel's boot id) and FILE.exit its exit code.
+As `--seat READER RANKS FOLDER -- MODULE WORDS...` it is the node's part of a job: from its seat (seat.py) it builds torchrun's
+line for RANKS ranks, or with 0 the module's own, and its log's name in FOLDER.
+
+As `--detach FILE < ORDER` it returns at once, and what it started goes on alone, in a session of its own, so that nothing that
+happens to who started it changes anything. ORDER is {script, environment, token} as JSON (by stdin: a process list shows no value
+of it). FILE.sh is the script, FILE then says `pid start boot token` (when that pid started, the kernel's boot id), FILE.said what
+the script says before it is a supervisor, and FILE.exit the exit code. The same token again starts nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +36,15 @@ from typing import Any
 from . import fence
 from .kernel import Kernel
 from .output import hide_bytes
-from .processes import die_with_parent, signal_group
-from .runs import Run
+from .processes import die_with_parent, identity, signal_group
+from .runs import Run, node_log
 from .runs import scratch as scratch_of
+from .seat import READERS, torchrun
 from .uplink import carrier
 from .watchdog import Alarm, Sentry
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+EXIT = "TRAINFLEET_EXIT"  # names the file that is to say how it ended
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
@@ -54,7 +60,28 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "--detach":
         return detach(Path(arguments[1]), json.load(sys.stdin))
     die_with_parent()
-    return supervise(arguments)
+    exit_file, code = os.environ.pop(EXIT, None), 1
+    try:
+        code = supervise(seated(*arguments[1:]) if arguments[0] == "--seat" else arguments)
+    finally:
+        if exit_file:
+            with contextlib.suppress(OSError):  # where that is full too, the missing file says that it failed (nodes/jobs.py)
+                write(Path(exit_file), str(code))
+    return code
+
+
+def seated(reader: str, ranks: str, folder: str, separator: str, module: str, *words: str) -> list[str]:
+    """The words for `supervise` in the seat that `reader` reads; the environment says it to the node's processes."""
+    seat = READERS[reader]()
+    log = node_log(Path(folder), seat.node)
+    if reader != "fleet":  # an engine's own count of how often it started this; ours begins anew with each request
+        os.environ[fence.AGAIN] = str(seat.attempt - 1)
+    if int(ranks):
+        command = torchrun(seat, int(ranks), module, sys.executable, scratch_of(log))
+    else:
+        os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
+        command = (sys.executable, "-m", module)
+    return [str(log), separator, *command, *words]
 
 
 def supervise(arguments: list[str]) -> int:
@@ -89,40 +116,41 @@ def remove_scratch(scratch: Path) -> None:
 
 def detach(file: Path, order: dict[str, Any]) -> int:
     """Carries `order` out in a process of its own; 0 as soon as `file` says which."""
-    exit_file = file.with_name(f"{file.name}.exit")
+    script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
+    said, _, token = read(file).rpartition(" ")
+    if token == order["token"] and (exit_file.exists() or said == identity(int(said.split()[0]))):
+        return 0
     exit_file.unlink(missing_ok=True)
+    write(script, order["script"])
     ready, started = os.pipe()
+    starter = os.getpid()
     if os.fork():
         os.close(started)
         return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
     os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.environ |= order["environment"]
-    write(file, identity(os.getpid()))
+    said_by_script = os.open(file.with_name(f"{file.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
+        os.dup2(target, descriptor)
+    write(file, f"{identity(os.getpid())} {order['token']}")
     os.write(started, b".")
-    os.close(started)
-    code = 1
-    try:
-        code = supervise([order["log"], "--", *order["argv"]])
-    finally:
-        with contextlib.suppress(OSError):  # where that is full too, the missing file says that it failed (nodes/jobs.py)
-            write(exit_file, str(code))
-    return code
-
-
-def identity(pid: int) -> str:
-    """What tells this process from any other that will ever have its number: `pid start boot`."""
-    start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]  # field 22, in ticks since boot
-    return f"{pid} {start} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    while os.getppid() == starter:  # what it becomes dies with its parent, and that one is about to end
+        time.sleep(0.001)
+    os.execve("/bin/sh", ["sh", str(script)], os.environ | order["environment"] | {EXIT: str(exit_file)})
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces a file of one line whole."""
+    """Replaces a small file whole; its last line ends."""
     temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(f"{text}\n")
+    temporary.write_text(f"{text.rstrip()}\n")
     temporary.replace(path)
+
+
+def read(path: Path) -> str:
+    """What `write` left; nothing where it never did."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def run(log: Path, command: list[str]) -> int:

@@ -23,7 +23,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
 # checkpoints, heartbeats, locks; configs, which each side has of its own; report.html, which each side draws for itself, as a
 # browser runs what it says.
 KINDS = {
-    r"(results|search|head|scaling)\.json|scaling\.md": 16 * MIB,
+    r"(results|search|head|handle|request|scaling)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
     rf"(metrics|events|events/{NAME})\.jsonl": 1024 * MIB,
     rf"logs/{NAME}\.(log|txt)": 1024 * MIB,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ import pytest
 import yaml
 
 from fleet.lab import lab
-from trainfleet.backends import BACKENDS
-from trainfleet.backends.base import Backend, Status
-from trainfleet.config import Settings, load
+from trainfleet.backends import BACKENDS, Backend, backend_of, terms_of
+from trainfleet.backends.base import Can, Handle, Phase, Status, keep, kept
+from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
+from trainfleet.runs import Run
 
 ROOT = Path(__file__).parents[2]
 HARD = (
@@ -41,7 +44,7 @@ HARD = (
 PROBE = """
 import json, os, signal, sys, time
 node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK", "?")
-given = {name: value for name, value in os.environ.items() if name.startswith("PROBE_")}
+given = {name: value for name, value in os.environ.items() if name.startswith("PROBE_") and name != "PROBE_KEY"}
 print(json.dumps({"node": node, "words": sys.argv[1:], "given": given, "folder": os.getcwd(), "nodes": os.environ.get("NODES")}), flush=True)
 match sys.argv[1]:
     case "exit":
@@ -52,6 +55,8 @@ match sys.argv[1]:
         if not os.fork():
             os.setsid()  # a grandchild that leaves the session
         time.sleep(300)
+    case "tell":
+        print("it has", len(os.environ[sys.argv[2]]), "letters:", os.environ[sys.argv[2]], flush=True)
     case "polite":
         signal.signal(signal.SIGTERM, lambda *_: (print("finishing", flush=True), sys.exit(0)))
         time.sleep(300)
@@ -64,38 +69,67 @@ match sys.argv[1]:
 """
 
 
-class Place:
-    """A backend under test, where its nodes leave their logs, and who runs there."""
+CANARY = "canary-77ab01"
+# A launcher: submits a request that it was given, says by what handle, and stays.
+LAUNCHER = """
+import json, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from trainfleet.backends import backend_of
+from trainfleet.config import load_resolved
+from trainfleet.plan.request import Request
+request = Request.of(json.loads(Path(sys.argv[2]).read_text()), sys.argv[2])
+print(json.dumps(asdict(backend_of(load_resolved(Path(sys.argv[1]))).submit(request))), flush=True)
+time.sleep(300)
+"""
 
-    def __init__(self, name: str, backend: Backend, folder: Path, running: Callable[[], list[str]]) -> None:
-        self.name, self.backend, self.folder, self.running = name, backend, folder, running
+
+@dataclass
+class Bench:
+    """A backend under test, how another process would make it, where its nodes leave their logs, and who runs there."""
+
+    name: str
+    config: Config
+    folder: Path
+    running: Callable[[], list[str]]
+    scripts: Callable[[Request], list[str]]  # what the nodes were given to run, by node
+    type: Callable[[int, str], object]  # runs a script on a node, as a person would
+
+    @property
+    def backend(self) -> Backend:
+        return backend_of(self.config)
+
+    def another(self) -> Backend:
+        """The backend as another process has it, that knows nothing of what this one did."""
+        return BACKENDS[self.name](self.config)
 
     def plan(self, *words: str, nodes: int = 2, torchrun: bool = False, **environment: str) -> Request:
-        job = Job("train" if torchrun else "tokenize", "probe", Path("runs/probe"), nodes, 1, "probe", words, torchrun)
-        return self.backend.plan(replace(job, environment=environment))
+        launch = secrets.token_hex(4)
+        job = Job(
+            "train" if torchrun else "tokenize", "probe", Path("runs/probe"), nodes, 1, "probe", words, torchrun, launch=launch
+        )
+        return self.backend.plan(replace(job, environment=environment), {})
 
     def said(self, request: Request, node: int) -> str:
-        return (self.folder / request.commands[node].log).read_text()
+        return (self.folder / request.logs[node]).read_text()
 
     def records(self, request: Request) -> list[dict[str, Any]]:
         """What the probe of each node was given."""
-        lines = [
-            line for node in range(len(request.commands)) for line in self.said(request, node).splitlines() if '"words"' in line
-        ]
+        lines = [line for node in range(request.job.nodes) for line in self.said(request, node).splitlines() if '"words"' in line]
         return [json.loads(line.partition(" | ")[2]) for line in lines]
 
-    def until_ended(self, handle: Any, seconds: float = 60) -> Status:
+    def until_ended(self, handle: Handle, seconds: float = 60, backend: Backend | None = None) -> Status:
         deadline = time.monotonic() + seconds
-        while (status := self.backend.status(handle)).running and time.monotonic() < deadline:
+        while not (status := (backend or self.backend).status(handle)).ended and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not status.running, status
+        assert status.ended, status
         return status
 
     def until_said(self, request: Request, text: str, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                if all(text in self.said(request, node) for node in range(len(request.commands))):
+                if all(text in self.said(request, node) for node in range(request.job.nodes)):
                     return
             except FileNotFoundError:
                 pass
@@ -116,141 +150,292 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def config_of(backend: str, folder: Path, **fleet: Any) -> Any:
+def config_of(backend: str, folder: Path, **fleet: Any) -> Config:
     path = folder / f"{backend}.yaml"
     path.write_text(yaml.safe_dump({"name": "probe", "fleet": {"backend": backend, "nodes": 2} | fleet}))
-    return load(Settings(path))[0]
+    return load(Settings(path), terms_of)[0]
 
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "python"))
         if request.param == "local":
             patch.chdir(folder)
             (folder / "probe.py").write_text(PROBE)
-            yield Place("local", BACKENDS["local"](config_of("local", folder)), folder, lambda: processes_of(folder))
+
+            def given(request: Request) -> list[str]:
+                return [(folder / f"runs/probe/nodes/node-{node}.sh").read_text() for node in range(request.job.nodes)]
+
+            def typed(node: int, script: str) -> None:
+                bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+                subprocess.run(["sh"], input=script, text=True, cwd="/", env=bare, check=True, timeout=60)
+
+            yield Bench("local", config_of("local", folder), folder, lambda: processes_of(folder), given, typed)
             return
         with lab(2) as nodes:  # this process plays the head of the fleet
             patch.setenv("TRAINFLEET_HEAD", "1")
             patch.chdir(nodes.shared)
             (nodes.shared / "probe.py").write_text(PROBE)
             fleet = {"hosts": nodes.hosts(), "ssh": nodes.ssh(), "shared_folder": "/fsx", "python": sys.executable}
-            backend = BACKENDS["ssh"](config_of("ssh", folder, **fleet))
 
             def running() -> list[str]:
                 return [f"node{node} {pid}" for node in range(2) for pid in nodes.processes(node, " -m probe")]
 
-            yield Place("ssh", backend, nodes.shared, running)
+            def sent(request: Request) -> list[str]:
+                name = f"probe-{request.job.kind}.sh"
+                files = [nodes.root(node) / f"root/.trainfleet/jobs/node{node}" / name for node in range(request.job.nodes)]
+                return [file.read_text() for file in files]
+
+            def by_hand(node: int, script: str) -> None:
+                (nodes.shared / "by-hand.sh").write_text(script)
+                nodes.run(node, "sh", "/fsx/by-hand.sh")
+
+            yield Bench("ssh", config_of("ssh", folder, **fleet), nodes.shared, running, sent, by_hand)
 
 
 @pytest.fixture(autouse=True)
-def clean(place: Place) -> Iterator[None]:
+def clean(bench: Bench) -> Iterator[None]:
     yield
-    for log in (place.folder / "runs/probe/logs").glob("*"):
+    for log in (bench.folder / "runs/probe/logs").glob("*"):
         log.unlink()
-    assert not place.running() and not list(place.folder.rglob("pwned"))
+    assert not bench.running() and not list(bench.folder.rglob("pwned"))
 
 
-def test_exit_codes_come_back_by_node(place: Place) -> None:
-    handle = place.backend.submit(place.plan("exit", "7", "1"))
-    status = place.until_ended(handle)
-    assert status.exit_codes == {0: 0, 1: 7} and status.failed and not status.lost
-    place.backend.stop(handle)
+def test_exit_codes_come_back_by_node(bench: Bench) -> None:
+    handle = bench.backend.submit(bench.plan("exit", "7", "1"))
+    status = bench.until_ended(handle)
+    assert status.exits == {0: 0, 1: 7} and status.failed and not status.lost and status.attempt == 1
+    bench.backend.stop(handle, at_once=True)
 
 
-def test_a_job_that_ends_well_is_no_failure(place: Place) -> None:
-    handle = place.backend.submit(place.plan("exit", "0", "0"))
-    status = place.until_ended(handle)
-    assert status.exit_codes == {0: 0, 1: 0} and not status.failed
-    place.backend.stop(handle)
-    place.backend.stop(handle)
+def test_a_job_that_ends_well_is_no_failure(bench: Bench) -> None:
+    handle = bench.backend.submit(bench.plan("exit", "0", "0"))
+    status = bench.until_ended(handle)
+    assert status.exits == {0: 0, 1: 0} and not status.failed and status.phase is Phase.ENDED
 
 
-def test_a_killed_command_is_told_by_its_signal(place: Place) -> None:
-    request = place.plan("die")
-    handle = place.backend.submit(request)
-    assert place.until_ended(handle).exit_codes == {0: 0, 1: 137}
-    place.backend.stop(handle)
-    assert "was killed by signal 9" in place.said(request, 1)
+def test_stopping_what_has_ended_does_nothing_however_often(bench: Bench) -> None:
+    handle = bench.backend.submit(bench.plan("exit", "0", "0"))
+    bench.until_ended(handle)
+    for at_once in (False, True, True):
+        bench.backend.stop(handle, at_once)
 
 
-def test_the_plan_is_what_runs(place: Place) -> None:
-    request = place.plan("exit", "0", "0", PROBE_ME="yes")
-    assert place.backend.plan(request.job) == request, "planning twice is planning once"
-    assert "PROBE_ME=yes" in request.commands[0].shell() and " -m probe exit 0 0" in request.commands[1].shell()
-    handle = place.backend.submit(request)
-    place.until_ended(handle)
-    assert [record["node"] for record in place.records(request)] == ["0", "1"]
-    assert all(record["nodes"] == "2" and record["given"]["PROBE_ME"] == "yes" for record in place.records(request))
+def test_a_killed_command_is_told_by_its_signal(bench: Bench) -> None:
+    request = bench.plan("die")
+    handle = bench.backend.submit(request)
+    assert bench.until_ended(handle).exits == {0: 0, 1: 137}
+    assert "was killed by signal 9" in bench.said(request, 1)
 
 
-def test_words_and_values_arrive_as_they_are(place: Place) -> None:
+def test_planning_twice_is_planning_once(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0", PROBE_ME="yes")
+    assert bench.backend.plan(request.job, {}) == request
+    assert [artifact.name for artifact in request.artifacts] == ["node-0.sh", "node-1.sh"]
+    assert all("export PROBE_ME=yes" in artifact.text and "-- probe exit 0 0" in artifact.text for artifact in request.artifacts)
+
+
+def test_what_was_planned_is_what_runs_byte_for_byte(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0", *HARD, torchrun=False)
+    bench.until_ended(bench.backend.submit(request))
+    assert bench.scripts(request) == [artifact.text for artifact in request.artifacts]
+
+
+def test_a_script_runs_by_hand(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0", "a word")
+    bench.type(1, request.artifacts[1].text)
+    assert json.loads(bench.said(request, 1).splitlines()[0].partition(" | ")[2])["words"] == ["exit", "0", "0", "a word"]
+
+
+def test_a_request_comes_through_json_whole(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0", *HARD, PROBE_ME="yes").with_environment({"TRAINFLEET_ATTEMPT": "3"})
+    again = Request.of(json.loads(json.dumps(request.record())), "here")
+    assert again == request and again.token == request.token
+
+
+def test_each_node_knows_its_seat(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0", PROBE_ME="yes")
+    bench.until_ended(bench.backend.submit(request))
+    assert [record["node"] for record in bench.records(request)] == ["0", "1"]
+    assert all(record["nodes"] == "2" and record["given"]["PROBE_ME"] == "yes" for record in bench.records(request))
+
+
+def test_words_and_values_arrive_as_they_are(bench: Bench) -> None:
     environment = {f"PROBE_{number}": word for number, word in enumerate(HARD)}
-    request = place.plan("exit", "0", "0", *HARD, **environment)
-    place.until_ended(place.backend.submit(request))
-    for record in place.records(request):
+    request = bench.plan("exit", "0", "0", *HARD, **environment)
+    bench.until_ended(bench.backend.submit(request))
+    for record in bench.records(request):
         assert record["words"][3:] == list(HARD)
         assert record["given"] == environment
 
 
-def test_every_line_is_in_the_log_with_its_time(place: Place) -> None:
-    request = place.plan("exit", "0", "0")
-    place.until_ended(place.backend.submit(request))
+def test_what_is_of_one_attempt_arrives_and_stands_in_no_script(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0").with_environment({"PROBE_ATTEMPT": "4"})
+    bench.until_ended(bench.backend.submit(request))
+    assert all(record["given"] == {"PROBE_ATTEMPT": "4"} for record in bench.records(request))
+    assert not any("PROBE_ATTEMPT" in script for script in bench.scripts(request))
+
+
+def test_a_secret_arrives_and_is_nowhere_else(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = bench.plan("tell", "PROBE_KEY")
+    request = replace(request, job=replace(request.job, secrets=("PROBE_KEY",)))
+    with pytest.raises(BackendError, match="PROBE_KEY is not set"):
+        bench.backend.submit(request)
+    monkeypatch.setenv("PROBE_KEY", CANARY)
+    handle = bench.backend.submit(request)
+    bench.until_ended(handle)
+    assert f"it has {len(CANARY)} letters" in bench.said(request, 0)
+    kept = json.dumps([request.record(), asdict(handle)]) + "".join(bench.scripts(request)) + bench.said(request, 0)
+    assert CANARY not in kept
+
+
+def test_every_line_is_in_the_log_with_its_time(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0")
+    bench.until_ended(bench.backend.submit(request))
     for node in (0, 1):
-        who, clock, bar, text = place.said(request, node).splitlines()[0].split(maxsplit=3)
+        who, clock, bar, text = bench.said(request, node).splitlines()[0].split(maxsplit=3)
         assert (who, bar) == ("agent", "|") and len(clock) == 12 and json.loads(text)["node"] == str(node)
 
 
-def test_it_runs_in_the_folder_that_has_the_runs(place: Place) -> None:
-    request = place.plan("exit", "0", "0")
-    place.until_ended(place.backend.submit(request))
-    assert {record["folder"] for record in place.records(request)} == {"/fsx" if place.name == "ssh" else str(place.folder)}
+def test_it_runs_in_the_folder_that_has_the_runs(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0")
+    bench.until_ended(bench.backend.submit(request))
+    assert {record["folder"] for record in bench.records(request)} == {"/fsx" if bench.name == "ssh" else str(bench.folder)}
 
 
-def test_stop_leaves_nothing_and_may_be_said_twice(place: Place) -> None:
-    request = place.plan("stay")
-    handle = place.backend.submit(request)
-    place.until_said(request, '"words"')
-    assert place.backend.status(handle).running and len(place.running()) >= 2
-    place.backend.stop(handle)
-    if place.name == "ssh":  # by its environment, also what has left the session
-        assert not place.running()
-    place.backend.stop(handle)
-    for line in place.running():  # on one machine a grandchild that left the session is not followed
+def test_stopped_at_once_nothing_is_left(bench: Bench) -> None:
+    request = bench.plan("stay")
+    handle = bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    assert bench.backend.status(handle).phase is Phase.RUNNING and len(bench.running()) >= 2
+    bench.backend.stop(handle, at_once=True)
+    if bench.name == "ssh":  # by its environment, also what has left the session
+        assert not bench.running()
+    bench.backend.stop(handle, at_once=True)
+    for line in bench.running():  # on one machine a grandchild that left the session is not followed
         os.kill(int(line.split()[0]), 9)
     time.sleep(0.1)
 
 
-def test_asked_to_stop_it_may_finish_what_it_does(place: Place) -> None:
-    request = place.plan("polite")
-    handle = place.backend.submit(request)
-    place.until_said(request, '"words"')
-    place.backend.ask_to_stop(handle)
-    assert place.until_ended(handle, 20).exit_codes == {0: 0, 1: 0}
-    assert "finishing" in place.said(request, 0)
+def test_asked_to_stop_it_may_finish_what_it_does(bench: Bench) -> None:
+    request = bench.plan("polite")
+    handle = bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    bench.backend.stop(handle, at_once=False)
+    assert bench.backend.status(handle).phase in (Phase.STOPPING, Phase.ENDED)
+    assert bench.until_ended(handle, 20).exits == {0: 0, 1: 0}
+    assert "finishing" in bench.said(request, 0)
 
 
-def test_ranks_meet_and_number_the_nodes_in_order(place: Place) -> None:
-    request = place.plan("meet", torchrun=True)
-    handle = place.backend.submit(request)
-    assert place.until_ended(handle, 120).exit_codes == {0: 0, 1: 0}, place.said(request, 0)
+def test_submitted_twice_it_runs_once(bench: Bench) -> None:
+    request = bench.plan("polite")
+    handle = bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    before = sorted(bench.running())
+    assert bench.backend.submit(request) == handle == bench.another().submit(request)
+    assert sorted(bench.running()) == before and len(bench.records(request)) == 2
+    bench.backend.stop(handle, at_once=False)
+    bench.until_ended(handle)
+    assert bench.another().submit(request) == handle, "also when it has ended"
+    assert len(bench.records(request)) == 2
+
+
+def test_another_attempt_has_a_token_of_its_own(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0")
+    bench.until_ended(bench.backend.submit(request))
+    again = bench.backend.plan(replace(request.job, attempt=2), {})
+    assert again.token != request.token and replace(request.job, attempt=2) == again.job
+    assert bench.until_ended(bench.backend.submit(again)).exits == {0: 0, 1: 0}
+    assert len(bench.records(request)) == 4
+
+
+def test_another_process_attaches_by_what_the_run_folder_holds(bench: Bench, tmp_path: Path) -> None:
+    run, request = Run(tmp_path / "probe"), bench.plan("polite")
+    keep(run, bench.backend.submit(request), request)
+    bench.until_said(request, '"words"')
+    found, other = kept(run), bench.another()
+    assert found is not None and found[1] == request
+    status = other.status(found[0])
+    assert status.phase is Phase.RUNNING and not status.failed
+    other.stop(found[0], at_once=False)
+    assert bench.until_ended(found[0], 20, other).exits == {0: 0, 1: 0}
+
+
+def test_another_process_ends_it_at_once(bench: Bench) -> None:
+    request = bench.plan("polite")
+    handle = bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    other = bench.another()
+    other.stop(handle, at_once=True)
+    assert not bench.running()
+    assert set(bench.until_ended(handle, 20).exits.values()) == {137}
+    assert set(bench.until_ended(handle, 20, other).exits.values()) == {137}
+
+
+def test_a_job_of_another_token_is_not_taken_for_this_one(bench: Bench) -> None:
+    request = bench.plan("polite")
+    handle = bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    stranger = replace(handle, token="0" * 16)
+    assert bench.another().status(stranger).ended
+    assert bench.backend.status(handle).phase is Phase.RUNNING
+    bench.backend.stop(handle, at_once=True)
+
+
+def test_what_runs_is_found_without_any_handle_and_ended(bench: Bench) -> None:
+    request = bench.plan("polite")
+    bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    other = bench.another()
+    handle = other.find(Run(Path("runs/probe")))
+    other.stop(handle, at_once=True)
+    assert not bench.running() and not other.status(handle).lost
+
+
+def test_it_ends_with_its_launcher_or_outlives_it_as_declared(bench: Bench) -> None:
+    request = bench.plan("polite")
+    config = bench.folder / "resolved.yaml"
+    config.write_text(dump_resolved(bench.config))
+    record = bench.folder / "request.json"
+    record.write_text(json.dumps(request.record()))
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(config), str(record)], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    handle = Handle(**{**(told := json.loads(launcher.stdout.readline())), "hosts": tuple(told["hosts"])})
+    bench.until_said(request, '"words"')
+    launcher.kill()
+    launcher.wait()
+    if Can.OUTLIVES in bench.backend.can:
+        time.sleep(1.5)
+        assert bench.another().status(handle).phase is Phase.RUNNING and len(bench.running()) >= 2
+        bench.another().stop(handle, at_once=True)
+    status = bench.until_ended(handle, 20, bench.another())
+    assert set(status.exits.values()) == {137} and not bench.running()
+
+
+def test_ranks_meet_and_number_the_nodes_in_order(bench: Bench) -> None:
+    request = bench.plan("meet", torchrun=True)
+    handle = bench.backend.submit(request)
+    assert bench.until_ended(handle, 120).exits == {0: 0, 1: 0}, bench.said(request, 0)
     for node in (0, 1):
-        assert f"met {node} of 2" in place.said(request, node)
-        assert f"rank {node} " in place.said(request, node)
+        assert f"met {node} of 2" in bench.said(request, node)
+        assert f"rank {node} " in bench.said(request, node)
 
 
-def test_another_attempt_is_the_same_job_elsewhere(place: Place) -> None:
-    request = place.plan("exit", "0", "0")
-    other = place.backend.again([request.job], {})
-    assert other.job == request.job
-    assert place.until_ended(place.backend.submit(other)).exit_codes == {0: 0, 1: 0}
+def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
+    request = bench.plan("exit", "0", "0")
+    if Can.LEAVE_OUT not in bench.backend.can:
+        assert bench.backend.plan(request.job, {"nobody": "it is broken"}) == request
+        return
+    with pytest.raises(BackendError, match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  node0: it is broken"):
+        bench.backend.plan(request.job, {request.hosts[0]: "it is broken"})
+    assert bench.backend.plan(replace(request.job, nodes=1), {request.hosts[0]: "it is broken"}).hosts == request.hosts[1:]
 
 
-def test_more_nodes_than_there_are_is_refused_at_plan_time(place: Place) -> None:
-    if place.name == "local":  # this machine plays as many as it is asked to
-        assert len(place.plan("exit", "0", "0", nodes=3).commands) == 3
+def test_more_nodes_than_there_are_is_refused_at_plan_time(bench: Bench) -> None:
+    if bench.name == "local":  # this machine plays as many as it is asked to
+        assert len(bench.plan("exit", "0", "0", nodes=3).artifacts) == 3
         return
     with pytest.raises(BackendError, match="3 nodes are wanted, 2 of 2 hosts"):
-        place.plan("exit", "0", "0", nodes=3)
+        bench.plan("exit", "0", "0", nodes=3)

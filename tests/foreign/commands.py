@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainfleet.cli import VERBS
 from trainfleet.cli.settings import run_named, settings_of
+
+from trainfleet.cli import VERBS
 from trainfleet.cli.variables import flag, number, read_variables
 from trainfleet.cli.verify import chosen
 from trainfleet.config import Settings, load

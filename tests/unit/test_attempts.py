@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.backends.base import Status
+from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
-from trainfleet.plan.request import Command, Request
+from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
 from trainfleet.runs import Run
 from trainfleet.watch import attempts, follow
@@ -21,51 +21,41 @@ from trainfleet.watch.follow import Follower
 from trainfleet.watch.interrupts import Interrupts
 from trainfleet.watch.verdict import Verdict
 
-KILLED = {1: 137}
-
 
 class Script:
     """A backend on hosts a, b, c ...; attempt n ends with the n-th of `ends`, and the n-th of `words` in node 1's log."""
-
-    name, shares_disk = "script", True
 
     def __init__(self, run: Run, ends: Sequence[Status], words: Sequence[str] = (), hosts: str = "abc") -> None:
         self.run, self.ends, self.words, self.hosts = run, list(ends), list(words), hosts
         self.used: list[tuple[str, ...]] = []
         self.attempts: list[str] = []
+        self.tokens: list[str] = []
         self.saves: set[int] = set()  # attempts that commit a checkpoint
 
-    def request(self, job: Job, hosts: str) -> Request:
-        commands = [
-            Command(node, ("x",), {}, self.run.logs / f"node-{node}.log", host) for node, host in enumerate(hosts[: job.nodes])
-        ]
-        return Request(job, tuple(commands))
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+        sound = [host for host in self.hosts if host not in without]
+        if job.nodes > len(sound):
+            raise BackendError("too few nodes")
+        return Request(job, tuple(Artifact(f"node-{node}.sh", "exec x") for node in range(job.nodes)), tuple(sound[: job.nodes]))
 
-    def submit(self, request: Request) -> int:
+    def submit(self, request: Request) -> Handle:
         number = len(self.used)
-        self.used.append(tuple(command.host for command in request.commands))
-        self.attempts.append(request.commands[0].environment["TRAINFLEET_ATTEMPT"])
+        self.used.append(request.hosts)
+        self.attempts.append(request.environment["TRAINFLEET_ATTEMPT"])
+        self.tokens.append(request.token)
         if number in self.saves:
             self.run.record("checkpointed", step=number)
         if number < len(self.words):
-            log = request.commands[1].log
+            log = request.logs[1]
             log.parent.mkdir(exist_ok=True)
             with open(log, "a") as file:
                 file.write(f"rank 1  10:00:00.000 | {self.words[number]}\n")
-        return number
+        return Handle("script", str(number), request.token, request.job.nodes, request.hosts)
 
-    def status(self, handle: int) -> Status:
-        return self.ends[min(handle, len(self.ends) - 1)]
+    def status(self, handle: Handle) -> Status:
+        return self.ends[min(int(handle.id), len(self.ends) - 1)]
 
-    def ask_to_stop(self, handle: int) -> None: ...
-    def stop(self, handle: int) -> None: ...
-
-    def again(self, jobs: Sequence[Job], broken: Mapping[str, str]) -> Request:
-        sound = "".join(host for host in self.hosts if host not in broken)
-        for job in jobs:
-            if job.nodes <= len(sound):
-                return self.request(job, sound)
-        raise BackendError("too few nodes")
+    def stop(self, handle: Handle, at_once: bool) -> None: ...
 
 
 @pytest.fixture
@@ -83,13 +73,15 @@ def job(run: Run, nodes: int = 2) -> Job:
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    follower = Follower(backend, run, Interrupts(), lambda: None, said.append, Budget(run, config))
+    follower = Follower(backend, run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
     jobs = jobs or [job(run)]
-    return persevere(follower, backend.request(jobs[0], backend.hosts), jobs, lambda job: None), said
+    return persevere(follower, backend.plan(jobs[0], {}), jobs, lambda job: None), said
 
 
-OK = Status(False, {0: 0, 1: 0})
-BAD = Status(False, {0: 1, 1: 137})
+ENDED = Phase.ENDED
+OK = Status(ENDED, exits={0: 0, 1: 0})
+BAD = Status(ENDED, exits={0: 1, 1: 137})
+FAILED = Status(ENDED, exits={0: 1, 1: 1})
 
 
 def test_a_job_that_ends_well_is_run_once(run: Run) -> None:
@@ -101,6 +93,7 @@ def test_a_killed_node_is_tried_again_with_a_number_of_its_own(run: Run) -> None
     backend = Script(run, [BAD, OK])
     verdict, said = play(run, backend)
     assert verdict is None and backend.attempts == ["1", "2"] and "killed" in said[0]
+    assert len(set(backend.tokens)) == 2, "each attempt is submitted for itself"
     assert run.read_results()["restarts"] == 1
     assert [event["event"] for event in run.read_events()] == ["verdict", "restarted"]
     backend = Script(run, [OK])
@@ -126,22 +119,20 @@ def test_a_checkpoint_begins_the_count_anew(run: Run) -> None:
     ("the loss or its gradients were not finite in step 3", "nan"),
 ])  # fmt: skip
 def test_what_would_only_happen_again_is_not_tried_again(run: Run, words: str, cause: str) -> None:
-    backend = Script(run, [Status(False, {0: 1, 1: 1})], [words])
+    backend = Script(run, [FAILED], [words])
     verdict, _ = play(run, backend)
     assert verdict and (verdict.cause, verdict.rank, verdict.node) == (cause, 1, 1) and len(backend.used) == 1
 
 
 def test_a_broken_device_is_left_out_for_a_spare(run: Run) -> None:
-    backend = Script(
-        run, [Status(False, {0: 1, 1: 1}), OK], ["torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"]
-    )
+    backend = Script(run, [FAILED, OK], ["torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"])
     assert play(run, backend)[0] is None
     assert backend.used == [("a", "b"), ("a", "c")]
 
 
 def test_without_a_spare_it_goes_on_with_fewer_nodes(run: Run) -> None:
     words = ["torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"]
-    backend = Script(run, [Status(False, {0: 1, 1: 1}), OK], words, hosts="ab")
+    backend = Script(run, [FAILED, OK], words, hosts="ab")
     assert play(run, backend, [job(run, 2), job(run, 1)])[0] is None
     assert backend.used == [("a", "b"), ("a",)]
 
@@ -150,13 +141,13 @@ def test_lost_nodes_are_waited_for(run: Run) -> None:
     class Returning(Script):
         asked = 0
 
-        def again(self, jobs: Sequence[Job], broken: Mapping[str, str]) -> Request:
-            self.asked += 1
-            if self.asked < 5:
+        def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+            self.asked += bool(self.used) and "b" not in without
+            if self.used and self.asked < 5:
                 raise BackendError("node b is away")
-            return super().again(jobs, broken)
+            return super().plan(job, without)
 
-    backend = Returning(run, [Status(True, {}, {1: "no answer over SSH for 8 s"}), OK])
+    backend = Returning(run, [Status(Phase.RUNNING, lost={1: "no answer over SSH for 8 s"}), OK])
     follow_grace = follow.FAILED_GRACE
     try:
         follow.FAILED_GRACE = 0.0
@@ -168,6 +159,6 @@ def test_lost_nodes_are_waited_for(run: Run) -> None:
 
 
 def test_an_exit_that_nobody_explains_is_tried_again_only_if_ranks_had_begun(run: Run) -> None:
-    backend = Script(run, [Status(False, {0: 1, 1: 1})])
+    backend = Script(run, [FAILED])
     verdict, _ = play(run, backend)
     assert verdict and verdict.cause == "unknown" and len(backend.used) == 1

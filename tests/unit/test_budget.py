@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trainfleet.backends.base import Status
+from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.config import Config, Settings, load
 from trainfleet.errors import ConfigError
-from trainfleet.plan.estimate import estimate
+from trainfleet.plan.estimate import estimate, list_price
 from trainfleet.plan.job import Job
 from trainfleet.plan.plan import make_plan
-from trainfleet.plan.request import Command, Request
+from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
 from trainfleet.runs import Run, append_line
 from trainfleet.watch import budget
@@ -22,7 +21,7 @@ from trainfleet.watch.budget import Budget, node_hours
 from trainfleet.watch.follow import Follower
 from trainfleet.watch.interrupts import Interrupts
 
-HOUR = 3600.0
+HOUR, P5 = 3600.0, 55.04
 # Four nodes for an hour, then nobody knows for how long none, three for half an hour, two of them for another half.
 EVENTS = [
     {"event": "launched", "time": 0.0, "nodes": 4},
@@ -45,39 +44,36 @@ def test_nodes_are_paid_for_while_a_launch_lasts() -> None:
 
 
 def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() -> None:
-    costs = estimate(config_of("llama-3-8b-p5")).usd
+    costs = estimate(config_of("llama-3-8b-p5"), list_price(config_of("llama-3-8b-p5"))).usd
     assert costs
-    make_plan(config_of("llama-3-8b-p5", f"budget.max_usd={costs + 1}"), [], [], [])
+    make_plan(config_of("llama-3-8b-p5", f"budget.max_usd={costs + 1}"), [], [], [], P5)
     limited = f"budget.max_usd={costs / 2}"
     with pytest.raises(ConfigError, match=r"budget.max_usd: the run is estimated at .*; train.steps 500 keeps to it"):
-        make_plan(config_of("llama-3-8b-p5", limited), [], [], [])
-    make_plan(config_of("llama-3-8b-p5", f"{limited} train.steps=500"), [], [], [])
+        make_plan(config_of("llama-3-8b-p5", limited), [], [], [], P5)
+    make_plan(config_of("llama-3-8b-p5", f"{limited} train.steps=500"), [], [], [], P5)
 
 
 def test_a_limit_that_nobody_could_keep_is_refused() -> None:
     with pytest.raises(ConfigError, match="nobody knows what a host costs"):
-        make_plan(config_of("ssh-4-nodes", "fleet.hosts=[a,b,c,d] budget.max_usd=5"), [], [], [])
-    make_plan(config_of("first-run", "budget.max_usd=5"), [], [], [])  # this machine costs nothing
+        make_plan(config_of("ssh-4-nodes", "fleet.hosts=[a,b,c,d] budget.max_usd=5"), [], [], [], None)
+    make_plan(config_of("first-run", "budget.max_usd=5"), [], [], [], 0.0)  # this machine costs nothing
 
 
 class Hosts:
     """A backend whose job goes on until its ranks are asked to stop."""
 
-    name, shares_disk = "hosts", True
-
     def __init__(self, run: Run) -> None:
         self.run, self.looks = run, 0
 
-    def submit(self, request: Request) -> None: ...
-    def status(self, handle: None) -> Status:
+    def submit(self, request: Request) -> Handle:
+        return Handle("hosts", "1", request.token, 1)
+
+    def status(self, handle: Handle) -> Status:
         self.looks += 1
         assert self.looks < 100, "it was never asked to stop"
-        return Status(not self.run.stop.exists(), {0: 0})
+        return Status(Phase.ENDED if self.run.stop.exists() else Phase.RUNNING, exits={0: 0})
 
-    def ask_to_stop(self, handle: None) -> None: ...
-    def stop(self, handle: None) -> None: ...
-    def plan(self, job: Job) -> Request: ...  # type: ignore[empty-body]
-    def again(self, jobs: Sequence[Job], broken: Mapping[str, str]) -> Request: ...  # type: ignore[empty-body]
+    def stop(self, handle: Handle, at_once: bool) -> None: ...
 
 
 def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,20 +81,20 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
     run, config = Run(tmp_path), config_of("llama-3-8b-p5", "budget.max_usd=55")  # $55.04 an hour and node
     run.record("launched", nodes=8)
     job = Job("train", "x", run.folder, 1, 1, "m", (), True)
-    request, said = Request(job, (Command(0, ("x",), {}, tmp_path / "log"),)), list[str]()
-    costs = Budget(run, config)
+    request, said = Request(job, (Artifact("node-0.sh", "x"),)), list[str]()
+    costs = Budget(run, config, P5)
     assert not costs.is_spent(), "it has just begun"
     costs.price = 1e9
-    Follower(Hosts(run), run, Interrupts(), lambda: None, said.append, costs).carry_out(request, 1)
+    Follower(Hosts(run), run, Interrupts(), lambda waits: None, said.append, costs).carry_out(request)  # type: ignore[arg-type]
     assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
 
 
 def test_a_run_that_has_cost_its_limit_is_not_begun_again(tmp_path: Path) -> None:
     run, config = Run(tmp_path / "dear"), config_of("llama-3-8b-p5", "budget.max_usd=55")
-    Budget(run, config).require()
+    Budget(run, config, P5).require()
     run.events.mkdir(parents=True)
     append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 0.0, "nodes": 2})
     append_line(run.events / "launcher-a.jsonl", {"event": "stopped", "time": HOUR})
     with pytest.raises(ConfigError, match=r"dear has cost \$110.08 already, its limit is \$55.00"):
-        Budget(run, config).require()
-    Budget(run, replace(config, budget=replace(config.budget, max_usd=200.0))).require()
+        Budget(run, config, P5).require()
+    Budget(run, replace(config, budget=replace(config.budget, max_usd=200.0)), P5).require()

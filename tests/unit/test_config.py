@@ -12,6 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
 from trainfleet.config.presets import PRESETS
 from trainfleet.config.reference import render
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 def load_text(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str]) -> Config:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    return load(Settings(path, set, short))[0]
+    return load(Settings(path, set, short), terms_of)[0]
 
 
 def messages(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str]) -> list[str]:

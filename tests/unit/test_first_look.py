@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.cli.plan import folded, hung
+from trainfleet.plan.request import fold
 from trainfleet.recipes import all_recipes
+from trainfleet.report.proposal import hung
 from trainfleet.runs import Lines, append_line, read_lines
 from trainfleet.watch.interrupts import Interrupts
 
@@ -110,10 +111,9 @@ def test_one_request_to_stop_counts_once_however_often_make_and_the_shell_pass_i
         assert interrupts.count == 2
 
 
-def test_a_planned_command_is_folded_so_that_a_shell_still_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_a_planned_command_is_folded_so_that_a_shell_still_takes_it() -> None:
     words = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *"x" * 60, "a b " * 8, "--log={scratch}"]
-    lines = list(folded([shlex.quote(word) for word in words]))
+    lines = list(fold([shlex.quote(word) for word in words], 80))
     assert len(lines) > 2 and max(map(len, lines)) <= max(80, 8 + len(sys.executable))
     done = subprocess.run(["sh", "-c", "\n".join(lines)], text=True, capture_output=True, check=True)
     assert done.stdout == f"{words[3:]}\n"

@@ -16,8 +16,8 @@ import pytest
 from report_runs import make_run
 
 import verbs
-from trainfleet.cli import away
 from trainfleet.config.hosts import Host
+from trainfleet.launch import handover
 from trainfleet.nodes.board import Board
 from trainfleet.output import Stream, guarded
 from trainfleet.report import html
@@ -50,7 +50,7 @@ def test_no_escape_sequence_of_a_node_reaches_the_terminal(tmp_path: Path, verb:
 def test_the_launcher_s_words_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = plant(tmp_path)
     with guarded():
-        away.show(run.logs / "launcher.log", 0)
+        handover.show(run.logs / "launcher.log", 0)
     said = capsys.readouterr().out
     assert "\\x1b]0;owned\\x07" in said and not RAW.search(said)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from trainfleet import hardware
-from trainfleet.cli.train import require_engine
 from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.devices.cuda import Cuda
 from trainfleet.errors import ConfigError
 from trainfleet.hardware import ACCELERATORS, INSTANCE_TYPES, find_accelerator
+from trainfleet.launch.training import require_engine
 from trainfleet.recipes import FOLDER
 
 

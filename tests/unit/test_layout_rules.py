@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
 from trainfleet.errors import ConfigError
 from trainfleet.plan.estimate import estimate
@@ -22,7 +23,7 @@ train: {steps: 20, global_batch: 8, sequence_length: 64}
 def refusal(folder: Path, settings: str) -> str:
     (folder / "config.yaml").write_text(CONFIG)
     with pytest.raises(ConfigError) as error:
-        load(Settings(folder / "config.yaml", settings))
+        load(Settings(folder / "config.yaml", settings), terms_of)
     return str(error.value)
 
 
@@ -90,7 +91,7 @@ def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: st
         assert f"train.precision: {told}" in refusal(tmp_path, wanted)
         return
     (tmp_path / "config.yaml").write_text(CONFIG)
-    needs = estimate(load(Settings(tmp_path / "config.yaml", wanted))[0])
+    needs = estimate(load(Settings(tmp_path / "config.yaml", wanted))[0], None)
     assert needs.format == "fp8" and needs.peak == 8 * {"p5.48xlarge": 1978.9e12, "g6e.48xlarge": 733e12}[kind]
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from pathlib import Path
 
 import pytest
 
-from trainfleet.backends import BACKENDS
+from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
-from trainfleet.config.rules import BUILT
-from trainfleet.errors import BackendError
+from trainfleet.config import Settings, load
+from trainfleet.errors import BackendError, ConfigError
 from trainfleet.plan.job import Job
+from trainfleet.supervisor import seated
 
 
 def job(**changes: object) -> Job:
@@ -20,20 +22,47 @@ def job(**changes: object) -> Job:
     return Job(**(fields | changes))  # type: ignore[arg-type]
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scripts(**changes: object) -> list[str]:
+    return [artifact.text for artifact in Local().plan(job(**changes), {}).artifacts]
+
+
 def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
-    commands = Local().plan(job()).commands
-    assert [command.node for command in commands] == [0, 1]
-    for node, command in enumerate(commands):
-        assert "torch.distributed.run" in command.argv and f"--node-rank={node}" in command.argv and "--nnodes=2" in command.argv
-        assert "--master-addr=127.0.0.1" in command.argv and "--local-addr=127.0.0.1" in command.argv
-        assert command.environment["OMP_NUM_THREADS"] and command.environment["GLOO_SOCKET_IFNAME"].startswith("lo")
-    assert len({word for command in commands for word in command.argv if word.startswith("--master-port")}) == 1
+    planned = Local().plan(job(), {})
+    assert [artifact.name for artifact in planned.artifacts] == ["node-0.sh", "node-1.sh"]
+    for node, text in enumerate(scripts(port=free_port())):
+        assert "-m torch.distributed.run" in text and f"--node-rank={node}" in text and "--nnodes=2" in text
+        assert "--master-addr=127.0.0.1" in text and "--local-addr=127.0.0.1" in text
+        assert "export OMP_NUM_THREADS=" in text and "export GLOO_SOCKET_IFNAME=lo" in text
+        assert f"export TRAINFLEET_NODE={node}\n" in text and "--seat fleet 1 runs/x -- trainfleet.engine runs/x" in text
+    assert (
+        len({line for artifact in planned.artifacts for line in artifact.text.split() if line.startswith("--master-port")}) == 1
+    )
+
+
+def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pure function makes both, from the same seat."""
+    for node, text in enumerate(scripts()):
+        shown = next(line for line in text.splitlines() if line.startswith("# runs ")).removeprefix("# runs ")
+        for line in text.splitlines():
+            if line.startswith("export "):
+                name, _, value = line.removeprefix("export ").partition("=")
+                monkeypatch.setenv(name, shlex.split(value)[0] if value else "")
+        command = text.replace("\\\n", " ").splitlines()[-1]
+        words = shlex.split(command)
+        built = seated(*words[words.index("--seat") + 1 :])
+        assert built[0] == f"runs/x/logs/node-{node}.log" and " ".join(built[2:]) == shown
 
 
 def test_a_tokenize_job_runs_without_torchrun_and_knows_its_place() -> None:
-    commands = Local().plan(job(torchrun=False)).commands
-    assert [(command.environment["NODE_RANK"], command.environment["NODES"]) for command in commands] == [("0", "2"), ("1", "2")]
-    assert not any("torch" in word for command in commands for word in command.argv)
+    for node, text in enumerate(scripts(torchrun=False)):
+        assert f"export TRAINFLEET_NODE={node}\n" in text and "export TRAINFLEET_NODES=2\n" in text and "export WORKERS=" in text
+        assert "torch" not in text and "--seat fleet 0 runs/x -- trainfleet.engine" in text
 
 
 def test_a_port_in_use_is_refused_with_what_to_type() -> None:
@@ -42,17 +71,31 @@ def test_a_port_in_use_is_refused_with_what_to_type() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(BackendError, match=f"port {port} is in use") as caught:
-            Local().plan(job(port=port))
+            Local().plan(job(port=port), {})
     assert "ss -ltnp" in str(caught.value)
 
 
 def test_more_ranks_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    shares = [command.environment["CUDA_VISIBLE_DEVICES"] for command in Local().plan(job()).commands]
-    assert shares == ["0", "1"]
+    for node, text in enumerate(scripts()):
+        assert f"export CUDA_VISIBLE_DEVICES={node}\n" in text
     with pytest.raises(BackendError, match="on 2 accelerators"):
-        Local().plan(job(nodes=4))
+        Local().plan(job(nodes=4), {})
 
 
-def test_the_backends_that_a_config_may_name_are_those_that_are_built() -> None:
-    assert tuple(BACKENDS) == BUILT
+def test_a_backend_that_is_not_built_is_refused_by_name_in_the_one_list_of_errors(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "name: x\nfleet:\n  nodes: 65\n  backend: slurm\ntrain: {warmup_steps: 900, steps: 3}\n"
+    )
+    settings = Settings(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load(settings, terms_of)
+    said = str(caught.value)
+    assert (
+        "config.yaml:4: fleet.backend: the slurm backend is not built yet; built: local, ssh" in said
+        and "train.warmup_steps" in said
+    )
+    (tmp_path / "config.yaml").write_text("name: x\nfleet:\n  nodes: 65\ntrain: {warmup_steps: 900, steps: 3}\n")
+    with pytest.raises(ConfigError, match=r"config.yaml:3: fleet.nodes: 65 nodes on one machine") as caught:
+        load(settings, terms_of)
+    assert "train.warmup_steps" in str(caught.value)

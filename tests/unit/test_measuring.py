@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
-from trainfleet.cli.scaling import sized
 from trainfleet.config import Settings, load
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.profile import merge, summarize
 from trainfleet.errors import ConfigError
+from trainfleet.launch.settings import sized
 from trainfleet.plan.measurement import counts_of, measured, measures_of, steady
 from trainfleet.report import profile, scaling
 from trainfleet.runs import Run

@@ -112,11 +112,16 @@ def test_a_line_separator_of_another_alphabet_starts_no_fact() -> None:
 
 @pytest.mark.parametrize("said", ["running", "absent", "rebooted", "ended 0", "ended 137", "Welcome!\nended 1"])
 def test_how_a_part_of_a_job_is_is_read(said: str) -> None:
-    assert jobs.read_look(said + "\n")[0] in said
+    assert jobs.read_look(said + "\n").state in said
+
+
+def test_a_script_that_never_became_the_supervisor_says_why() -> None:
+    look = jobs.read_look("failed node-0.sh: 4: cd: can't cd to /fsx\x1b[2J\n")
+    assert (look.state, look.code, look.words) == ("ended", 127, "its script failed: node-0.sh: 4: cd: can't cd to /fsx[2J")
 
 
 @pytest.mark.parametrize(
-    "said", ["", "ended", "ended well", "ended 1 2", "ended -1", "ended 99999", "runningx", "ended \u0663", "\x1b[2J"]
+    "said", ["", "ended", "failed", "ended well", "ended 1 2", "ended -1", "ended 99999", "runningx", "ended \u0663", "\x1b[2J"]
 )
 def test_any_other_word_of_it_is_untrue(said: str) -> None:
     with pytest.raises(Untrue):

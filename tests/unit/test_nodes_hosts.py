@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainfleet.backends import terms_of
 from trainfleet.cli import config as config_verb
 from trainfleet.config import Settings, load
 from trainfleet.config.hosts import Host, parse_hosts
@@ -20,7 +21,7 @@ def problems(tmp_path: Path, **fleet: object) -> str:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"name": "a", "fleet": FLEET | fleet}))
     with pytest.raises(ConfigError) as caught:
-        load(Settings(path))
+        load(Settings(path), terms_of)
     return str(caught.value)
 
 

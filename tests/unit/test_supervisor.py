@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from trainfleet import fence, kernel, supervisor
+from trainfleet.plan.request import script
 from trainfleet.runs import scratch
 from trainfleet.supervisor import UNLOGGED, Log, run, stamp
 from trainfleet.watchdog import Limits
@@ -84,10 +85,11 @@ def test_it_dies_with_its_launcher(tmp_path: Path) -> None:
     await_gone(pid)
 
 
-def detach(folder: Path, *command: str, **environment: str) -> Path:
+def detach(folder: Path, *command: str, token: str = "t1", **environment: str) -> Path:
     """Starts a command the detached way; its file, once it runs."""
     file = folder / "job"
-    order = json.dumps({"argv": command, "environment": environment, "log": str(folder / "node-0.log")})
+    words = [sys.executable, "-m", "trainfleet.supervisor", str(folder / "node-0.log"), "--", *command]
+    order = json.dumps({"script": script([], folder, {}, words), "environment": environment, "token": token})
     subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(file)], input=order, text=True, env=ENVIRONMENT,
                    check=True, timeout=10)  # fmt: skip
     return file
@@ -95,16 +97,45 @@ def detach(folder: Path, *command: str, **environment: str) -> Path:
 
 def test_detached_it_outlives_who_started_it_and_leaves_its_exit_code(tmp_path: Path) -> None:
     file = detach(tmp_path, "sh", "-c", 'echo "$WORDS"; sleep 0.5; exit 5', WORDS="from stdin")
-    pid, start, boot = file.read_text().split()
+    pid, start, boot, token = file.read_text().split()
     assert (
         os.getsid(int(pid)) == int(pid)
         and boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         and start.isdigit()
+        and token == "t1"
     )
     assert "from stdin" not in Path(f"/proc/{pid}/cmdline").read_text()
     assert await_text(tmp_path / "job.exit", "5").strip() == "5"
     assert "from stdin" in (tmp_path / "node-0.log").read_text()
     await_gone(int(pid))
+
+
+def test_the_same_token_starts_nothing_a_second_time_and_another_does(tmp_path: Path) -> None:
+    file = detach(tmp_path, "sleep", "1")
+    first = file.read_text()
+    assert detach(tmp_path, "sleep", "1").read_text() == first, "while it runs"
+    await_text(tmp_path / "job.exit", "0")
+    assert detach(tmp_path, "sleep", "1").read_text() == first, "and when it has ended"
+    assert detach(tmp_path, "true", token="t2").read_text() != first
+    await_text(tmp_path / "job.exit", "0")
+
+
+def test_what_was_killed_with_its_token_is_started_again(tmp_path: Path) -> None:
+    file = detach(tmp_path, "sleep", "30")
+    pid = int(file.read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+    await_gone(pid)
+    detach(tmp_path, "true")
+    assert int(file.read_text().split()[0]) != pid
+    await_text(tmp_path / "job.exit", "0")
+
+
+def test_a_script_that_fails_before_it_is_a_supervisor_leaves_its_words(tmp_path: Path) -> None:
+    order = json.dumps({"script": script([], tmp_path / "missing", {}, ["true"]), "environment": {}, "token": "t1"})
+    subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(tmp_path / "job")], input=order, text=True,
+                   env=ENVIRONMENT, check=True, timeout=10)  # fmt: skip
+    assert "missing" in await_text(tmp_path / "job.said", "missing")
+    assert not (tmp_path / "job.exit").exists()
 
 
 def test_detached_it_passes_sigterm_on(tmp_path: Path) -> None:

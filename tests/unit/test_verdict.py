@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from trainfleet import beats, events, fence
-from trainfleet.backends.base import Status
+from trainfleet.backends.base import Phase, Status
 from trainfleet.beats import Beat
 from trainfleet.plan.job import Job
-from trainfleet.plan.request import Command, Request
+from trainfleet.plan.request import Artifact, Request
 from trainfleet.runs import Run
-from trainfleet.supervisor import note
+from trainfleet.supervisor import Log
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.lines import read_lines
 from trainfleet.watch.verdict import Verdict, judge, mark
 from trainfleet.watchdog import Alarm
 
-BAD = Status(False, {0: 1, 1: 1})
+BAD = Status(Phase.ENDED, exits={0: 1, 1: 1})
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Run:
 
 def request(run: Run, hosts: str = "ab") -> Request:
     job = Job("train", "x", run.folder, len(hosts), 1, "m", (), True)
-    return Request(job, tuple(Command(node, ("x",), {}, run.logs / f"node-{node}.log", host) for node, host in enumerate(hosts)))
+    return Request(job, tuple(Artifact(f"node-{node}.sh", "x") for node in range(len(hosts))), tuple(hosts))
 
 
 def write(run: Run, node: int, *said: str) -> None:
@@ -39,7 +39,7 @@ def write(run: Run, node: int, *said: str) -> None:
     run.logs.mkdir(exist_ok=True)
     for text in said:
         who, _, words = text.partition(": ") if text.startswith(("agent: ", "kernel: ")) else (f"rank {node}", "", text)
-        note(run.logs / f"node-{node}.log", who, words)
+        Log(run.logs / f"node-{node}.log").note(who, words)
 
 
 def verdict(run: Run, *, alarm: Alarm | None = None, status: Status = BAD, hosts: str = "ab") -> Verdict:
@@ -81,7 +81,7 @@ def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> 
 def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> None:
     write(run, 0, "loading", "the moon is full")
     write(run, 1, "what is that noise")
-    found = verdict(run, status=Status(False, {0: 0, 1: 3}))
+    found = verdict(run, status=Status(Phase.ENDED, exits={0: 0, 1: 3}))
     assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, None, False)
     assert "no line says why" in found.words
     assert found.lines == ("rank 0 on node 0: the moon is full", "rank 1 on node 1: what is that noise")
@@ -104,7 +104,7 @@ def test_a_node_without_the_environment_is_left_out_unless_all_lack_it(run: Run,
 def test_on_a_machine_that_plays_the_nodes_there_is_no_elsewhere(run: Run) -> None:
     write(run, 0, *TRACE, "ModuleNotFoundError: No module named 'torch'")
     job = Job("train", "x", run.folder, 1, 1, "m", (), True)
-    asked = Request(job, (Command(0, ("x",), {}, run.logs / "node-0.log"),))
+    asked = Request(job, (Artifact("node-0.sh", "x"),))
     assert judge(asked, BAD, run, mark(request(Run(run.folder / "none")))).then is Then.STOP
 
 

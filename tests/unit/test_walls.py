@@ -37,7 +37,7 @@ GROUND = {
     "spelling",
     "__init__",
 }
-CONTROL = {"cli", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
+CONTROL = {"cli", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",
@@ -95,12 +95,68 @@ def test_no_import_goes_through_a_wall(path: Path) -> None:
             assert (room, ".".join(parts[:3])) == ("config", "trainfleet.data.tokenizer") or other not in CONTROL | NODE, where
 
 
-def test_only_devices_asks_for_the_kind_of_device_and_only_backends_for_the_backend() -> None:
+def test_only_devices_asks_for_the_kind_of_device() -> None:
     for path in FILES:
-        room, text = room_of(path), path.read_text()
-        if room in NODE - {"devices"}:
-            assert not any(
-                word in text for word in (".is_cuda", "torch.cuda", "is_available()", 'type == "cuda"', "torch_neuronx")
-            ), path
-        if room in CONTROL - {"backends"}:
-            assert 'backend == "' not in text and "isinstance(backend" not in text, path
+        if room_of(path) in NODE - {"devices"}:
+            text = path.read_text()
+            words = (".is_cuda", "torch.cuda", "is_available()", 'type == "cuda"', "torch_neuronx")
+            assert not any(word in text for word in words), path
+
+
+# Who may ask which backend it is, or what it can: nobody but backends/ and launch/.
+KNOWN_TO_ASK: set[str] = set()
+KINDS = {"local", "ssh", "ec2", "slurm", "batch", "sagemaker"}
+CAPABILITIES = {"Can", "can", "is_here", "hands_over", "reached_by_ssh", "shares_disk", "BACKENDS"}
+
+
+def names_a_backend(node: ast.AST) -> bool:
+    """Whether an expression is `fleet.backend`, `record["backend"]` or `record.get("backend")`, or the name of one."""
+    match node:
+        case ast.Constant(value=str(word)):
+            return word in KINDS
+        case ast.Attribute(attr="backend", value=ast.Attribute(attr="fleet") | ast.Name(id="fleet")):
+            return True
+        case ast.Subscript(slice=ast.Constant(value="backend")):
+            return True
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value="backend"), *_]):
+            return True
+    return False
+
+
+def asks_for_the_backend(tree: ast.AST) -> list[int]:
+    """The lines on which code compares a backend's name, chooses by it, or looks at what a backend can."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                parts = [
+                    part
+                    for side in (left, *others)
+                    for part in (side.elts if isinstance(side, ast.Tuple | ast.Set | ast.List) else [side])
+                ]
+                asks = any(map(names_a_backend, parts))
+            case ast.Match(subject=subject):
+                asks = names_a_backend(subject)
+            case ast.MatchValue(value=value):
+                asks = names_a_backend(value)
+            case ast.Subscript(slice=key):
+                asks = names_a_backend(key) and not isinstance(key, ast.Constant)
+            case ast.ImportFrom(module=str(module)):
+                asks = module.split(".")[-2:-1] == ["backends"] and module.split(".")[-1] in KINDS
+            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
+                asks = name in CAPABILITIES
+            case _:
+                asks = False
+        if asks:
+            found.append(getattr(node, "lineno", 0))
+    return found
+
+
+def test_nobody_asks_which_backend_it_is_or_what_it_can() -> None:
+    asking = {
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in FILES
+        if room_of(path) not in ("backends", "launch")
+        for line in asks_for_the_backend(ast.parse(path.read_text()))
+    }
+    assert not asking - KNOWN_TO_ASK, asking

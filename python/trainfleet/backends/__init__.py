@@ -1,19 +1,39 @@
-"""Where a job can run. Nothing outside this folder asks which backend it has."""
+"""Where a job can run. Nothing outside this folder and launch/ asks which backend it has, or what that can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Iterator
 
-from ..config import Config
+from .. import hardware
+from ..config import Config, Terms
 from .base import Backend
 from .local import Local
-from .ssh import of as ssh_of
+from .ssh import Ssh
 
-__all__ = ["BACKENDS", "Backend", "backend_of"]
+__all__ = ["BACKENDS", "Backend", "backend_of", "terms_of"]
 
-BACKENDS: dict[str, Callable[[Config], Backend]] = {"local": Local, "ssh": ssh_of}
+BACKENDS: dict[str, type[Local] | type[Ssh]] = {backend.name: backend for backend in (Local, Ssh)}
 
 
+@functools.cache
 def backend_of(config: Config) -> Backend:
-    """The backend that the config names; what is not built, the config's rules have refused."""
+    """The backend that the config names, made once: it keeps its connections. What is not built, `terms_of` has refused."""
     return BACKENDS[config.fleet.backend](config)
+
+
+def terms_of(name: str) -> Terms:
+    """What the backend of that name says to a config. No other stands in for one that is not built."""
+    if name in BACKENDS:
+        return Terms(hardware.node if BACKENDS[name].is_here else _node_elsewhere, BACKENDS[name].refuse)
+    return Terms(_node_elsewhere, _refuse_unbuilt)
+
+
+def _node_elsewhere(instance_type: str | None, nodes: int) -> hardware.Node:
+    if instance_type is None:
+        return hardware.Node(1, "a host of no known type runs one; fleet.instance_type says more")
+    return hardware.node(instance_type, nodes)
+
+
+def _refuse_unbuilt(config: Config) -> Iterator[tuple[str, str]]:
+    yield "fleet.backend", f"the {config.fleet.backend} backend is not built yet; built: {', '.join(BACKENDS)}"

@@ -1,46 +1,153 @@
-"""The contract of a backend: it plans a job into a request that can be printed, and carries out that very request.
+"""The contract of a backend: a few small classes with declared capabilities, and nothing else that the rest must know of it.
 
-plan(job)        → request   pure but for reading the machine; refuses what the backend can't do
-submit(request)  → handle    the only call that starts anything
-status(handle)   → Status    cheap; called a few times a second
-ask_to_stop(handle)          SIGTERM: the nodes finish what must not be half done, then leave
-stop(handle)                 idempotent; when it returns, nothing of the job runs
-again(jobs, broken) → request   for another attempt, of the first of `jobs` (alike but for how many nodes) for which there are
-                             sound nodes; `broken` are hosts that must not be used, with the reason
+refuse(config)           what it can't do of what the config asks: (key, message) each; pure
+plan(job, without)       → Request: named artifacts that can be read and run by hand; without the hosts that are named
+submit(request)          → Handle: the only call that starts anything; submitting a token twice is submitting once
+status(handle)           → Status: cheap, at the backend's own pace behind a cache; may be asked several times a second
+stop(handle, at_once)    idempotent. Not at once: the nodes are asked to finish what must not be half done, then to leave.
+                         At once: when it returns, nothing of the job runs on any node that can be reached
+find(run)                → Handle of whatever may still run under the run's name: found on the nodes, and not by local state
+place(run)               → Place: how the run's folder comes here (place.py)
+price()                  US dollars for an hour of a node; 0 where nobody pays, None where nobody knows
+machines()               → Machines: what jobs run on, made ready and taken down again
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Protocol
 
+from .. import runs
+from ..config import Config
+from ..errors import RunError
 from ..plan.job import Job
-from ..plan.request import Request
+from ..plan.request import Artifact, Request
+from ..runs import Run
+from .place import Place
+
+HANDLE, REQUEST = "handle.json", "request.json"  # in the run folder: what runs, and what was submitted for it
+
+
+class Can(Enum):
+    """What a backend can do; the README's table is made of these words."""
+
+    SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
+    LEAVE_OUT = "hosts can be left out of an attempt"
+    EXAMINE = "make doctor examines its nodes, and a launch passes the gate"
+    MACHINES = "make setup makes its machines, and make clean proves them gone"
+    RETRIES = "the engine itself starts further attempts"
+    OUTLIVES = "a job goes on without the machine that launched it"
+    IMAGE = "jobs run in an image"
+
+
+class Phase(Enum):
+    """Where a job is on its way. It costs money, and is watched, from RUNNING on."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class Status:
-    """Whether the job still runs, and by node the exit codes of those that ended and why others can't be reached."""
+    """How a job is, as its backend sees it.
 
-    running: bool
-    exit_codes: dict[int, int]
-    lost: dict[int, str] = field(default_factory=dict)
+    reason    the engine's own words for why it is where it is; most wanted while it is queued
+    attempt   which attempt of the engine's own this is, from 1
+    exits     node → exit code of its part in this attempt; while the engine will try again by itself, none is told
+    lost      node → why it can't be reached any more
+    hosts     the machines by node, where they are known
+    """
+
+    phase: Phase
+    reason: str = ""
+    attempt: int = 1
+    exits: Mapping[int, int] = field(default_factory=dict)
+    lost: Mapping[int, str] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is Phase.ENDED
 
     @property
     def failed(self) -> bool:
-        return any(self.exit_codes.values()) or bool(self.lost)
+        return any(self.exits.values()) or bool(self.lost)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A job that was submitted, as plain data: whoever has the run folder or the account can ask, follow and stop by it.
+
+    `id` is the engine's name for it, `token` the request's. `hosts`: the machines by node, where the plan chose them.
+    """
+
+    backend: str
+    id: str
+    token: str
+    nodes: int
+    hosts: tuple[str, ...] = ()
+
+
+class Machines(Protocol):
+    """What jobs run on.
+
+    changes()       what `apply` would do now, as artifacts; none when all is as it should be
+    apply(changes)  does it, or, without any named, all that is missing now; the exit code of `make setup`
+    left()          what there is of ours, found by tag alone: one line each
+    remove(purge)   takes it down; `purge`: what holds data too. Afterwards `left` is the proof
+    """
+
+    def changes(self) -> tuple[Artifact, ...]: ...
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int: ...
+    def left(self) -> list[str]: ...
+    def remove(self, purge: bool) -> None: ...
 
 
 class Backend(Protocol):
-    """What the launcher needs of the place where a job runs; the module's docstring says what each call guarantees."""
+    """What launch/ and watch/ need of the place where a job runs; the module's docstring says what each call guarantees."""
 
     name: str
-    shares_disk: bool  # whether its nodes see the files of this machine
+    can: frozenset[Can]
+    is_here: bool  # this machine is its nodes
+    hands_over: bool  # its jobs are launched from a machine of its own, to which commands typed here hand over
 
-    def plan(self, job: Job) -> Request: ...
-    def submit(self, request: Request) -> Any: ...
-    def status(self, handle: Any) -> Status: ...
-    def ask_to_stop(self, handle: Any) -> None: ...
-    def stop(self, handle: Any) -> None: ...
-    def again(self, jobs: Sequence[Job], broken: Mapping[str, str]) -> Request: ...
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]: ...
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request: ...
+    def submit(self, request: Request) -> Handle: ...
+    def status(self, handle: Handle) -> Status: ...
+    def stop(self, handle: Handle, at_once: bool) -> None: ...
+    def find(self, run: Run) -> Handle: ...
+    def place(self, run: Run) -> Place: ...
+    def price(self) -> float | None: ...
+    def machines(self) -> Machines: ...
+
+
+def keep(run: Run, handle: Handle, request: Request) -> None:
+    """Leaves in the run folder what another process needs to ask for this job, follow it and stop it."""
+    runs.write_atomic(run.folder / REQUEST, json.dumps(request.record(), indent=2) + "\n")
+    runs.write_atomic(run.folder / HANDLE, json.dumps(asdict(handle), indent=2) + "\n")
+
+
+def kept(run: Run) -> tuple[Handle, Request] | None:
+    """The job that the run folder knows of last, whether or not it still runs; None before the first.
+
+    Raises:
+        RunError: the files are not as `keep` leaves them.
+    """
+    record, request = runs.read_json(run.folder / HANDLE), runs.read_json(run.folder / REQUEST)
+    if record is None or request is None:
+        return None
+    try:
+        words = {name: str(record[name]) for name in ("backend", "id", "token")}
+        handle = Handle(**words, nodes=int(record["nodes"]), hosts=tuple(map(str, record["hosts"])))
+    except (KeyError, TypeError, ValueError) as error:
+        where = str(run.folder / HANDLE)
+        raise RunError("is not the handle of a job", where=where, why=str(error), next=f"rm {where}; make train") from error
+    return handle, Request.of(request, str(run.folder / REQUEST))

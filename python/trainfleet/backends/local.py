@@ -1,7 +1,8 @@
 """This machine plays every node: N torchrun agents that meet on 127.0.0.1, each a node with its own log.
 
 What is covered: all of it runs for real, in the tests too. The host's name is never used (it need not resolve), and every process
-dies with the launcher, however the launcher dies.
+dies with the launcher, however the launcher dies: nobody's laptop goes on training by itself. While it lives, others can look at
+its jobs and stop them: each node has a file in nodes/ of the job's folder that says which process it is.
 """
 
 from __future__ import annotations
@@ -11,100 +12,168 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
 
 from .. import hardware, runs
 from ..config import Config
+from ..config.addresses import absent
 from ..errors import BackendError
 from ..plan.job import Job
-from ..plan.request import Command, Request
-from ..processes import die_with_parent, signal_group
-from ..seat import LOOPBACK as ADDRESS
-from ..seat import Seat, torchrun
-from .base import Status
+from ..plan.request import Artifact, Request
+from ..processes import die_with_parent, identity, signal_group
+from ..runs import Run
+from ..seat import LOOPBACK, Seat
+from ..supervisor import EXIT, read, write
+from .base import Can, Handle, Machines, Phase, Status
+from .machine import Machine
+from .node import node_script, values_of
+from .place import Here, Place
 
 KILL_GRACE = 5.0  # seconds that SIGKILLed processes get to be gone
-
-
-@dataclass(frozen=True)
-class Handle:
-    """The supervisors of the nodes, in node order."""
-
-    nodes: tuple[subprocess.Popen[bytes], ...]
+MOST_NODES = 64
+CODE = Path(__file__).parents[2]
 
 
 class Local:
     """This machine, as a backend (base.py)."""
 
     name = "local"
-    shares_disk = True
+    can = frozenset({Can.SHARED})
+    is_here, hands_over = True, False
 
     def __init__(self, config: Config | None = None) -> None:
-        """Needs nothing of the config: this machine is what it is."""
+        self.nodes = config.fleet.nodes if config else 1
+        self._started: dict[int, subprocess.Popen[bytes]] = {}  # by pid: ours to reap
+        self._asked: set[str] = set()
 
-    def plan(self, job: Job) -> Request:
-        """One command a node.
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        if config.fleet.instance_type is not None:
+            message = "the local backend runs on this machine as it is: leave it out, or choose another fleet.backend"
+            yield "fleet.instance_type", message
+        if config.fleet.nodes > MOST_NODES:
+            yield "fleet.nodes", f"{config.fleet.nodes} nodes on one machine; the local backend plays at most {MOST_NODES}"
+        yield from absent(config)
+        if config.train.precision == "fp8" and not hardware.local_accelerators():
+            yield "train.precision", "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works"
+
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+        """A script a node. This machine has no other nodes, so `without` changes nothing.
 
         Raises:
             BackendError: the port that the config asks for is taken, or there are fewer accelerators than nodes.
         """
         port = (_check_port(job.port) if job.port else _free_port()) if job.torchrun else 0
-        return Request(job, tuple(self._command(job, node, port) for node in range(job.nodes)))
+        return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
-    def _command(self, job: Job, node: int, port: int) -> Command:
-        cores, log = max(1, hardware.local_cores() // job.nodes), runs.node_log(job.folder, node)
+    def _script(self, job: Job, node: int, port: int) -> Artifact:
+        cores, seat = max(1, hardware.local_cores() // job.nodes), Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK)
         if job.torchrun:
-            environment = {"OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)), "GLOO_SOCKET_IFNAME": _loopback()}
-            seat = Seat(node, job.nodes, ADDRESS, port, address=ADDRESS)
-            program = torchrun(seat, job.ranks_per_node, job.module, sys.executable, runs.scratch(log))
+            own = {"OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)), "GLOO_SOCKET_IFNAME": _loopback()}
         else:
-            environment = {"NODE_RANK": str(node), "NODES": str(job.nodes), "WORKERS": str(cores)}
-            program = (sys.executable, "-m", job.module)
-        argv = (sys.executable, "-m", "trainfleet.supervisor", str(log), "--", *program, *job.arguments)
-        return Command(node, argv, environment | job.environment | _accelerators(job, node), log)
-
-    def again(self, jobs: Sequence[Job], broken: Mapping[str, str]) -> Request:
-        """The same on another port: this machine has no other nodes."""
-        return self.plan(jobs[0])
+            own = {"WORKERS": str(cores)}
+        given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        own |= {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)]))}
+        environment = own | seat.environment() | dict(job.environment) | _accelerators(job, node)
+        return node_script(job, seat, Path.cwd(), sys.executable, environment)
 
     def submit(self, request: Request) -> Handle:
         """Starts every node; if one can't be started, those that were are stopped."""
-        started: list[subprocess.Popen[bytes]] = []
-        for command in request.commands:
+        handle = Handle(self.name, str(request.job.folder.absolute()), request.token, request.job.nodes)
+        if all(_is_of(handle, _file(handle, node)) for node in range(handle.nodes)):
+            return handle
+        secrets = values_of(request.job.secrets)
+        for node, artifact in enumerate(request.artifacts):
             try:
-                command.log.parent.mkdir(parents=True, exist_ok=True)
+                self._start(_file(handle, node), artifact, os.environ | request.environment | secrets, handle.token)
             except OSError as error:
-                self.stop(Handle(tuple(started)))
-                raise runs.unwritable(command.log.parent, error) from error
-            try:
-                started.append(
-                    subprocess.Popen(command.argv, env=os.environ | command.environment, stdin=subprocess.DEVNULL,
-                                     start_new_session=True, preexec_fn=die_with_parent)
-                )  # fmt: skip
-            except OSError as error:
-                self.stop(Handle(tuple(started)))
-                raise BackendError(
-                    "the node could not be started", where=f"node {command.node}", why=str(error), next="df -h . ; ulimit -a"
-                ) from error
-        return Handle(tuple(started))
+                self.stop(handle, at_once=True)
+                if isinstance(error, PermissionError) or error.errno in (28, 30):
+                    raise runs.unwritable(_file(handle, node), error) from error
+                where, why = f"node {node}", str(error)
+                raise BackendError("the node could not be started", where=where, why=why, next="df -h . ; ulimit -a") from error
+        return handle
+
+    def _start(self, file: Path, artifact: Artifact, environment: Mapping[str, str], token: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
+        exit_file.unlink(missing_ok=True)
+        script.write_text(artifact.text, encoding="utf-8")
+        process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)}, stdin=subprocess.DEVNULL,
+                                   start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
+        self._started[process.pid] = process
+        write(file, f"{identity(process.pid) or process.pid} {token}")
 
     def status(self, handle: Handle) -> Status:
-        codes = {node: code for node, process in enumerate(handle.nodes) if (code := process.poll()) is not None}
-        return Status(len(codes) < len(handle.nodes), codes)
+        exits = {node: code for node in range(handle.nodes) if (code := self._exit(handle, _file(handle, node))) is not None}
+        if len(exits) == handle.nodes:
+            return Status(Phase.ENDED, exits=exits)
+        return Status(Phase.STOPPING if handle.token in self._asked else Phase.RUNNING, exits=exits)
 
-    def ask_to_stop(self, handle: Handle) -> None:
-        """SIGTERM to every node: its command finishes what must not be half done, then leaves."""
-        for process in handle.nodes:
-            signal_group(process.pid, signal.SIGTERM)
+    def _exit(self, handle: Handle, file: Path) -> int | None:
+        """The exit code of a node, None while it runs. Who is killed leaves none, and counts as killed."""
+        if not _is_of(handle, file):
+            return 137
+        pid = int(read(file).split()[0])
+        if pid in self._started:
+            self._started[pid].poll()  # reaps it
+        alive = bool(identity(pid)) and read(file).startswith(identity(pid))
+        code = read(file.with_name(f"{file.name}.exit"))
+        return int(code) if code else None if alive else self._code_of(pid)
 
-    def stop(self, handle: Handle) -> None:
-        """Nothing of the job runs when this returns: a supervisor's death takes its command along."""
-        for process in handle.nodes:
-            signal_group(process.pid, signal.SIGKILL)
-        for process in handle.nodes:
-            process.wait(KILL_GRACE)
+    def _code_of(self, pid: int) -> int:
+        """What this process knows of one that left no word: the shell's own exit code, when it never got further."""
+        code = self._started[pid].returncode if pid in self._started else None
+        return 137 if code is None or code < 0 else code
+
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        """SIGTERM or SIGKILL to every node: a supervisor's death takes its command along."""
+        self._asked.add(handle.token)
+        files = [file for node in range(handle.nodes) if _is_of(handle, file := _file(handle, node))]
+        alive = [pid for file in files if (pid := _alive(file))]
+        for pid in alive:
+            signal_group(pid, signal.SIGKILL if at_once else signal.SIGTERM)
+        deadline = time.monotonic() + KILL_GRACE
+        while at_once and any(map(_alive, files)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for pid in alive if at_once else ():
+            if process := self._started.pop(pid, None):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(KILL_GRACE)
+
+    def find(self, run: Run) -> Handle:
+        """The newest job of the run's folder: its processes end with its launcher, so there is nothing to look for elsewhere."""
+        nodes = sorted((run.folder / "nodes").glob("node-*[0-9]"))
+        token = read(nodes[0]).split()[-1] if nodes else ""
+        return Handle(self.name, str(run.folder.absolute()), token, len(nodes))
+
+    def place(self, run: Run) -> Place:
+        return Here(run)
+
+    def price(self) -> float | None:
+        return 0.0
+
+    def machines(self) -> Machines:
+        return Machine(self.nodes)
+
+
+def _file(handle: Handle, node: int) -> Path:
+    """Which process is that node: `pid start boot token`."""
+    return Path(handle.id) / "nodes" / f"node-{node}"
+
+
+def _is_of(handle: Handle, file: Path) -> bool:
+    return read(file).split()[-1:] == [handle.token]
+
+
+def _alive(file: Path) -> int:
+    """The pid of a node whose process runs; 0 when it does not."""
+    said = read(file)
+    pid = int(said.split()[0]) if said else 0
+    return pid if pid and (now := identity(pid)) and said.startswith(now) else 0
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:
@@ -128,7 +197,7 @@ def _loopback() -> str:
 
 def _free_port() -> int:
     with closing(socket.socket()) as probe:
-        probe.bind((ADDRESS, 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
@@ -136,10 +205,10 @@ def _check_port(port: int) -> int:
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((ADDRESS, port))
+            probe.bind((LOOPBACK, port))
         except OSError as error:
             raise BackendError(
-                f"port {port} is in use", where=ADDRESS, why="fleet.port asks for it, and the nodes must meet there",
+                f"port {port} is in use", where=LOOPBACK, why="fleet.port asks for it, and the nodes must meet there",
                 next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.port a free one is taken",
             ) from error  # fmt: skip
     return port

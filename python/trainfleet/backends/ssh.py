@@ -1,7 +1,8 @@
 """Hosts that you have: a torchrun agent on each, started over SSH and left alone there, meeting on the first.
 
-Two places run this. On the machine where the command was typed it plans, and hands over to the head of the fleet (nodes/head.py).
-On the head (TRAINFLEET_HEAD is set, the current folder is the shared one) it starts, watches and stops what runs on the nodes.
+Two places run this. On the machine where the command was typed it plans; what it planned is handed to the head of the fleet
+(launch/handover.py). On the head (TRAINFLEET_HEAD is set, the current folder is the shared one) it starts, watches and stops what
+runs on the nodes. Any machine that reaches the hosts can ask and stop by a job's handle.
 
 What is covered: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). What is not: EFA and Lustre.
 """
@@ -12,24 +13,32 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import lease, runs
+from .. import lease
 from ..config import Config
+from ..config.hosts import parse_hosts
 from ..errors import BackendError
 from ..nodes import facts as reading
 from ..nodes import jobs, pace
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.jobs import RUNNING, Look
 from ..nodes.quarantine import Quarantine
 from ..nodes.tar import ROOT, code_files, content_hash
+from ..nodes.transport import Transport
+from ..plan.estimate import list_price
 from ..plan.fabric import fabric_environment
 from ..plan.job import Job
-from ..plan.request import Command, Request
-from ..seat import PORT, Seat, torchrun
-from .base import Status
+from ..plan.request import Artifact, Request
+from ..runs import Run
+from ..seat import PORT, Seat
+from .base import Can, Handle, Machines, Phase, Status
+from .hosts import Hosts, OwnHosts
+from .node import node_script, values_of
+from .place import Here, Place
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
 PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
@@ -38,190 +47,229 @@ FENCE_TIMEOUT = 20.0
 
 
 @dataclass
-class Handle:
-    """The nodes of a job that runs: host by node, what each said last and when, and the threads that ask."""
+class Looks:
+    """What is known of a job's nodes: what each said last and when, and what keeps others from being heard."""
 
     hosts: tuple[Host, ...]
-    name: str
-    mark: str
-    said: dict[Host, tuple[str, int]] = field(default_factory=dict)
+    said: dict[Host, Look] = field(default_factory=dict)
     heard: dict[Host, float] = field(default_factory=dict)
     trouble: dict[Host, str] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
+    asked: bool = False  # to stop
 
 
 class Ssh:
     """The hosts of fleet.hosts, as a backend (base.py)."""
 
     name = "ssh"
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES})
+    is_here = False
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet
-        self.shares_disk = HEAD in os.environ
+        self.hands_over = HEAD not in os.environ
         self.folder = config.fleet.shared_folder or ""
-        self.transport = open_fleet(config)
         self.quarantine = Quarantine()
         self.facts: dict[Host, Facts] = {}
-        self.port = config.fleet.port or PORT
-        self.lost: set[Host] = set()
+        self._looks: dict[str, Looks] = {}  # by token
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """To all hosts; it connects when it is first used."""
+        return open_fleet(self.config)
 
     @property
     def code(self) -> str:
         """The folder on the nodes with this very code."""
-        return str(ROOT) if self.shares_disk else f"{self.folder}/code/{content_hash(code_files())}"
+        return f"{self.folder}/code/{content_hash(code_files())}" if self.hands_over else str(ROOT)
 
-    def plan(self, job: Job) -> Request:
-        """One command a host, on the first sound hosts; those in quarantine or out of reach are passed over.
+    @property
+    def interpreter(self) -> str:
+        """The nodes' Python."""
+        return wanted_of(self.config).interpreter
+
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        fleet = config.fleet
+        if fleet.shared_folder is None:
+            yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
+        try:
+            hosts = parse_hosts(fleet.hosts)
+        except ValueError:  # which a rule of the config says
+            return
+        if 0 < len(hosts) < fleet.nodes:  # without any, a fleet can be planned, and no more (nodes/fleet.py)
+            works = f"NODES={len(hosts)} works, or more hosts"
+            yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
+
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+        """A script a host, on the first sound hosts; those in quarantine or out of reach are passed over.
 
         Raises:
             BackendError: fewer hosts are sound than there are to be nodes, with all that is wrong, by host; or a head can't carry
                 so many.
         """
         pace.refuse(job.nodes)
-        sound, unsound = self.survey(self.transport.hosts)
+        sound, unsound = self.survey([host for host in self.transport.hosts if host.name not in without], job.attempt > 1)
         if len(sound) < job.nodes:
-            raise self._too_few(job.nodes, sound, unsound)
-        return self._request(job, sound[: job.nodes])
+            left_out = {host: without[host.name] for host in self.transport.hosts if host.name in without}
+            raise self._too_few(job.nodes, sound, left_out | unsound)
+        hosts = sound[: job.nodes]
+        scripts = tuple(self._script(job, node, hosts) for node in range(job.nodes))
+        return Request(job, scripts, tuple(host.name for host in hosts))
 
-    def survey(self, hosts: Iterable[Host]) -> tuple[list[Host], dict[Host, str]]:
-        """The hosts that can take a job, in their order, and why the others can't. What is known of them is read once."""
+    def survey(self, hosts: Iterable[Host], again: bool = False) -> tuple[list[Host], dict[Host, str]]:
+        """The hosts that can take a job, in their order, and why the others can't.
+
+        What is known of them is read once; `again`: those that were read are asked whether they still answer.
+        """
         hosts = tuple(hosts)
-        held = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
-        unread = [host for host in hosts if host not in held and host not in self.facts]
+        unsound = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
+        asked = [host for host in hosts if host not in unsound and host in self.facts] if again else []
+        unread = [host for host in hosts if host not in unsound and host not in self.facts]
         answers = reading.read(self.transport, self.config, unread) if unread else {}
         self.facts |= {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
-        unsound = held | {host: str(answer) for host, answer in answers.items() if isinstance(answer, Failure)}
+        unsound |= {host: str(answer) for host, answer in answers.items() if isinstance(answer, Failure)}
+        unsound |= {host: str(why) for host, why in self.transport.run("true", timeout=8, hosts=asked).failed.items()}
         return [host for host in hosts if host not in unsound], unsound
 
-    def secrets(self) -> dict[str, str]:
-        """The values of fleet.secrets, from this process's environment, and their names for the supervisor, which masks them.
-
-        Raises:
-            BackendError: one is not set.
-        """
-        missing = [name for name in self.fleet.secrets if name not in os.environ]
-        if missing:
-            raise BackendError(f"{', '.join(missing)} is not set", where="fleet.secrets", next=f"export {missing[0]}=...")
-        found = {name: os.environ[name] for name in self.fleet.secrets}
-        return found | ({"TRAINFLEET_SECRETS": ",".join(found)} if found else {})
-
-    def _request(self, job: Job, hosts: Sequence[Host]) -> Request:
-        return Request(job, tuple(self._command(job, node, hosts) for node in range(job.nodes)))
-
-    def _command(self, job: Job, node: int, hosts: Sequence[Host]) -> Command:
-        host, facts, log = hosts[node], self.facts[hosts[node]], runs.node_log(job.folder, node)
-        python = wanted_of(self.config).interpreter
+    def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
+        host, facts, head = hosts[node], self.facts[hosts[node]], self.facts[hosts[0]]
+        port = job.port or PORT + (job.attempt - 1) % PORTS
+        seat = Seat(node, job.nodes, head.address(hosts[0]), port, address=facts.address(host))
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
-            environment = fabric_environment(self.fleet.instance_type, facts.card(host)) | {
-                "OMP_NUM_THREADS": threads, lease.VARIABLE: str(lease.ORPHANED_AFTER)
-            }  # fmt: skip
-            seat = Seat(node, job.nodes, self.facts[hosts[0]].address(hosts[0]), self.port, address=facts.address(host))
-            program = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
+            own = fabric_environment(self.fleet.instance_type, facts.card(host))
+            own |= {"OMP_NUM_THREADS": threads, lease.VARIABLE: str(lease.ORPHANED_AFTER)}
         else:
-            environment = {"NODE_RANK": str(node), "NODES": str(job.nodes), "WORKERS": str(facts.cores)}
-            program = (python, "-m", job.module)
-        return Command(node, (*program, *job.arguments), environment | job.environment, log, host.name)
+            own = {"WORKERS": str(facts.cores)}
+        environment = own | {"PYTHONPATH": f"{self.code}/python"} | seat.environment() | dict(job.environment)
+        return node_script(job, seat, self.folder, self.interpreter, environment, host.name)
 
     def submit(self, request: Request) -> Handle:
         """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""
-        handle = self._handle(request)
-        refuse_other_runs(self, handle.hosts, handle.mark)
-        self._fence(handle.mark, handle.hosts)
-        orders = dict(zip(handle.hosts, request.commands, strict=True))
-        starting = jobs.start(handle.name, handle.mark, wanted_of(self.config).interpreter, self.code, self.folder)
-
-        def begin(host: Host) -> Result | Failure:
-            command = orders[host]
-            text = jobs.order(command.argv, command.environment | self.secrets(), str(command.log))
-            return self.transport.ask(host, starting, stdin=text, timeout=START_TIMEOUT)
-
-        answers = self.transport.each(begin, handle.hosts)
+        handle = Handle(self.name, f"{self.config.name}-{request.job.kind}", request.token, request.job.nodes, request.hosts)
+        secrets, hosts = values_of(request.job.secrets), self._hosts(handle)
+        said = self.transport.run(jobs.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
+        if len(said) == len(hosts) and not any(answer.stdout.startswith("absent") for answer in said.values()):
+            return handle
+        self.refuse_other_runs(hosts)
+        self._fence(hosts)
+        starting = jobs.start(handle.id, self.mark, self.interpreter, self.code, self.folder)
+        orders = {
+            host: jobs.order(artifact.text, {**request.environment, **secrets}, handle.token)
+            for host, artifact in zip(hosts, request.artifacts, strict=True)
+        }
+        answers = self.transport.each(
+            lambda host: self.transport.ask(host, starting, stdin=orders[host], timeout=START_TIMEOUT), hosts
+        )
         failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
         if failed:
-            self._fence(handle.mark, [host for host in handle.hosts if host not in failed])
+            self._fence([host for host in hosts if host not in failed])
             raise BackendError(by_host("the job could not be started", failed), next="make doctor")
-        for host in handle.hosts:
-            handle.said[host], handle.heard[host] = ("running", 0), time.monotonic()
-            threading.Thread(target=self._keep_looking, args=(handle, host), name=f"look-{host}", daemon=True).start()
+        self._look_after(handle, Looks(hosts, dict.fromkeys(hosts, RUNNING), dict.fromkeys(hosts, time.monotonic())))
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """What the nodes said last; one that has not answered for long is lost (nodes/pace.py)."""
-        ended, lost, now = {}, {}, time.monotonic()
-        for node, host in enumerate(handle.hosts):
-            match handle.said[host]:
-                case ("ended", code):
-                    ended[node] = code
-                case ("rebooted", _):
+        """What the nodes said last; one that has not answered for long is lost (nodes/pace.py). The first look at a job waits."""
+        looks = self._looks.get(handle.token) or self._look_first(handle)
+        exits, lost, words, now = {}, {}, "", time.monotonic()
+        for node, host in enumerate(looks.hosts):
+            match looks.said.get(host):
+                case Look("ended" | "absent", code, said):
+                    exits[node], words = code, words or (f"{host}: {said}" if said else "")
+                case Look("rebooted"):
                     lost[node] = "it has rebooted"
-                case ("absent", _):
-                    ended[node] = 137
-                case _ if now - handle.heard[host] > pace.lost_after(len(handle.hosts)):
-                    lost[node] = f"no answer over SSH for {now - handle.heard[host]:.0f} s: {handle.trouble.get(host, 'silence')}"
-        self.lost = {handle.hosts[node] for node in lost}
-        return Status(len(ended) < len(handle.hosts), ended, lost)
+                case _ if (silent := now - looks.heard.get(host, 0.0)) > pace.lost_after(len(looks.hosts)):
+                    lost[node] = f"no answer over SSH: {looks.trouble.get(host, f'silence for {silent:.0f} s')}"
+        phase = Phase.ENDED if len(exits) == len(looks.hosts) else Phase.STOPPING if looks.asked else Phase.RUNNING
+        return Status(phase, words, exits=exits, lost=lost, hosts=tuple(host.name for host in looks.hosts))
 
-    def ask_to_stop(self, handle: Handle) -> None:
-        """SIGTERM to every node: its command finishes what must not be half done, then leaves."""
-        self.transport.run(jobs.terminate(handle.name), timeout=FENCE_TIMEOUT, hosts=handle.hosts)
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        """On hosts that can't be reached ranks go on until they see that another attempt has begun, and end themselves."""
+        hosts, looks = self._hosts(handle), self._looks.get(handle.token)
+        if looks:
+            looks.asked = True
+        if not at_once:
+            self.transport.run(jobs.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts)
+            return
+        lost = self.status(handle).lost if looks else {}
+        if looks := self._looks.pop(handle.token, None):
+            looks.closed.set()
+        self._fence([host for node, host in enumerate(hosts) if node not in lost])
 
-    def stop(self, handle: Handle) -> None:
-        """Nothing of the job runs on any host that can be reached; ranks elsewhere end themselves when another attempt begins."""
-        handle.closed.set()
-        self._fence(handle.mark, [host for host in handle.hosts if host not in self.lost])
+    def find(self, run: Run) -> Handle:
+        """On all hosts, by the mark that every process of a run carries."""
+        return Handle(self.name, f"{run.name}-train", "", len(self.transport.hosts), tuple(map(str, self.transport.hosts)))
 
-    def again(self, jobs_that_fit: Sequence[Job], broken: Mapping[str, str]) -> Request:
-        """The first of the jobs for which there are sound hosts now; broken ones go to quarantine, lost ones are asked last.
+    def place(self, run: Run) -> Place:
+        """Here on the head, which has the folder; elsewhere a mirror of it."""
+        if not self.hands_over:
+            return Here(run)
+        return Hosts(self.transport, self.config, self.interpreter, self.code, run)
+
+    def price(self) -> float | None:
+        return list_price(self.config)
+
+    def machines(self) -> Machines:
+        return OwnHosts(self.config)
+
+    @property
+    def mark(self) -> str:
+        """What tells the processes of this run on any node."""
+        return jobs.mark_of(self.folder, self.config.name)
+
+    def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
+        """One run on a fleet at a time, unless fleet.exclusive is false.
 
         Raises:
-            BackendError: too few hosts are there; all that is wrong, by host.
+            BackendError: another run has processes on one of these hosts.
         """
-        for host in self.transport.hosts:
-            if host.name in broken and host not in self.quarantine.held([host]):
-                self.quarantine.add(host, broken[host.name], "watchdog")
-        self.port = self.fleet.port or PORT + (self.port - PORT + 1) % PORTS
-        present = [host for host in self.transport.hosts if host not in self.lost]
-        for candidates in (present, self.transport.hosts) if self.lost else (present,):
-            sound, unsound = self._reachable(candidates)
-            for job in jobs_that_fit:
-                if job.nodes <= len(sound):
-                    self.lost -= set(sound)
-                    return self._request(job, sound[: job.nodes])
-        raise self._too_few(min(job.nodes for job in jobs_that_fit), sound, unsound)
+        if not self.fleet.exclusive:
+            return
+        answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=tuple(hosts))
+        others = {host: ", ".join(sorted(set(answer.stdout.split()) - {self.mark})) for host, answer in answers.ok.items()}
+        if busy := {host: names for host, names in others.items() if names}:
+            raise BackendError(
+                by_host("another run is at work on these hosts", busy),
+                next="wait for it; or make stop SET='name=...'; or fleet.exclusive: false",
+            )
 
-    def _reachable(self, hosts: Iterable[Host]) -> tuple[list[Host], dict[Host, str]]:
-        """As `survey`, but every host is asked now."""
-        sound, unsound = self.survey(hosts)
-        failed = self.transport.run("true", timeout=8, hosts=sound).failed
-        return [host for host in sound if host not in failed], unsound | {host: str(why) for host, why in failed.items()}
+    def _hosts(self, handle: Handle) -> tuple[Host, ...]:
+        named = {host.name: host for host in self.transport.hosts}
+        return tuple(named[name] for name in handle.hosts if name in named)
 
-    def _handle(self, request: Request) -> Handle:
-        hosts = {host.name: host for host in self.transport.hosts}
-        name = f"{self.config.name}-{request.job.kind}"
-        return Handle(
-            tuple(hosts[command.host] for command in request.commands), name, jobs.mark_of(self.folder, self.config.name)
-        )
+    def _look_first(self, handle: Handle) -> Looks:
+        """A look at a job that another process has submitted: who does not answer now counts as lost until it does."""
+        looks = Looks(self._hosts(handle))
+        for host, answer in self.transport.run(jobs.look(handle.id, handle.token), timeout=8, hosts=looks.hosts).items():
+            self._hear(looks, host, answer)
+        self._look_after(handle, looks)
+        return looks
 
-    def _keep_looking(self, handle: Handle, host: Host) -> None:
+    def _look_after(self, handle: Handle, looks: Looks) -> None:
+        """From now on every host is asked how its part is, in a thread of its own."""
+        self._looks[handle.token] = looks
+        for host in looks.hosts:
+            threading.Thread(target=self._keep_looking, args=(handle, looks, host), name=f"look-{host}", daemon=True).start()
+
+    def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
         """Asks one host how its part is, until that has ended or nobody wants to know."""
-        while not handle.closed.wait(pace.look_every(len(handle.hosts))):
-            answer = self.transport.ask(host, jobs.look(handle.name), timeout=8)
-            if failure := reason(host, answer):
-                handle.trouble[host] = failure.message
-                continue
-            assert isinstance(answer, Result)
-            try:
-                said = jobs.read_look(answer.stdout)
-            except Untrue as error:
-                handle.trouble[host] = untrue(error, "how its part of the job is").message
-                continue
-            handle.said[host], handle.heard[host] = said, time.monotonic()
-            if said[0] != "running":
-                return
+        pause = pace.look_every(len(looks.hosts))
+        while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
+            self._hear(looks, host, self.transport.ask(host, jobs.look(handle.id, handle.token), timeout=8))
 
-    def _fence(self, mark: str, hosts: Iterable[Host]) -> None:
-        failed = self.transport.run(jobs.fence(mark), timeout=FENCE_TIMEOUT, hosts=tuple(hosts)).failed
+    def _hear(self, looks: Looks, host: Host, answer: Result | Failure) -> None:
+        if failure := reason(host, answer):
+            looks.trouble[host] = failure.message
+            return
+        assert isinstance(answer, Result)
+        try:
+            looks.said[host], looks.heard[host] = jobs.read_look(answer.stdout), time.monotonic()
+        except Untrue as error:
+            looks.trouble[host] = untrue(error, "how its part of the job is").message
+
+    def _fence(self, hosts: Iterable[Host]) -> None:
+        failed = self.transport.run(jobs.fence(self.mark), timeout=FENCE_TIMEOUT, hosts=tuple(hosts)).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
             what, remedy = "processes of this run can't be ended", "a process that waits for a dead disk ends with a reboot"
@@ -230,26 +278,3 @@ class Ssh:
     def _too_few(self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]) -> BackendError:
         what = f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts can take a job"
         return BackendError(by_host(what, unsound), next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor")
-
-
-@functools.cache
-def of(config: Config) -> Ssh:
-    """The backend of a fleet, made once: it keeps its connections, and what it has read of the hosts."""
-    return Ssh(config)
-
-
-def refuse_other_runs(backend: Ssh, hosts: Iterable[Host], mark: str) -> None:
-    """One run on a fleet at a time, unless fleet.exclusive is false.
-
-    Raises:
-        BackendError: another run has processes on one of these hosts.
-    """
-    if not backend.fleet.exclusive:
-        return
-    answers = backend.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=tuple(hosts))
-    others = {host: ", ".join(sorted(set(answer.stdout.split()) - {mark})) for host, answer in answers.ok.items()}
-    if busy := {host: names for host, names in others.items() if names}:
-        raise BackendError(
-            by_host("another run is at work on these hosts", busy),
-            next="wait for it; or make stop SET='name=...'; or fleet.exclusive: false",
-        )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..checkpoints.catalogue import Entry, look
-from ..checkpoints.store import Store, store_of
-from ..config import load_resolved
 from ..errors import RunError
-from ..report.history import decimal, moment, size
-from .settings import run_started
+from ..launch.settings import store_named
+from ..report.history import decimal, layout, moment, size
 from .variables import Variables
 
 HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")
@@ -33,24 +29,9 @@ def main(variables: Variables, started: float) -> int:
     return 1 if broken else 0
 
 
-def store_named(variables: Variables) -> tuple[str, Store]:
-    """The run that the config names, and where its checkpoints lie, as it was trained last.
-
-    Raises:
-        RunError: it was never started.
-    """
-    run = run_started(variables)
-    return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
-
-
 def row(entry: Entry) -> tuple[str, ...]:
     """The cells of one checkpoint."""
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
     if commit is None:
         return (f"{entry.step:,}", "—", "—", "—", "—", state)
     return f"{entry.step:,}", moment(commit.time), size(commit.size), decimal(commit.loss), layout(commit.layout), state
-
-
-def layout(degrees: Mapping[str, int]) -> str:
-    """`dp 4 tp 2`; what is 1 is left out."""
-    return " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"

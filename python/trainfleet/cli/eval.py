@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 
 from ..errors import ConfigError, Problem
+from ..launch.settings import run_started
 from ..processes import run_module
 from ..runs import Run
-from . import export
-from .settings import run_started
 from .variables import Variables
 
 
@@ -32,7 +31,7 @@ def judge(run: Run, tasks: str) -> int:
         raise ConfigError([Problem(0, "TASKS", "", message)], next=".venv/bin/python -m pip install '.[eval]'")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
-        if code := export.export(run, model):
+        if code := run_module("trainfleet.engine.export", str(run.folder), str(model)):
             return code
         found = run.folder / "evaluation"
         words = ["--model", "hf", "--model_args", f"pretrained={model}", "--tasks", tasks, "--output_path", str(found)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tempfile import NamedTemporaryFile
 
-from ..config import dump_resolved, load
+from ..config import dump_resolved
+from ..launch.settings import config_of, settings_of
 from ..processes import run_module
-from .settings import settings_of
 from .variables import Variables, flag, number
 
 
 def main(variables: Variables, started: float) -> int:
     sample = number(variables, "SAMPLE", 0)
-    config, _ = load(settings_of(variables))
+    config, _ = config_of(settings_of(variables))
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:  # a look leaves nothing in the run's folder
         file.write(dump_resolved(config))
         file.flush()

@@ -6,10 +6,11 @@ import re
 import time
 from pathlib import Path
 
+from ..backends.place import Place
 from ..errors import RunError
+from ..launch.settings import run_named
+from ..launch.whereabouts import place_of
 from ..runs import Run, whole_lines
-from .place import Place, place_of
-from .settings import run_named
 from .variables import Variables, flag
 
 LINES = 20
@@ -35,7 +36,7 @@ def main(variables: Variables, started: float) -> int:
             ends = {log: _print_new(log, ends.get(log, 0)) for log in _logs(run)}
             if not alive:
                 break
-            time.sleep(place.look_every)
+            time.sleep(place.pace)
             place.refresh()
     return 0
 
@@ -49,7 +50,7 @@ def _logs(run: Run) -> list[Path]:
 def _await(place: Place, logs: Path) -> None:
     """Waits for the first log of a run that is about to start its ranks."""
     while place.is_running() and not logs.is_dir():
-        time.sleep(place.look_every)
+        time.sleep(place.pace)
         place.refresh()
 
 

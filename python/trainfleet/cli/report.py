@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import RunError
+from ..launch.settings import run_named
 from ..report import html, plots
-from .settings import run_named
 from .variables import Variables
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..launch.settings import run_started
 from ..processes import run_module
-from .settings import run_started
 from .variables import Variables
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from .. import hardware, runs
-from ..config import Config, Derived, load
-from ..plan.measurement import WARM_UP, counts_of, measured, measures_of, steady
+from ..config import Config
+from ..launch.readiness import shares_one_machine
+from ..launch.settings import plan_of, sized
+from ..launch.training import train
+from ..plan.measurement import WARM_UP, measured, measures_of, steady
 from ..plan.plan import degrees
 from ..report import scaling
-from .settings import plan_of, settings_of
-from .train import carry_out
 from .variables import Variables, flag, number
 
 STEPS = 20
@@ -25,7 +25,7 @@ def main(variables: Variables, started: float) -> int:
     for config, derived in sizes:
         short = measured(config, f"{base}-{config.fleet.nodes}", WARM_UP + steps)
         print(f"{config.fleet.nodes} nodes: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
-        if code := carry_out(plan_of(short, derived), started, summarize=False):
+        if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
             return code
         run = runs.run_of(short.name)
         done.append((config, degrees(config), run.read_results() | scaling.speed_of(steady(list(run.read_metrics())))))
@@ -38,27 +38,9 @@ def main(variables: Variables, started: float) -> int:
     return 0
 
 
-def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]]:
-    """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
-
-    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch a rank.
-    """
-    whole = {name: value for name, value in variables.items() if name != "NODES"}
-    settings = settings_of(whole)
-    counts = counts_of(variables.get("NODES", ""), load(settings)[0].fleet.nodes)
-    first = load(settings)[0].train.global_batch
-    sizes = []
-    for count in counts:
-        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}  # a size of its own, or none
-        if weak:
-            short["WEAK"] = ("train.global_batch", str(first * count // counts[0]))
-        sizes.append(load(replace(settings, short=short)))
-    return sizes
-
-
 def _remark(config: Config) -> list[str]:
     """What nodes that this machine plays can show: they share it, and a single one has all of it."""
-    if config.fleet.backend != "local" or hardware.local_accelerators():
+    if not shares_one_machine(config) or hardware.local_accelerators():
         return []
     cores = hardware.local_cores()
     return ["", f"note: all sizes share this machine's {cores} cores: this is what dividing costs, not what more machines bring"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..errors import BackendError
+from ..launch.settings import run_named
+from ..launch.whereabouts import place_of
 from ..report.summary import status
-from .place import place_of
-from .settings import run_named
 from .variables import Variables
 
 

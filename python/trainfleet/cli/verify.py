@@ -15,10 +15,10 @@ from ..checkpoints.catalogue import damage, read
 from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import Store
 from ..errors import ConfigError, Problem, RunError
+from ..launch.settings import store_named
 from ..output import unguarded
 from ..processes import run_module
-from ..report.history import size
-from .checkpoints import layout, store_named
+from ..report.history import layout, size
 from .variables import Variables
 
 

@@ -1,7 +1,18 @@
 """config.yaml → checked → frozen dataclasses: once, at the edge."""
 
 from .derive import Derived
-from .load import Settings, dump_given, dump_resolved, load, load_name, load_resolved, load_steps
+from .load import Settings, Terms, dump_given, dump_resolved, load, load_name, load_resolved, load_steps
 from .types import Config
 
-__all__ = ["Config", "Derived", "Settings", "dump_given", "dump_resolved", "load", "load_name", "load_resolved", "load_steps"]
+__all__ = [
+    "Config",
+    "Derived",
+    "Settings",
+    "Terms",
+    "dump_given",
+    "dump_resolved",
+    "load",
+    "load_name",
+    "load_resolved",
+    "load_steps",
+]

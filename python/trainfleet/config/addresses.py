@@ -73,7 +73,12 @@ def _too_wide(source: str) -> str | None:
 def _beginning(config: Config, address: str) -> Iterator[tuple[str, str]]:
     if fault := _fault(address, (S3,), up=True):
         yield "train.init_from", fault
-    elif config.fleet.backend == "local" and not address.startswith(S3) and not Path(address).exists():
+
+
+def absent(config: Config) -> Iterator[tuple[str, str]]:
+    """What is named and is not there, where this machine is the nodes and so can tell."""
+    address = config.train.init_from
+    if address and not _fault(address, (S3,), up=True) and not address.startswith(S3) and not Path(address).exists():
         if any((RUNS / config.name / "checkpoints").glob("step-*")):
             return  # after its first checkpoint a run no longer looks there
         yield "train.init_from", f"{address!r} is not there; it names a run's folder, a checkpoint, or a Hugging Face folder"

@@ -26,8 +26,11 @@ class Derived:
     why: str
 
 
-def derive(values: Values, tokens: int) -> list[Derived]:
-    """Fills what is None in `values`, in place; says what and why. `values` are checked; `tokens` is the tokenizer's size."""
+def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardware.Node] = hardware.node) -> list[Derived]:
+    """Fills what is None in `values`, in place; says what and why.
+
+    `values` are checked; `tokens` is the tokenizer's size; `node`: what a node of an instance type is, and one of so many.
+    """
     found: list[Derived] = []
 
     def put(section: Values, prefix: str, name: str, value: Any, why: str) -> None:
@@ -37,9 +40,7 @@ def derive(values: Values, tokens: int) -> list[Derived]:
     _derive_model(values["model"], tokens, put)
     fleet, train = values["fleet"], values["train"]
     if fleet["ranks_per_node"] is None:
-        machine = hardware.node(fleet["instance_type"], fleet["nodes"])
-        if fleet["backend"] != "local" and fleet["instance_type"] is None:
-            machine = hardware.Node(1, "a host of no known type runs one; fleet.instance_type says more")
+        machine = node(fleet["instance_type"], fleet["nodes"])
         put(fleet, "fleet", "ranks_per_node", machine.ranks, machine.reason)
     if fleet["stack"] is None:
         stack = hardware.stack_of(fleet["instance_type"])

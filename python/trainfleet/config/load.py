@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from .. import door
+from .. import door, hardware
 from ..errors import ConfigError, DataError, InputError, Problem
 from ..output import keep_secret
 from ..shapes import fit
@@ -34,22 +34,36 @@ class Settings:
     short: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)  # variable → (dotted key, text)
 
 
-def load(settings: Settings) -> tuple[Config, list[Derived]]:
-    """The config with everything derived, and what was.
+@dataclass(frozen=True)
+class Terms:
+    """What a backend has to say to a config: its node of an instance type and a number of nodes, and what it refuses of it."""
+
+    node: Callable[[str | None, int], hardware.Node]
+    refuse: Callable[[Config], Iterator[tuple[str, str]]]  # (key, message) each
+
+
+def no_terms(backend: str) -> Terms:
+    """Of a config that is only read, and that no backend will be given."""
+    return Terms(hardware.node, lambda config: iter(()))
+
+
+def load(settings: Settings, terms_of: Callable[[str], Terms] = no_terms) -> tuple[Config, list[Derived]]:
+    """The config with everything derived, and what was. `terms_of`: what the backend of that name says to it.
 
     Raises:
         ConfigError: with all that is wrong, in file order.
     """
-    config, derived, problems = _loaded(settings)
+    config, derived, problems = _loaded(settings, terms_of)
     if problems:
-        raise ConfigError(_blamed(problems, settings), next=REMEDY)
+        raise ConfigError(_blamed(problems, settings, terms_of), next=REMEDY)
     assert config is not None
     keep_secret(config.fleet.secrets)
     return config, derived
 
 
-def _loaded(settings: Settings) -> tuple[Config | None, list[Derived], list[Problem]]:
+def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Config | None, list[Derived], list[Problem]]:
     document, values, broken, problems = _checked(settings)
+    terms = terms_of(values["fleet"]["backend"])
 
     def report(key: str, message: str) -> None:
         line, where = document.where(tuple(key.split(".")))
@@ -63,7 +77,7 @@ def _loaded(settings: Settings) -> tuple[Config | None, list[Derived], list[Prob
         report("model.preset", error.head)
         broken.add("model.preset")
         values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
-    derived = derive(values, tokens)
+    derived = derive(values, tokens, terms.node)
     missing = [name for name, value in values["model"].items() if value is None and name != "preset"]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
@@ -73,20 +87,21 @@ def _loaded(settings: Settings) -> tuple[Config | None, list[Derived], list[Prob
     config, chosen = layouts.settle(fit(Config, values), asked)
     if not broken and (what := layouts.lack(config, asked)):
         report("train.layout", what)
-    for key, message in rules.check(config, broken, tokens):
-        report(key, message)
+    for key, message in (*rules.check(config, broken, tokens), *terms.refuse(config)):
+        if key not in broken:
+            report(key, message)
     if lack := _lacks(config, problems):
         report("data.tokenizer", lack)
     return config, derived + chosen, problems
 
 
-def _blamed(problems: list[Problem], settings: Settings) -> list[Problem]:
+def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str], Terms]) -> list[Problem]:
     """The problems, with those that the file alone has not blamed on the variables that brought them about."""
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
         return problems
     try:
-        before = {(problem.key, problem.message) for problem in _loaded(Settings(settings.path))[2]}
+        before = {(problem.key, problem.message) for problem in _loaded(Settings(settings.path), terms_of)[2]}
     except ConfigError as error:
         before = {(problem.key, problem.message) for problem in error.problems}
     source = ", ".join(named)

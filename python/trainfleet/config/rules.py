@@ -1,4 +1,7 @@
-"""Rules between keys: what the schema can't say. Each names the keys, the values and the nearest that would work."""
+"""Rules between keys: what the schema can't say. Each names the keys, the values and the nearest that would work.
+
+These hold on every backend; what a backend refuses of a config it says itself (backends/base.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from .families import FAMILIES
 from .hosts import parse_hosts
 from .types import Config, Layout
 
-BUILT = ("local", "ssh")  # the backends that exist (a test compares it with backends/); no other stands in for one that does not
 SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
@@ -32,11 +34,6 @@ def check_shape(config: Config) -> Iterator[tuple[str, str]]:
         yield from rule(config)
 
 
-def _backend(config: Config) -> Iterator[tuple[str, str]]:
-    if config.fleet.backend not in BUILT:
-        yield "fleet.backend", f"the {config.fleet.backend} backend is not built yet; built: {', '.join(BUILT)}"
-
-
 def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
     name = config.fleet.instance_type
     if name is not None and name not in hardware.INSTANCE_TYPES:
@@ -45,25 +42,12 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
             "fleet.instance_type",
             f"{name!r} is not in the table of instance types{suggest(name, known) or '; known: ' + ', '.join(known)}",
         )
-    if name is None and config.fleet.backend in ("ec2", "slurm", "batch", "sagemaker"):
-        yield "fleet.instance_type", f"the {config.fleet.backend} backend makes machines: say of which type, e.g. trn1.32xlarge"
     row = hardware.instance(name)
     if row and row.efa == 0 and row.accelerator and config.fleet.nodes > 1:
         yield (
             "fleet.instance_type",
             f"{name} has no EFA, so it can't train over {config.fleet.nodes} nodes; NODES=1 works, or a larger size",
         )
-
-
-def _local(config: Config) -> Iterator[tuple[str, str]]:
-    fleet = config.fleet
-    if fleet.backend == "local" and fleet.instance_type is not None:
-        yield (
-            "fleet.instance_type",
-            "the local backend runs on this machine as it is: leave it out, or choose another fleet.backend",
-        )
-    if fleet.backend == "local" and fleet.nodes > 64:
-        yield "fleet.nodes", f"{fleet.nodes} nodes on one machine; the local backend plays at most 64"
 
 
 def _hosts(config: Config) -> Iterator[tuple[str, str]]:
@@ -79,16 +63,10 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
             yield "fleet.hosts", f"two hosts have the {kind} {', '.join(twice)}"
     if fleet.nodes_min is not None and fleet.nodes_min > fleet.nodes:
         yield "fleet.nodes_min", f"{fleet.nodes_min} is more than fleet.nodes {fleet.nodes}"
-    if (
-        fleet.backend == "ssh" and 0 < len(hosts) < fleet.nodes
-    ):  # without any, a fleet can be planned, and no more (nodes/fleet.py)
-        yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); NODES={len(hosts)} works, or more hosts"
 
 
 def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
     fleet, fsx = config.fleet, config.fleet.fsx
-    if fleet.backend == "ssh" and fleet.shared_folder is None:
-        yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
     if (fsx.dns_name is None) != (fsx.mount_name is None):
         yield "fleet.fsx", "dns_name and mount_name go together"
     if fsx.dns_name and fleet.shared_folder and not f"{fleet.shared_folder}/".startswith(f"{fsx.folder.rstrip('/')}/"):
@@ -289,8 +267,7 @@ def _lacks_fp8(config: Config, device: hardware.Accelerator | None) -> bool:
     """Whether it is known that there is none; of a device that the table lacks, or a host of no known type, ranks say it."""
     if device is not None:
         return device.fp8 is None
-    row = hardware.instance(config.fleet.instance_type)
-    return row is not None or (config.fleet.backend == "local" and not hardware.local_accelerators())
+    return hardware.instance(config.fleet.instance_type) is not None
 
 
 def _profile(config: Config) -> Iterator[tuple[str, str]]:
@@ -318,6 +295,6 @@ def _nearest(batch: int, ways: int) -> str:
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
-    _backend, _instance_type, _local, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
+    _instance_type, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
     _schedule, _recompute, _formats, _profile,
 )  # fmt: skip

@@ -44,11 +44,6 @@ class Fleet:
     ssh: Ssh
     fsx: Fsx
 
-    @property
-    def reached_by_ssh(self) -> bool:
-        """Whether the nodes are the hosts of fleet.hosts, which setup and doctor can reach."""
-        return self.backend == "ssh"
-
 
 @dataclass(frozen=True)
 class Source:

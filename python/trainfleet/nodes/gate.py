@@ -11,7 +11,7 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import Config
@@ -61,6 +61,14 @@ class Report:
 
     def against(self, host: Host) -> list[Finding]:
         return [finding for finding in self.findings if finding.host == host]
+
+    def describe(self, least: float | None) -> Iterator[str]:
+        """What concerns the fleet as a whole: its bandwidth, of which `least` GB/s are expected, what no host is blamed for."""
+        if self.bandwidth:
+            expected = f", at least {least:.1f} expected" if least else ""
+            yield f"all-reduce over {self.bandwidth.nodes} nodes: {self.bandwidth.gbs:.2f} GB/s on the bus{expected}"
+        yield from (f"fleet: {finding}" for finding in self.findings if finding.host is None)
+        yield f"examined {len(self.facts)} hosts in {self.seconds:.1f} s"
 
 
 def examine(transport: Transport, config: Config, *, fabric: bool = True, hosts: Sequence[Host] | None = None) -> Report:

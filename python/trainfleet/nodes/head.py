@@ -6,6 +6,7 @@ by (watch/standby.py). Commands typed here only look at the run folder there, or
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import replace
 from ..config import Config, dump_resolved
 from ..config.types import Ssh
 from ..errors import BackendError
+from ..plan.request import Request, script
 from . import jobs
 from .answers import Failure, Host, Result, by_host, reason
 from .facts import Facts
@@ -22,6 +24,7 @@ from .transport import Transport
 
 HEADS = 2  # hosts that can be the head: the first, and one that stands by
 TIMEOUT = 60.0
+ORDER = "launch.json"  # in the run folder, beside launch.yaml: the requests that the launcher is to carry out
 KEY = "~/.ssh/id_trainfleet"  # scripts/head_key.sh makes it too
 ADMIT = """umask 077
 f=~/.ssh/authorized_keys
@@ -35,16 +38,20 @@ class Head:
     def __init__(self, transport: Transport, config: Config, python: str, code: str) -> None:
         self.transport, self.config, self.python, self.code = transport, config, python, code
         self.folder = config.fleet.shared_folder or ""
-        self.name = f"{config.name}-launcher"
+        self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
 
-    def prepare(self, facts: Mapping[Host, Facts]) -> None:
-        """Code, config, host keys and a way in: all that the launcher needs there. `facts` are of the hosts to use, in order."""
+    def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request]) -> None:
+        """Code, config, requests, host keys and a way in: all that the launcher needs there.
+
+        `facts` are of the hosts to use, in order; `order` is what the launcher is to carry out, as it is.
+        """
         hosts = list(facts)
         send_code(self.transport, self.folder, hosts)
         self.open_doors(hosts[:HEADS], hosts)
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)
         config = dump_resolved(self.config_there(facts))
-        files = {".fleet/known_hosts": keys, f"runs/{self.config.name}/launch.yaml": config}
+        requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
+        files = {".fleet/known_hosts": keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests}
         answers = self.transport.put({name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1])
         _require(answers, f"can't write in {self.folder}")
 
@@ -69,25 +76,27 @@ class Head:
         public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
         _require(self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=tuple(hosts)), "the head's key can't be let in")
 
-    def start(self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str]) -> None:
+    def start(self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str], token: str) -> None:
         """Starts the launcher on the first of `heads` and lets the others stand by; all of them know the secrets."""
-        launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG=runs/{self.config.name}/launch.yaml")
-        standby = (self.python, "-m", "trainfleet.watch.standby", f"runs/{self.config.name}", *launcher)
+        launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG={self.run}/launch.yaml")
+        standby = (self.python, "-m", "trainfleet.watch.standby", self.run, *launcher)
         environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), "PYTHONPATH": f"{self.code}/python",
-                       "NO_COLOR": "1"}  # fmt: skip
+                       "TRAINFLEET_ORDER": f"{self.run}/{ORDER}", "NO_COLOR": "1"}  # fmt: skip
         for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
-            text = jobs.order(argv, environment | dict(secrets), f"runs/{self.config.name}/logs/{log}.log")
+            words = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *argv]
+            text = script([f"the {log} of {self.config.name}, on {host}"], self.folder, environment, words)
             command = jobs.start(f"{self.config.name}-{log}", "", self.python, self.code, self.folder)
-            _require(self.transport.run(command, stdin=text, timeout=TIMEOUT, hosts=[host]), "the launcher could not be started")
+            answers = self.transport.run(command, stdin=jobs.order(text, secrets, token), timeout=TIMEOUT, hosts=[host])
+            _require(answers, "the launcher could not be started")
 
     def has_ended(self, host: Host) -> bool:
         """Whether the launcher that was started on this host runs no more."""
         answer = self.transport.ask(host, jobs.look(self.name), timeout=TIMEOUT)
-        return isinstance(answer, Result) and not answer.stdout.startswith("running")
+        return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
 
     def ask_to_stop(self, host: Host) -> None:
         """Leaves the word that ranks look for at every step."""
-        command = f"touch {shlex.quote(f'{self.folder}/runs/{self.config.name}/stop')}"
+        command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
         _require(self.transport.run(command, timeout=TIMEOUT, hosts=[host]), "can't ask the run to stop")
 
 

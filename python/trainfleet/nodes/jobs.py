@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..errors import BackendError
 from .answers import Untrue
@@ -35,9 +36,9 @@ def _require_mark(mark: str) -> str:
     return mark
 
 
-def order(argv: Sequence[str], environment: Mapping[str, str], log: str) -> str:
+def order(script: str, environment: Mapping[str, str], token: str) -> str:
     """What the supervisor reads from its stdin. No value of it shows in a process list."""
-    return json.dumps({"argv": list(argv), "environment": dict(environment), "log": log})
+    return json.dumps({"script": script, "environment": dict(environment), "token": token})
 
 
 def start(name: str, mark: str, python: str, code: str, folder: str) -> str:
@@ -49,27 +50,46 @@ def start(name: str, mark: str, python: str, code: str, folder: str) -> str:
     )  # fmt: skip
 
 
-def look(name: str) -> str:
-    """Says `running`, `ended CODE`, `rebooted` or `absent`."""
-    return f"""{_file(name)}
+def look(name: str, token: str = "") -> str:
+    """Says `running`, `ended CODE`, `failed WORDS` (it never began), `rebooted` or `absent`, also for another's token."""
+    return f"""{_file(name)}; mine={shlex.quote(token)}
+[ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
+[ -z "$mine" ] || [ "$mine" = "$token" ] || {{ echo absent; exit; }}
 [ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" && exit
-[ -s "$f" ] && read -r pid start boot < "$f" || {{ echo absent; exit; }}
 [ "$boot" = "$(cat /proc/sys/kernel/random/boot_id)" ] || {{ echo rebooted; exit; }}
 [ "$(sed 's/.*) //' "/proc/$pid/stat" 2> /dev/null | cut -d ' ' -f 20)" = "$start" ] && echo running && exit
-[ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" || echo 'ended 137'"""
+[ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" && exit
+[ -s "$f.said" ] && echo "failed $(tail -n 1 "$f.said" | cut -c 1-300)" || echo 'ended 137'"""
 
 
-def read_look(text: str) -> tuple[str, int]:
-    """What `look` said (running, ended, rebooted, absent), and the exit code of what has ended.
+@dataclass(frozen=True)
+class Look:
+    """How a node's part is: running, ended, rebooted or absent; the exit code of what has ended, and its script's last words."""
+
+    state: str
+    code: int = 0
+    words: str = ""
+
+
+RUNNING = Look("running")
+
+
+def read_look(text: str) -> Look:
+    """What `look` said.
 
     Raises:
         Untrue: it said something else.
     """
     said = text.strip().rpartition("\n")[2]
-    if said in ("running", "rebooted", "absent"):
-        return said, 0
+    if said in ("running", "rebooted"):
+        return Look(said)
+    if said == "absent":
+        return Look(said, 137)
     if match := re.fullmatch(r"ended ([0-9]{1,3})", said):
-        return "ended", int(match[1])
+        return Look("ended", int(match[1]))
+    if match := re.fullmatch(r"failed (.+)", said):
+        words = "".join(letter for letter in match[1] if letter.isprintable())
+        return Look("ended", 127, f"its script failed: {words[:200]}")
     raise Untrue(f"the words {said[:60]!a}")
 
 

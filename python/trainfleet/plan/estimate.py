@@ -33,29 +33,28 @@ class Estimate:
     seconds: float | None
     usd: float | None
     step: Step | None = None
+    price: float | None = None  # US dollars for an hour of a node
 
 
-def estimate(config: Config) -> Estimate:
-    """The estimate that `make plan` prints and the budget is checked against."""
+def estimate(config: Config, price: float | None) -> Estimate:
+    """The estimate that `make plan` prints and the budget is checked against; `price`: of a node's hour."""
     device, format = hardware.accelerator_of(config.fleet.instance_type), format_of(config)
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
     peak = _peak(config, device, format)
     step = step_of(work_of(config), as_device(config, device)) if device else None
     once = step.total if step else flops / (peak * ASSUMED_MFU) if peak else None
     seconds = config.train.steps * once if once else None
-    price = price_of(config)
     usd = 0.0 if price == 0 else price * config.fleet.nodes * seconds / 3600 if price and seconds is not None else None
     usable = usable_bytes(device) if device else None
     return Estimate(
-        count_parameters(config.model), memory_of(config, is_half(config)), usable, flops, peak, format, seconds, usd, step
+        count_parameters(config.model), memory_of(config, is_half(config)), usable, flops, peak, format, seconds, usd, step, price
     )
 
 
-def price_of(config: Config) -> float | None:
-    """US dollars for an hour of a node: 0 for this machine, None where there is no list price or a host's type is not told."""
-    if row := hardware.instance(config.fleet.instance_type):
-        return row.usd_per_hour
-    return None if config.fleet.reached_by_ssh else 0.0
+def list_price(config: Config) -> float | None:
+    """US dollars for an hour of a node of the instance type; None where there is no list price or the type is not told."""
+    row = hardware.instance(config.fleet.instance_type)
+    return row.usd_per_hour if row else None
 
 
 def work_of(config: Config) -> Work:

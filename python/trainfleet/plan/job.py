@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import runs
 from ..config import Config
@@ -11,7 +13,13 @@ from ..config import Config
 
 @dataclass(frozen=True)
 class Job:
-    """`module arguments` on every rank of every node. What they print goes to logs/ in `folder`, the run's or the dataset's."""
+    """`module arguments` on every rank of every node. What they print goes to logs/ in `folder`, the run's or the dataset's.
+
+    torchrun   whether ranks meet through torchrun, or one plain process a node does its share
+    secrets    names of variables whose values the nodes get; the values stand in no job, request, log or process list
+    launch     what tells this launch of the run from every other; "" in a plan that nobody carries out
+    attempt    counts the attempts of a launch, from 1
+    """
 
     kind: str  # tokenize or train
     name: str
@@ -20,31 +28,33 @@ class Job:
     ranks_per_node: int
     module: str
     arguments: tuple[str, ...]
-    torchrun: bool  # whether ranks meet through torchrun, or one plain process a node does its share
+    torchrun: bool
     port: int | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    launch: str = ""
+    attempt: int = 1
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it; `of` makes the same job of it."""
+        return asdict(self) | {"folder": str(self.folder), "arguments": list(self.arguments), "secrets": list(self.secrets)}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Job:
+        """The job of a record. Raises KeyError or TypeError when it is none."""
+        arguments, secrets = tuple(record["arguments"]), tuple(record["secrets"])
+        return cls(**{**record, "folder": Path(record["folder"]), "arguments": arguments, "secrets": secrets})
 
 
 def tokenize_job(config: Config) -> Job:
     """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a core."""
-    folder = runs.DATA / config.data.name
-    return Job(
-        "tokenize",
-        config.data.name,
-        folder,
-        config.fleet.nodes,
-        1,
-        "trainfleet.data",
-        (str(runs.run_of(config.name).config),),
-        False,
-    )
+    folder, arguments = runs.DATA / config.data.name, (str(runs.run_of(config.name).config),)
+    return Job("tokenize", config.data.name, folder, config.fleet.nodes, 1, "trainfleet.data", arguments, False,
+               secrets=config.fleet.secrets)  # fmt: skip
 
 
 def train_job(config: Config) -> Job:
     """Trains in runs/<name>, from its newest checkpoint if there is one."""
-    run = runs.run_of(config.name)
-    fleet = config.fleet
-    arguments = (str(run.folder),)
-    return Job(
-        "train", config.name, run.folder, fleet.nodes, fleet.ranks_per_node, "trainfleet.engine", arguments, True, fleet.port
-    )
+    run, fleet = runs.run_of(config.name), config.fleet
+    return Job("train", config.name, run.folder, fleet.nodes, fleet.ranks_per_node, "trainfleet.engine", (str(run.folder),), True,
+               fleet.port, secrets=fleet.secrets)  # fmt: skip

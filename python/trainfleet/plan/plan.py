@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..config import Config, Derived
 from ..errors import ConfigError, Problem
-from .estimate import Estimate, estimate, price_of
+from .estimate import Estimate, estimate
 from .request import Request
 
 
@@ -21,13 +21,13 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(config: Config, derived: list[Derived], requests: list[Request], notes: list[str]) -> Plan:
-    """The plan of these requests.
+def make_plan(config: Config, derived: list[Derived], requests: list[Request], notes: list[str], price: float | None) -> Plan:
+    """The plan of these requests, on nodes that cost `price` US dollars an hour each (None: nobody knows).
 
     Raises:
         ConfigError: the estimate is over budget.max_usd, or what the fleet costs can't be told.
     """
-    needs = estimate(config)
+    needs = estimate(config, price)
     if problem := _over_budget(config, needs):
         raise ConfigError([Problem(0, "", "budget.max_usd", problem)], next="raise it, or null for none; make plan shows why")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
@@ -45,7 +45,7 @@ def _over_budget(config: Config, needs: Estimate) -> str:
     limit = config.budget.max_usd
     if limit is None:
         return ""
-    if price_of(config) is None:
+    if needs.price is None:
         return f"${limit:,.2f}: no limit can be kept, as nobody knows what a host costs; fleet.instance_type may tell"
     if needs.usd is None or needs.usd <= limit:
         return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)

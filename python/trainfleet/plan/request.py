@@ -1,42 +1,97 @@
-"""What will run, exactly: a backend makes it from a job, `make plan` prints it, and apply carries out that very thing."""
+"""What will run, exactly: a backend makes it from a job, `make plan` prints it, and the launcher carries out that very thing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from .. import runs
+from ..errors import RunError
 from .job import Job
+
+WIDTH = 120  # columns that a script's lines keep to where they can
+INDENT = "  "
 
 
 @dataclass(frozen=True)
-class Command:
-    """One node's command exactly as it will run, and where its output goes."""
+class Artifact:
+    """A named text that a backend hands to its engine as it is: a node's script, a template, the body of a request."""
 
-    node: int
-    argv: tuple[str, ...]
-    environment: dict[str, str]
-    log: Path
-    host: str = ""  # the machine, where it has a name of its own
-
-    def shell(self) -> str:
-        """The command as a shell would take it."""
-        return " ".join(self.words())
-
-    def words(self) -> list[str]:
-        """The same, a word of the shell each."""
-        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
-        return [*settings, *map(shlex.quote, self.argv)]
+    name: str
+    text: str
 
 
 @dataclass(frozen=True)
 class Request:
-    """All that a backend will do for a job."""
+    """All that a backend will do for a job. `hosts`: the machines by node, where it chooses them.
+
+    `environment` is of this attempt alone and in no artifact. Secrets are in neither: the job has their names.
+    """
 
     job: Job
-    commands: tuple[Command, ...]
+    artifacts: tuple[Artifact, ...]
+    hosts: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
-    def with_environment(self, environment: dict[str, str]) -> Request:
+    @property
+    def token(self) -> str:
+        """16 hex digits: the same for the same attempt of the same launch, and for nothing else."""
+        told = json.dumps([self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Where each node's output goes, by node."""
+        return tuple(runs.node_log(self.job.folder, node) for node in range(self.job.nodes))
+
+    def host(self, node: int | None) -> str:
+        """The machine of a node; "" where the plan names none."""
+        return self.hosts[node] if node is not None and node < len(self.hosts) else ""
+
+    def with_environment(self, environment: Mapping[str, str]) -> Request:
         """The same request with more in the environment of every node."""
-        commands = tuple(replace(command, environment=command.environment | environment) for command in self.commands)
-        return replace(self, commands=commands)
+        return replace(self, environment={**self.environment, **environment})
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it; `of` makes the same request of it."""
+        return {"job": self.job.record(), "artifacts": [asdict(artifact) for artifact in self.artifacts],
+                "hosts": list(self.hosts), "environment": dict(self.environment)}  # fmt: skip
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], where: str) -> Request:
+        """The request of a record that stood at `where`.
+
+        Raises:
+            RunError: it is none.
+        """
+        try:
+            artifacts = tuple(Artifact(str(entry["name"]), str(entry["text"])) for entry in record["artifacts"])
+            return cls(Job.of(record["job"]), artifacts, tuple(record["hosts"]), dict(record["environment"]))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RunError("is not a request for a job", where=where, why=why, next=f"rm {where}; make train") from error
+
+
+def script(heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]) -> str:
+    """A shell script that becomes the command `words` in `folder`; it can be read, and run by hand."""
+    comments = [f"# {' '.join(line.split())}" for line in heading]
+    settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    command = fold(["exec", *map(shlex.quote, words)], WIDTH)
+    return "\n".join(["#!/bin/sh", *comments, f"cd {shlex.quote(str(folder))} || exit", *settings, *command, ""])
+
+
+def fold(words: Sequence[str], width: int) -> Iterator[str]:
+    """A command over as many lines as it needs, so that a shell still takes it."""
+    line = words[0]
+    for word in words[1:]:
+        if len(line) + len(word) + 3 > width:
+            yield line + " \\"
+            line = INDENT + word
+        else:
+            line += f" {word}"
+    yield line

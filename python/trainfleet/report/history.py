@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..lease import read_tenure
 from ..runs import Record, Run, is_locked
 
 BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
@@ -49,6 +51,12 @@ class History:
         from ..config import load_steps  # loads YAML
 
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
+
+    @property
+    def waits_for(self) -> str:
+        """Why the job does not run yet, in its engine's words; "" when it does, or nobody says."""
+        told = [event for event in self.events if event.get("event") in ("launched", "queued", "running")]
+        return f"{told[-1].get('phase')}: {told[-1].get('reason')}" if told and told[-1]["event"] == "queued" else ""
 
     @property
     def step(self) -> int:
@@ -125,7 +133,10 @@ def read(run: Run) -> History:
     """The run folder as it is now."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    if status == "running" and results.get("backend", "local") == "local" and not is_locked(run.folder):
+    goes_on = (
+        results.get("unattended") or read_tenure(run.folder) is not None
+    )  # also while no launcher of this machine is at work
+    if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended
     by_step = {line["step"]: line for line in run.read_metrics()}
     return History(run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status)
@@ -221,3 +232,8 @@ def decimal(value: object, digits: int = 3) -> str:
 def moment(seconds: float) -> str:
     """A wall-clock time to the second, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+
+
+def layout(degrees: Mapping[str, int]) -> str:
+    """`dp 4 tp 2`; what is 1 is left out."""
+    return " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"

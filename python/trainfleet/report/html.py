@@ -106,7 +106,9 @@ def _tiles(history: History) -> str:
 def _cost(history: History) -> tuple[str, str]:
     usd = number(history.results.get("usd"))
     if usd is None:
-        return ("$0", "this machine, no cloud") if history.results.get("backend") == "local" else (UNKNOWN, "")
+        return UNKNOWN, ""
+    if not usd:
+        return "$0", "this machine, no cloud"
     return f"${usd:,.2f}", "price of the nodes × their hours"
 
 

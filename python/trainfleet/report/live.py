@@ -95,8 +95,8 @@ class Shown(ABC):
         self.started = time.monotonic()
 
     @abstractmethod
-    def update(self) -> None:
-        """Reads what is new and draws it."""
+    def update(self, waits_for: str = "") -> None:
+        """Reads what is new and draws it; or, while nothing runs yet, what it waits for."""
 
     def __enter__(self: ASelf) -> ASelf:
         if self.line.fancy:
@@ -127,7 +127,7 @@ class Live(Shown):
         self.failed = False
         self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
 
-    def update(self) -> None:
+    def update(self, waits_for: str = "") -> None:
         events = self.events.new()
         for event in (event for event in events if event["event"] not in AFTER_A_STEP):
             self._show(event)
@@ -137,7 +137,9 @@ class Live(Shown):
                 self._take(metric)
         for event in (event for event in events if event["event"] in AFTER_A_STEP):
             self._show(event)
-        if self.newest:
+        if waits_for:
+            self.line.wait(waits_for, time.monotonic() - self.started)
+        elif self.newest:
             self.line.bar(self.newest["step"], self.steps_total, self._parts(self.newest))
         elif not self.failed:
             # Rank 0 rewrites results.json when the ranks have met and the model and the data are there.
@@ -146,8 +148,8 @@ class Live(Shown):
 
     def _show(self, event: Record) -> None:
         kind = event["event"]
-        if kind == "verdict" or (kind == "fault" and self.failed):
-            return  # the verdict is told whole when all have stopped, and when one rank fails all others do
+        if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
+            return  # the verdict is told whole when all have stopped, a wait is drawn, and when one rank fails all others do
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<13}{describe(event)}".rstrip(), STYLES.get(kind, "dim"))
         if kind in ("restarted", "resumed"):
@@ -204,8 +206,11 @@ class TokenizeLive(Shown):
         self.looked = -math.inf  # the last look is not put off
         super().__exit__(kind, *rest)
 
-    def update(self) -> None:
+    def update(self, waits_for: str = "") -> None:
         now = time.monotonic()
+        if waits_for:
+            self.line.wait(waits_for, now - self.started)
+            return
         if now - self.looked >= self.look_every:
             self.looked = now
             self._look()

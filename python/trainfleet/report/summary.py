@@ -27,6 +27,8 @@ def status(run: Run) -> str:
 
 
 def _headline(history: History) -> str:
+    if history.status == "running" and history.waits_for:
+        return history.waits_for
     if not history.metrics:
         return f"{history.status}, no step logged yet" if history.results else history.status
     done = history.step / max(history.steps_total, 1)

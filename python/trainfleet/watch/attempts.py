@@ -8,16 +8,17 @@ What is not: what the program would do again (a bug, no device memory, broken da
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from .. import fence, runs
+from ..backends.base import Backend, Handle
 from ..beats import read_beats
 from ..errors import BackendError
 from ..plan.job import Job
 from ..plan.request import Request
 from .causes import Then
-from .follow import Follower, Outcome
+from .follow import Follower
 from .verdict import Verdict, judge, mark
 
 ATTEMPTS = 4  # in a row without a new checkpoint
@@ -26,44 +27,51 @@ PATIENCE = 900.0  # seconds in which lost nodes may come back when there are no 
 ASK_AGAIN = 3.0
 
 
-def persevere(follower: Follower, request: Request, jobs: Sequence[Job], refit: Callable[[Job], None]) -> Verdict | None:
+def persevere(
+    follower: Follower, request: Request, jobs: Sequence[Job], refit: Callable[[Job], None], running: Handle | None = None
+) -> Verdict | None:
     """None when every node ended well, or stopped as it was asked to; else the verdict that ended the last attempt.
 
     `jobs` are what may run in the request's place: the same job for as many nodes, then for fewer; `refit` makes the run
-    folder's config that of one of them.
+    folder's config that of one of them. `running`: another launcher has submitted the request, and it is only followed.
     """
     run, broken, fruitless, restarts = follower.run, dict[str, str](), 0, 0
     while True:
         saved, since = progress(run), mark(request)
-        attempt = fence.begin(run.folder)
-        outcome = follower.carry_out(request.with_environment({fence.VARIABLE: str(attempt)}), attempt)
+        if not running:
+            request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
+        outcome, running = follower.carry_out(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
             return None
         verdict = judge(request, outcome.status, run, since, outcome.alarm)
         fruitless = 1 if progress(run) > saved else fruitless + 1
-        if not worth_it(verdict, outcome, fruitless, started=has_started(run)) or follower.asked:
+        if not worth_it(verdict, fruitless, follower) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")
         if verdict.then is Then.ELSEWHERE:
             broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
             run.record("quarantined", host=verdict.host, evidence=broken[verdict.host])
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
-        nodes, request, restarts = request.job.nodes, another(follower, jobs, broken), restarts + 1
-        if request.job.nodes != nodes:
+        lost = {request.host(node): why for node, why in outcome.status.lost.items() if request.host(node)}
+        before, restarts = request.job, restarts + 1
+        request = another(
+            follower, [replace(job, launch=before.launch, attempt=before.attempt + 1) for job in jobs], broken, lost
+        )
+        if request.job.nodes != before.nodes:
             refit(request.job)
         run.update_results(restarts=restarts)
         run.record("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes,
-                   hosts=[command.host for command in request.commands if command.host])  # fmt: skip
+                   hosts=list(request.hosts))  # fmt: skip
+
+
+def worth_it(verdict: Verdict, fruitless: int, follower: Follower) -> bool:
+    """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
+    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or has_started(follower.run))
 
 
 def has_started(run: runs.Run) -> bool:
     """Whether ranks of the newest attempt have given a sign of life."""
     return bool(read_beats(run.folder, fence.current(run.folder).number))
-
-
-def worth_it(verdict: Verdict, outcome: Outcome, fruitless: int, started: bool) -> bool:
-    """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
-    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or started)
 
 
 def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
@@ -74,8 +82,10 @@ def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
     return verdict
 
 
-def another(follower: Follower, jobs: Sequence[Job], broken: dict[str, str]) -> Request:
-    """A request for the next attempt; waits for lost nodes to come back where no other can take their place.
+def another(follower: Follower, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]) -> Request:
+    """A request for the next attempt: without `broken` hosts, and if it can be without `lost` ones.
+
+    Waits for lost nodes to come back where no other can take their place.
 
     Raises:
         BackendError: they did not come back in time, or it was stopped meanwhile.
@@ -83,7 +93,7 @@ def another(follower: Follower, jobs: Sequence[Job], broken: dict[str, str]) -> 
     deadline, told = time.monotonic() + PATIENCE, False
     while True:
         try:
-            return follower.backend.again(jobs, broken)
+            return first_that_fits(follower.backend, jobs, [{**broken, **lost}, broken] if lost else [broken])
         except BackendError as error:
             if time.monotonic() > deadline or follower.interrupts.count or follower.run.stop.exists():
                 raise
@@ -93,11 +103,27 @@ def another(follower: Follower, jobs: Sequence[Job], broken: dict[str, str]) -> 
         pause(follower, ASK_AGAIN)
 
 
+def first_that_fits(backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]) -> Request:
+    """The plan of the first of the jobs for which there are nodes, without the hosts of the first of the choices.
+
+    Raises:
+        BackendError: there are none for any; what the last one lacked.
+    """
+    refused = BackendError("no job is left to try")
+    for without in choices:
+        for job in jobs:
+            try:
+                return backend.plan(job, without)
+            except BackendError as error:
+                refused = error
+    raise refused
+
+
 def pause(follower: Follower, seconds: float) -> None:
     """Waits, and shows progress meanwhile; a request to stop ends it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not follower.interrupts.count:
-        follower.show()
+        follower.show("")
         time.sleep(0.1)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from ..config import Config
 from ..errors import ConfigError, Problem
-from ..plan.estimate import price_of
 from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
@@ -19,8 +18,9 @@ LOOK_EVERY = 5.0  # seconds
 class Budget:
     """The money of one run. What has no price is not counted: with a limit, such a fleet is refused (plan/plan.py)."""
 
-    def __init__(self, run: Run, config: Config) -> None:
-        self.run, self.limit, self.price = run, config.budget.max_usd, price_of(config) or 0.0
+    def __init__(self, run: Run, config: Config, price: float | None) -> None:
+        """`price`: US dollars for an hour of a node."""
+        self.run, self.limit, self.price = run, config.budget.max_usd, price or 0.0
         self.looked = 0.0
 
     def spent(self, now: float | None = None) -> float:
@@ -42,10 +42,21 @@ class Budget:
 
 
 def node_hours(events: Iterable[Record], now: float | None = None) -> float:
-    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to `now`."""
-    hours, nodes, since = 0.0, 0, 0.0
+    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to `now`.
+
+    What a job waits in an engine's queue costs nothing: from `queued` to `running` no node is ours.
+    """
+    hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
-        if event["event"] != "launched":
+        if event["event"] != "launched" and not waits:
             hours += nodes * (event["time"] - since) / 3600
         nodes, since = event.get("nodes", nodes), event["time"]
-    return hours if now is None else hours + nodes * max(0.0, now - since) / 3600
+        waits = _waits(event, waits)
+    return hours if now is None or waits else hours + nodes * max(0.0, now - since) / 3600
+
+
+def _waits(event: Record, waits: bool) -> bool:
+    """Whether the job waits in a queue after this event, as it did before it or not. Machines that start are ours already."""
+    return (
+        event.get("phase") == "queued" if event["event"] == "queued" else waits and event["event"] not in ("running", "launched")
+    )

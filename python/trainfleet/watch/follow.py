@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ..backends.base import Backend, Status
+from .. import fence
+from ..backends.base import Backend, Handle, Phase, Status, keep
+from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
 from ..watchdog import Alarm, Sentry
@@ -15,6 +16,7 @@ from .budget import Budget
 from .interrupts import Interrupts
 
 POLL = 0.2  # seconds
+WAITING = (Phase.QUEUED, Phase.STARTING)
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
 
@@ -37,28 +39,31 @@ class Follower:
     backend: Backend
     run: Run
     interrupts: Interrupts
-    show: Callable[[], None]
+    show: Callable[[str], None]  # how it goes on; the word is what the job waits for, if it does
     say: Callable[[str], None]
     budget: Budget
     asked: bool = False
+    seen: Status | None = None
+    sentry: Sentry | None = None
 
-    def carry_out(self, request: Request, attempt: int) -> Outcome:
+    def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, nothing of it runs on any node that can be reached."""
-        ranks = request.job.nodes * request.job.ranks_per_node
-        sentry = Sentry(self.run.folder, ranks, attempt) if request.job.torchrun else None
-        handle = self.backend.submit(request)
+        self.seen = self.sentry = None
+        handle = running or self.backend.submit(request)
         try:
-            return self._stay(handle, request, sentry)
+            keep(self.run, handle, request)
+            return self._stay(handle, request)
         finally:
-            self.backend.stop(handle)
+            self.backend.stop(handle, at_once=True)
 
-    def _stay(self, handle: Any, request: Request, sentry: Sentry | None) -> Outcome:
+    def _stay(self, handle: Handle, request: Request) -> Outcome:
         failed_at, alarm = None, None
-        while (status := self.backend.status(handle)).running:
-            self.show()
+        while not (status := self.backend.status(handle)).ended:
+            self._notice(status, request.job)
+            self.show(status.reason if status.phase in WAITING else "")
             if self._stops(handle, request):
                 break
-            alarm = sentry.look() if sentry and not status.failed else None
+            alarm = self.sentry.look() if self.sentry and not status.failed else None
             if alarm:
                 status = self.backend.status(handle)  # a node that is lost explains a silent rank
                 break
@@ -66,14 +71,27 @@ class Follower:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > FAILED_GRACE:
                     break
-            if sentry:
-                self._note_slow(sentry)
+            self._note_slow()
             time.sleep(POLL)
-        self.show()
+        self.show("")
         return Outcome(status, alarm)  # as it was before the rest were stopped: that they were killed says nothing
 
-    def _stops(self, handle: Any, request: Request) -> bool:
-        """Passes a request to stop on; whether it was the second one, which ends all at once."""
+    def _notice(self, status: Status, job: Job) -> None:
+        """Records what is new: why the job waits, and that it runs. Its ranks are watched from then on, in each attempt anew."""
+        before, self.seen = self.seen, status
+        waited = before is not None and before.phase in WAITING
+        if status.phase in WAITING:
+            if not (waited and before and before.reason == status.reason):
+                self.run.record("queued", phase=status.phase.value, reason=status.reason)
+            self.sentry = None
+        elif status.phase is Phase.RUNNING and (before is None or waited or before.attempt != status.attempt):
+            if waited:
+                self.run.record("running", attempt=status.attempt, hosts=list(status.hosts))
+            attempt = fence.current(self.run.folder).order
+            self.sentry = Sentry(self.run.folder, job.nodes * job.ranks_per_node, attempt) if job.torchrun else None
+
+    def _stops(self, handle: Handle, request: Request) -> bool:
+        """Passes a request to stop on; whether all ends at once: it was the second one, or nothing runs that could be asked."""
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
@@ -81,14 +99,14 @@ class Follower:
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if request.job.torchrun else "stopping")
-            self.run.stop.touch() if request.job.torchrun else self.backend.ask_to_stop(handle)
-        return False
+            self.run.stop.touch() if request.job.torchrun else self.backend.stop(handle, at_once=False)
+        return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_spent(self) -> bool:
         if spent := self.budget.is_spent():
             self.say(f"the run has cost ${self.budget.limit:,.2f}, its budget.max_usd")
         return spent
 
-    def _note_slow(self, sentry: Sentry) -> None:
-        for beat in sentry.newly_slow():
+    def _note_slow(self) -> None:
+        for beat in self.sentry.newly_slow() if self.sentry else ():
             self.run.record("slow", rank=beat.rank, node=beat.node, step=beat.step, busy_seconds=beat.busy_seconds)

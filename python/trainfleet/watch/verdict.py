@@ -34,7 +34,7 @@ class Mark:
 
 def mark(request: Request) -> Mark:
     """This moment."""
-    return Mark(time.time(), {command.log: command.log.stat().st_size for command in request.commands if command.log.exists()})
+    return Mark(time.time(), {log: log.stat().st_size for log in request.logs if log.exists()})
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ def judge(request: Request, status: Status, run: runs.Run, since: Mark, alarm: A
     attempt = fence.current(run.folder)
     faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
     lines: list[Line] = []
-    for command in request.commands:
-        lines += read_lines(command.log, command.node, since.ends.get(command.log, 0), logs=len(request.commands))
+    for node, log in enumerate(request.logs):
+        lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
     lines += [*_faults(faults, since), *_seen(status, alarm)]
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
-    hosts = {command.host: command.node for command in request.commands if command.host}
-    finding = diagnose(lines, pids, hosts, len(request.commands))
+    hosts = {host: node for node, host in enumerate(request.hosts)}
+    finding = diagnose(lines, pids, hosts, request.job.nodes)
     verdict = _unexplained(request, status, lines) if finding is None else _of(finding, lines, request)
     told = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
     return replace(verdict, next=told["next"]) if told else verdict
@@ -112,7 +112,7 @@ def _is_of(event: runs.Record, order: int, since: Mark) -> bool:
 
 def _of(finding: Finding, lines: list[Line], request: Request) -> Verdict:
     cause = CAUSES[finding.cause]
-    host = next((command.host for command in request.commands if command.node == finding.node), "")
+    host = request.host(finding.node)
     quoted = tuple(map(plain, quote(finding, lines)))
     return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next,
                    sure=finding.sure, nodes=len(finding.nodes))  # fmt: skip
@@ -125,12 +125,11 @@ def plain(words: str) -> str:
 
 def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict:
     """No line gives the cause away: the node that a signal ended, or the first that ended badly, and all last words."""
-    ended = sorted((_exit(code)[1] != "killed", node) for node, code in status.exit_codes.items() if code)
+    ended = sorted((_exit(code)[1] != "killed", node) for node, code in status.exits.items() if code)
     node = ended[0][1] if ended else None
-    words, cause = _exit(status.exit_codes.get(node) if node is not None else None)
-    command = request.commands[node or 0]
-    host = command.host if node is not None else ""
-    return Verdict(cause, words, node, None, host, last_words(lines), f"less {command.log}")
+    words, cause = _exit(status.exits.get(node) if node is not None else None)
+    next = f"less {request.logs[node or 0]}"
+    return Verdict(cause, status.reason or words, node, None, request.host(node), last_words(lines), next)
 
 
 def _exit(code: int | None) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What tokenize and train share: carry a request out under its folder's lock, show it, and judge it when it fails."""
+"""Carrying a plan out on the machine that launches: under the run's lock, shown as it goes on, with a verdict when it fails."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .. import runs
 from ..backends import backend_of
+from ..backends.base import Handle, kept
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
-from ..errors import BackendError
+from ..errors import BackendError, JobFailed
 from ..lease import Office
-from ..plan.job import Job, tokenize_job, train_job
+from ..plan.job import tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
@@ -27,15 +29,14 @@ TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be 
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
 
-class JobFailed(BackendError):
-    """A job ended badly; its verdict is the message."""
-
-
 @contextmanager
 def in_charge(config: Config, run: runs.Run) -> Iterator[Office]:
-    """Holds the run's lock, or refuses because another command is at work in it; on a fleet, holds the launcher's office too."""
+    """Holds the run's lock, or refuses because another command is at work in it.
+
+    Where nodes share the folder with other machines than this, it holds the launcher's office too.
+    """
     office = Office(run.folder)
-    if not config.fleet.reached_by_ssh:
+    if backend_of(config).is_here:
         with held(run):
             yield office
         return
@@ -79,35 +80,44 @@ def say_finished(plan: Plan, run: runs.Run) -> int:
     return 0
 
 
-def hand_over(verb: str, plan: Plan, started: float, summarize: bool = False) -> int:
-    """Gives a verb to the head of the fleet; its exit code there. `summarize`: when it has ended, the run is summed up."""
-    from .away import carry_away  # loads SSH
+def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None:
+    """The job that an earlier launcher has submitted and left, where all of it still runs."""
+    job = kept(run)
+    if job is None:
+        return None
+    status = backend_of(config).status(job[0])
+    return None if status.ended or status.failed else job
 
-    return carry_away(verb, plan, started, summarize)
+
+def take_over(plan: Plan, run: runs.Run) -> Plan:
+    """The plan once more, for a launcher whose predecessor died at its work: without the hosts that are not there any more."""
+    backend, job = backend_of(plan.config), kept(run)
+    lost = backend.status(job[0]).lost if job else {}
+    without = {job[1].host(node): why for node, why in lost.items()} if job else {}
+    attempt = job[1].job.attempt + 1 if job else 1
+    jobs = [replace(request.job, attempt=attempt) for request in plan.requests]
+    return replace(plan, requests=tuple(backend.plan(job, without) for job in jobs))
 
 
-def carry(plan: Plan, request: Request, interrupts: Interrupts, live: Live | TokenizeLive) -> bool:
-    """Whether every node ended well; False when it was stopped before that.
+def execute(
+    plan: Plan, request: Request, interrupts: Interrupts, live: Live | TokenizeLive, running: Handle | None = None
+) -> bool:
+    """Whether every node ended well; False when it was stopped before that. `running`: the job has been submitted already.
 
     Raises:
         JobFailed: with the verdict.
     """
-    run = runs.run_of(plan.config.name)
+    run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
-    follower = Follower(backend_of(plan.config), run, interrupts, live.update, live.line.say, Budget(run, plan.config))
+    jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
+    follower = Follower(backend, run, interrupts, live.update, live.line.say, Budget(run, plan.config, backend.price()))
     with live:
-        verdict = persevere(
-            follower, request, [_job(request, config) for config in choices.values()], lambda job: refit(run, choices[job.nodes])
-        )
+        verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
     if interrupts.count > 1 or (follower.asked and not request.job.torchrun):
         return False
     if verdict:
         raise JobFailed(str(verdict))
     return True
-
-
-def _job(request: Request, config: Config) -> Job:
-    return train_job(config) if request.job.kind == "train" else tokenize_job(config)
 
 
 def refit(run: runs.Run, config: Config) -> None:
@@ -116,10 +126,10 @@ def refit(run: runs.Run, config: Config) -> None:
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
-def tokenize(plan: Plan, request: Request, interrupts: Interrupts) -> bool:
+def tokenize(plan: Plan, request: Request, interrupts: Interrupts, running: Handle | None = None) -> bool:
     """Whether the dataset is whole now; False after a stop."""
-    if runs.is_locked(request.job.folder):  # its node 0 holds the lock, on whatever machine that is
+    if not running and runs.is_locked(request.job.folder):  # its node 0 holds the lock, on whatever machine that is
         raise BackendError(
             f"another command is tokenizing {request.job.name}", where=str(request.job.folder), next="wait for it, or make stop"
         )
-    return carry(plan, request, interrupts, TokenizeLive(request.job.folder, plan.config.data.store))
+    return execute(plan, request, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), running)

@@ -26,10 +26,12 @@ LEFT_BY_A_RUN = (
     "given.yaml",
     "lock",
     "head.json",
+    "handle.json",
 )
 OF_A_DATASET = (
     r"(plan|manifest|tokenizer)\.json", r"lock", r"lengths\.png", r"(train|validation)/\d{5,}\.(bin|idx|\d+\.partial)",
     r"units/\d{5,}\.json", r"progress/\d+-\d+\.(json|partial)", r"logs/node-\d+\.log", r"logs/node-\d+\.parts/.*",
+    r"nodes/node-\d+(\.sh|\.exit)?",
     r"cache/[0-9a-f]{16}-\d+(\.\d+\.partial)?", r"(units/)?\.[a-z0-9]+\.json\.\d+",
 )  # fmt: skip
 MARKS_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json")

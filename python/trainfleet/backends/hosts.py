@@ -1,0 +1,104 @@
+"""A fleet of hosts as a run's place, and as machines that setup makes ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from ..config import Config
+from ..errors import BackendError
+from ..lease import is_held, read_tenure
+from ..nodes import removal
+from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
+from ..nodes.head import Head
+from ..nodes.mirror import Mirror
+from ..nodes.transport import Transport
+from ..plan.request import Artifact
+from ..runs import Run
+
+REMOVAL = 600.0  # seconds: checkpoints are many files, and large
+
+
+class Hosts:
+    """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small files, asked of any host."""
+
+    words, pace = " on the fleet", 1.0
+
+    def __init__(self, transport: Transport, config: Config, python: str, code: str, run: Run) -> None:
+        self.transport, self.config, self.run = transport, config, run
+        self.folder = config.fleet.shared_folder or ""
+        self.head = Head(transport, config, python, code)
+        self.mirror = Mirror(transport, self.folder, code, python, run.folder)
+        self.now = 0.0  # the fleet's clock at the last look
+        self.door: Host | None = None  # the host that answered last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.transport.close()
+
+    def refresh(self) -> None:
+        failures: dict[Host, Failure] = {}
+        for host in [*([self.door] if self.door else []), *self.transport.hosts]:
+            answer = self.mirror.refresh(host)
+            if isinstance(answer, float):
+                self.now, self.door = answer, host
+                return
+            failures[host] = answer
+            if answer.kind == "exit":
+                break  # it answers, and has no such folder: others have none either
+        if any(failure.kind == "exit" for failure in failures.values()):
+            return
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
+
+    def is_running(self) -> bool:
+        return is_held(read_tenure(self.run.folder), self.now)
+
+    def ask_to_stop(self) -> None:
+        self.head.ask_to_stop(self.door or self.transport.hosts[0])
+
+    def folders(self) -> dict[str, int]:
+        folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
+        found = self._at_the_door(removal.measure(self.folder, folders))
+        try:
+            return {f"{self.folder}/{folder}": count for folder, count in removal.read_measures(found, folders).items()}
+        except Untrue as error:
+            raise BackendError(str(untrue(error, "what du prints")), where=(self.door or self.transport.hosts[0]).name) from error
+
+    def remove(self, folders: Iterable[str]) -> None:
+        self._at_the_door(removal.remove(self.folder, [folder.removeprefix(f"{self.folder}/") for folder in folders]))
+
+    def _at_the_door(self, command: str) -> str:
+        """What a command says on the host that answered last."""
+        host = self.door or self.transport.hosts[0]
+        answer = self.transport.ask(host, command, timeout=REMOVAL)
+        if failure := reason(host, answer):
+            raise BackendError(str(failure), where=host.name, next="make clean again")
+        assert isinstance(answer, Result)
+        return answer.stdout
+
+
+class OwnHosts:
+    """Machines (backends/base.py) that are yours: setup mends them, and nothing takes them down."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def changes(self) -> tuple[Artifact, ...]:
+        """By host, the script of what is missing on it."""
+        from ..nodes.setup import commands
+
+        return tuple(Artifact(name, text) for name, text in commands(self.config).items()) if self.config.fleet.hosts else ()
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """Looks again, as hosts change; does what is missing then."""
+        from ..nodes import setup
+
+        return setup.main(self.config)
+
+    def left(self) -> list[str]:
+        return []
+
+    def remove(self, purge: bool) -> None: ...

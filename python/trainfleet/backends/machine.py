@@ -1,0 +1,42 @@
+"""This machine, which plays all nodes of the local backend: nothing is made on it, and nothing is left."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from importlib.metadata import version
+
+from .. import hardware
+from ..plan.request import Artifact
+
+
+class Machine:
+    """Machines (base.py) of one that is there, and that is to play so many nodes."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+
+    def changes(self) -> tuple[Artifact, ...]:
+        return ()
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """Says what there is to train on."""
+        accelerators = hardware.local_accelerators()
+        rows = {
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "cores": str(hardware.local_cores()),
+            "accelerators": str(accelerators) if accelerators else "none: training runs on the cores",
+            "disk free": f"{shutil.disk_usage('.').free / 1e9:.0f} GB",
+        }
+        for name, value in rows.items():
+            print(f"{name:13} {value}")
+        if self.nodes > hardware.local_cores():
+            print(f"note: {self.nodes} nodes share {hardware.local_cores()} cores; that works, and each is slower")
+        print("ready; nothing else needs setting up on the local backend\nnext: make train")
+        return 0
+
+    def left(self) -> list[str]:
+        return []
+
+    def remove(self, purge: bool) -> None: ...

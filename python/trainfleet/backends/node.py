@@ -1,0 +1,43 @@
+"""What a node is given: its script, and the values of secrets, which stand in no script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .. import runs
+from ..errors import BackendError
+from ..plan.job import Job
+from ..plan.request import Artifact, script
+from ..seat import Seat, torchrun
+
+
+def node_script(
+    job: Job, seat: Seat, folder: Path | str, python: str, environment: Mapping[str, str], host: str = ""
+) -> Artifact:
+    """A node's script: it takes its seat, and builds its line from that; the line stands in it, to be read."""
+    log = runs.node_log(job.folder, seat.node)
+    heading = [
+        f"{job.kind} {job.name}: node {seat.node} of {seat.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
+    ]
+    if job.torchrun:
+        line = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
+        heading.append(f"runs {' '.join([*line, *job.arguments])}")
+    ranks = str(job.ranks_per_node if job.torchrun else 0)
+    words = [python, "-m", "trainfleet.supervisor", "--seat", "fleet", ranks, str(job.folder), "--", job.module, *job.arguments]
+    return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
+
+
+def values_of(names: Iterable[str]) -> dict[str, str]:
+    """The values from this process's environment, and their names for the supervisor, which masks them in what it logs.
+
+    Raises:
+        BackendError: one is not set.
+    """
+    names = tuple(names)
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise BackendError(f"{', '.join(missing)} is not set", where="fleet.secrets", next=f"export {missing[0]}=...")
+    found = {name: os.environ[name] for name in names}
+    return found | ({"TRAINFLEET_SECRETS": ",".join(found)} if found else {})

@@ -1,0 +1,187 @@
+"""A run on a fleet whose head launches it: handing it over with its very requests, and looking on from here."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from .. import runs
+from ..backends import backend_of
+from ..backends.hosts import Hosts
+from ..backends.node import values_of
+from ..backends.ssh import Ssh
+from ..config import Config, dump_resolved
+from ..errors import BackendError, RunError
+from ..lease import read_tenure
+from ..nodes.answers import Host
+from ..nodes.gate import examine
+from ..nodes.head import HEADS
+from ..plan.plan import Plan
+from ..report import html
+from ..report.summary import print_summary
+from ..runs import Run
+from ..watch.budget import Budget
+from . import execution
+
+LOOK_EVERY = 1.0  # seconds
+SILENCE = 60.0  # seconds without any host that answers until a look gives up
+TO_BEGIN = 20.0  # seconds that a launcher gets to take its office
+DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
+    """Gives a verb to the fleet's head, or joins the one that is at work there, and stays until it ends or is left alone."""
+    run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
+    assert isinstance(backend, Ssh)
+    with backend.place(run) as place:
+        assert isinstance(place, Hosts)
+        place.refresh()
+        if verb == "train" and execution.is_finished(plan, run):
+            return execution.say_finished(plan, run)
+        said = size(launcher_log(run))
+        if place.is_running():
+            said, tenure = 0, read_tenure(run.folder)
+            print(f"{run.name} is at work on {tenure.host if tenure else 'the fleet'}; looking on", flush=True)
+        else:
+            launch(verb, plan, backend, place, started)
+        return attend(place, backend, said, summarize)
+
+
+def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> None:
+    """Examines the hosts, and has the first of them launch the run.
+
+    Raises:
+        ConfigError: the run has cost all that it may.
+        BackendError: the gate is shut, another run is at work, or the launcher does not come up.
+    """
+    run, secrets = place.run, values_of(plan.config.fleet.secrets)
+    Budget(run, plan.config, backend.price()).require()
+    sound, unsound = backend.survey(backend.transport.hosts)
+    for host, why in unsound.items():
+        print(f"{host.name} is left out: {why}", flush=True)
+    if not execution.left_running(plan.config, run):  # which the gate would disturb
+        pass_gate(plan.config, backend, sound[: plan.config.fleet.nodes])
+        backend.refuse_other_runs(sound)
+    runs.write_atomic(run.config, dump_resolved(plan.config))
+    place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
+    before, said = read_tenure(run.folder), size(launcher_log(run))
+    place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token)
+    print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
+    await_office(place, sound[0], before.term if before else 0, said)
+
+
+def await_office(place: Hosts, host: Host, term: int, said: int) -> None:
+    """Returns once the launcher has taken its office, with a term after `term`. Its words begin behind byte `said` of its log.
+
+    Raises:
+        BackendError: it has ended before that, or takes too long; with its words.
+    """
+    deadline = time.monotonic() + TO_BEGIN
+    while True:
+        ended = place.head.has_ended(host)
+        place.refresh()
+        tenure = read_tenure(place.run.folder)
+        if tenure and tenure.term > term:
+            return
+        if ended or time.monotonic() > deadline:
+            show(launcher_log(place.run), said)
+            raise BackendError("the launcher did not come up", where=host.name, next=f"less {launcher_log(place.run)}")
+        time.sleep(LOOK_EVERY / 2)
+
+
+def pass_gate(config: Config, backend: Ssh, hosts: list[Host]) -> None:
+    """Several nodes must fit together before a job starts on them; links are tried where the instance type promises some."""
+    if len(hosts) < 2:
+        return
+    report = examine(backend.transport, config, fabric=config.fleet.instance_type is not None, hosts=hosts)
+    for finding in report.findings:
+        if finding.blames_host and finding.host:
+            backend.quarantine.add(finding.host, finding.message)
+    if not report.is_open:
+        rows = "\n".join(f"  {finding.host.name if finding.host else 'fleet'}: {finding}" for finding in report.findings)
+        raise BackendError(
+            f"the gate is shut: the nodes are not fit to train together\n{rows}", next="make setup, then make doctor"
+        )
+
+
+class LeftAlone(Exception):
+    """The person here turned away; the run goes on."""
+
+
+def attend(place: Hosts, backend: Ssh, shown: int, summarize: bool) -> int:
+    """Shows the launcher's words, from byte `shown` on, until it has ended; its exit code. Ctrl-C only ends the looking on."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise LeftAlone
+
+    before = [signal.signal(number, leave) for number in DETACHED]
+    try:
+        code = look_on(place, shown)
+        learn(place, backend)
+        if summarize and code != 1 and place.run.metrics.exists():
+            html.write(place.run)  # the head's own is not brought: a browser would run what it says
+            print_summary(place.run)
+        return code
+    except LeftAlone:
+        print(f"{place.run.name} goes on without this terminal")
+        print("next: make train looks on again; make status, make logs FOLLOW=1, make stop")
+        return execution.STOPPED
+    finally:
+        for number, handler in zip(DETACHED, before, strict=True):
+            signal.signal(number, handler)
+
+
+def look_on(place: Hosts, shown: int) -> int:
+    """Shows the launcher's words, from byte `shown` on, until it has ended; its exit code.
+
+    Raises:
+        BackendError: no host answers for too long.
+        RunError: its launcher is gone for good.
+    """
+    heard = time.monotonic()
+    while True:
+        try:
+            place.refresh()
+            heard = time.monotonic()
+        except BackendError:
+            if time.monotonic() - heard > SILENCE:
+                raise
+        shown = show(launcher_log(place.run), shown)
+        tenure = read_tenure(place.run.folder)
+        if tenure and tenure.code is not None:
+            time.sleep(LOOK_EVERY)  # its last words follow
+            place.refresh()
+            show(launcher_log(place.run), shown)
+            return tenure.code
+        if tenure and place.now - tenure.time > SILENCE:
+            next = "make train goes on from the last checkpoint"
+            raise RunError("its launcher is gone, and no other took over", where=tenure.host, next=next)
+        time.sleep(LOOK_EVERY)
+
+
+def learn(place: Hosts, backend: Ssh) -> None:
+    """Keeps in this machine's quarantine list what the watchdog found against hosts."""
+    hosts = {host.name: host for host in backend.transport.hosts}
+    events = place.run.read_events()
+    launch = max((index for index, event in enumerate(events) if event["event"] == "launched"), default=0)
+    for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
+        if event["event"] == "quarantined" and (host := hosts.get(event.get("host", ""))):
+            backend.quarantine.add(host, event.get("evidence", ""), "watchdog")
+
+
+def show(log: Path, start: int) -> int:
+    """Prints the whole lines of the launcher's log behind byte `start`, without their stamps; where they end."""
+    lines, end = runs.whole_lines(log, start)
+    for line in lines:
+        print(line.decode(errors="replace").partition(" | ")[2], flush=True)
+    return end
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def launcher_log(run: Run) -> Path:
+    return run.logs / "launcher.log"

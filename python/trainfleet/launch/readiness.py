@@ -1,0 +1,74 @@
+"""What jobs run on, made ready and examined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..backends import backend_of
+from ..backends.base import Can
+from ..config import Config
+from ..plan.fabric import fabric_settings, least_bandwidth
+from ..plan.request import Artifact
+
+
+def make_ready(config: Config) -> int:
+    """Does what is missing for jobs to run; the exit code of `make setup`."""
+    return backend_of(config).machines().apply()
+
+
+def planned(config: Config) -> tuple[Artifact, ...]:
+    """What `make_ready` would do now."""
+    return backend_of(config).machines().changes()
+
+
+def price(config: Config) -> float | None:
+    """US dollars for an hour of a node; 0 where nobody pays, None where nobody knows."""
+    return backend_of(config).price()
+
+
+def shares_one_machine(config: Config) -> bool:
+    """Whether all nodes are played by this machine, and share its cores."""
+    return backend_of(config).is_here
+
+
+def examine(config: Config, lift: Sequence[str]) -> int:
+    """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
+    if Can.EXAMINE not in backend_of(config).can:
+        return make_ready(config)
+    return examine_hosts(config, lift)
+
+
+def examine_hosts(config: Config, lift: Iterable[str]) -> int:
+    """A line a host with what is wrong, then the fabric, and what to type."""
+    from ..nodes.board import Board
+    from ..nodes.fleet import open_fleet
+    from ..nodes.gate import examine as examine_fleet
+    from ..nodes.quarantine import Quarantine
+
+    quarantine = Quarantine()
+    for name in lift:
+        print(f"let out of quarantine: {quarantine.lift(name)}")
+    with open_fleet(config) as transport, Board(transport.hosts) as board:
+        report = examine_fleet(transport, config)
+        held = quarantine.held(transport.hosts)
+        for host in transport.hosts:
+            against = report.against(host)
+            for finding in against:
+                if finding.blames_host:
+                    quarantine.add(host, finding.message)
+            said = [str(finding) for finding in against] + ([f"in quarantine: {held[host].evidence}"] if host in held else [])
+            board.show(host, "FAILED" if said else "ok", "; ".join(said))
+    card = next((facts.card(host) for host, facts in report.facts.items()), "")
+    print("\n".join([*environment(config, card), *report.describe(least_bandwidth(config.fleet.instance_type))]))
+    if report.is_open and not held:
+        print("next: make train")
+        return 0
+    inside = ",".join(host.name for host in quarantine.held(transport.hosts))
+    print(f"next: mend what is named above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}")
+    return 1
+
+
+def environment(config: Config, card: str) -> Iterable[str]:
+    """The settings of the fabric, each with its reason."""
+    for setting in fabric_settings(config.fleet.instance_type, card) if config.fleet.instance_type else ():
+        yield f"{setting.name}={setting.value}  {setting.why}" if setting.value else f"{setting.name} not set: {setting.why}"

@@ -1,0 +1,124 @@
+"""From the variables of a command to its config, its run and its plan."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from .. import hardware
+from ..backends import Backend, backend_of, terms_of
+from ..checkpoints.store import Store, store_of
+from ..config import Config, Derived, Settings, load, load_name, load_resolved
+from ..data.dataset import find
+from ..data.sources import have_changed, plan_units
+from ..errors import RunError
+from ..plan.job import tokenize_job, train_job
+from ..plan.measurement import counts_of
+from ..plan.plan import Plan, make_plan
+from ..plan.request import Request
+from ..runs import DATA, Run, read_json, run_of
+
+Variables = Mapping[str, str]
+ORDER = "TRAINFLEET_ORDER"  # names the file with the requests that a launcher was given
+KINDS = ("tokenize", "train")
+
+
+def settings_of(variables: Variables) -> Settings:
+    """The config file and what overrides it."""
+    short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
+    return Settings(Path(variables.get("CONFIG", "config.yaml")), variables.get("SET", ""), short)
+
+
+def config_of(settings: Settings) -> tuple[Config, list[Derived]]:
+    """The config with everything derived, and what was; its backend has had its say.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    return load(settings, terms_of)
+
+
+def run_named(variables: Variables) -> Run:
+    """The run that the config names, for verbs that only look at it."""
+    return run_of(load_name(settings_of(variables)))
+
+
+def run_started(variables: Variables) -> Run:
+    """The run that the config names, for verbs that need what it has made.
+
+    Raises:
+        RunError: it was never started.
+    """
+    run = run_named(variables)
+    if not run.config.exists():
+        raise RunError("was never started", where=str(run.folder), next="make train")
+    return run
+
+
+def store_named(variables: Variables) -> tuple[str, Store]:
+    """The run that the config names, and where its checkpoints lie, as it was trained last.
+
+    Raises:
+        RunError: it was never started.
+    """
+    run = run_started(variables)
+    return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
+
+
+def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
+    """The plan of a command that carries it out: what is done already (a finished dataset) is left out, and said."""
+    return plan_of(*config_of(settings_of(variables)), kinds, launch=secrets.token_hex(8))
+
+
+def plan_of(config: Config, derived: list[Derived], kinds: Iterable[str] = KINDS, launch: str = "") -> Plan:
+    """The plan of a config. Requests that a launcher was given are carried out as they are, and not made again."""
+    backend, given = backend_of(config), {request.job.kind: request for request in _given()}
+    notes, is_tokenized = _data(config, backend)
+    jobs = [] if is_tokenized else [tokenize_job(config)]
+    jobs += [train_job(config)] if "train" in kinds else []
+    requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]
+    return make_plan(config, derived, requests, notes, backend.price())
+
+
+def _given() -> list[Request]:
+    """What the machine where the command was typed has planned, on the head that carries it out."""
+    path = os.environ.get(ORDER)
+    return [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])] if path else []
+
+
+def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
+    """What is to be said of the dataset, and whether it is there."""
+    folder = DATA / config.data.name
+    if backend.hands_over:
+        return [f"{folder} is made from what data.sources are on the nodes"], False
+    dataset = find(config.data)
+    if dataset is not None:
+        notes = [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents"]
+        if have_changed(config.data, dataset.listing):
+            notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
+        return notes, True
+    units = plan_units(config.data)  # finds out now, and not on the nodes, that a source is missing
+    seconds = units.seconds(hardware.local_cores())
+    size = f"{units.bytes / 1e6:,.1f} MB in {units.files:,} files, {len(units.units):,} units"
+    return [f"{folder} is made: {size}, about {seconds:.0f} s", *(f"warning: {warning}" for warning in units.warnings)], False
+
+
+def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]]:
+    """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
+
+    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch a rank.
+    """
+    whole = {name: value for name, value in variables.items() if name != "NODES"}
+    settings = settings_of(whole)
+    counts = counts_of(variables.get("NODES", ""), config_of(settings)[0].fleet.nodes)
+    first = config_of(settings)[0].train.global_batch
+    sizes = []
+    for count in counts:
+        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}  # a size of its own, or none
+        if weak:
+            short["WEAK"] = ("train.global_batch", str(first * count // counts[0]))
+        sizes.append(config_of(replace(settings, short=short)))
+    return sizes

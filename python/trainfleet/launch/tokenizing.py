@@ -1,0 +1,43 @@
+"""A dataset from its plan to its table, on the machine that launches it."""
+
+from __future__ import annotations
+
+from .. import runs
+from ..backends import backend_of
+from ..config import dump_resolved
+from ..data import summary
+from ..data.dataset import find
+from ..plan.plan import Plan
+from ..report import lengths
+from ..watch.interrupts import Interrupts
+from . import execution
+
+
+def tokenize(plan: Plan, started: float) -> int:
+    """Turns the sources into data/<name> by this plan; the command's exit code."""
+    run = runs.run_of(plan.config.name)
+    if backend_of(plan.config).hands_over:
+        from .handover import hand_over  # loads SSH
+
+        return hand_over("tokenize", plan, started, summarize=False)
+    with execution.in_charge(plan.config, run) as office, Interrupts() as interrupts:
+        for request in plan.requests:
+            runs.write_atomic(run.config, dump_resolved(plan.config))
+            if not execution.tokenize(plan, request, interrupts):
+                print("stopped; the units that were done stay: make tokenize goes on from there")
+                office.code = execution.STOPPED
+                return office.code
+        office.code = 0
+    describe(plan)
+    return 0
+
+
+def describe(plan: Plan) -> None:
+    """Draws and prints what the dataset holds."""
+    dataset = find(plan.config.data)
+    assert dataset is not None
+    folder = runs.DATA / plan.config.data.name
+    lengths.draw(plan.config.data.name, dataset, folder / "lengths.png")
+    for name, value in [*summary.table(dataset), ("lengths", str(folder / "lengths.png"))]:
+        print(f"{name:>16}  {value}")
+    print("next: make train")

@@ -1,0 +1,150 @@
+"""A training run from its plan to its report, on the machine that launches it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from .. import hardware, runs
+from ..backends import backend_of
+from ..backends.base import Can, Handle
+from ..checkpoints import catalogue, changes
+from ..checkpoints.marker import Broken
+from ..checkpoints.store import store_of
+from ..config import Config, dump_given, dump_resolved
+from ..errors import ConfigError, InputError, Problem, RunError, TrainfleetError
+from ..lease import Office, Tenure
+from ..plan.plan import Plan
+from ..plan.request import Request
+from ..processes import run_module
+from ..report import html, plots
+from ..report.live import Live
+from ..report.summary import print_summary
+from ..runs import Run
+from ..watch.budget import Budget
+from ..watch.interrupts import Interrupts
+from . import execution
+
+
+def train(plan: Plan, started: float, summarize: bool = True) -> int:
+    """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is summed up here."""
+    require_engine(plan.config)
+    run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
+    if backend.hands_over:
+        from .handover import hand_over  # loads SSH
+
+        return hand_over("train", plan, started, summarize)
+    require_same(plan.config, run)
+    if execution.is_finished(plan, run):
+        return execution.say_finished(plan, run)
+    Budget(run, plan.config, backend.price()).require()
+    with execution.in_charge(plan.config, run) as office, Interrupts() as interrupts:
+        try:
+            office.code = launch(plan, run, interrupts, started, office)
+        except TrainfleetError:
+            report(run, plan.config, "failed")
+            raise
+        finally:
+            run.stop.unlink(missing_ok=True)
+    if summarize and backend.is_here:  # elsewhere it is printed where the command was typed
+        print_summary(run)
+    return office.code
+
+
+def require_same(config: Config, run: Run) -> None:
+    """Refuses what the ranks would: to go on with a run as another one. Its folder stays as it is.
+
+    Raises:
+        RunError: naming what differs.
+    """
+    store = store_of(run, config.checkpoint.destination)
+    for step in reversed(store.steps()):
+        try:
+            commit = catalogue.read(store, step)
+        except Broken:
+            continue  # the ranks set it aside
+        changes.check(commit, config, commit.dataset, store.address(step))
+        return
+
+
+def require_engine(config: Config) -> None:
+    """ConfigError where nothing trains on the accelerators of the nodes yet: their CPUs must not stand in for them."""
+    if device := hardware.awaited(config.fleet.instance_type):
+        message = f"{config.fleet.instance_type}: training on {device.name} is not built yet; planning and setting up are"
+        raise ConfigError([Problem(0, "", "fleet.instance_type", message)], next="make plan")
+
+
+def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office: Office) -> int:
+    """The command's exit code, once nothing of the run is running any more."""
+    running = execution.left_running(plan.config, run) if office.predecessor else None
+    if office.predecessor and not running:
+        plan = execution.take_over(plan, run)
+    restarts = restarts_of(run, None if running else office.predecessor)
+    if not running:
+        run.stop.unlink(missing_ok=True)
+        runs.write_atomic(run.config, dump_resolved(plan.config))
+        runs.write_atomic(run.given, dump_given(plan.config, list(plan.derived)))
+    fleet = plan.config.fleet
+    run.update_results(
+        name=run.name, started=started, status="running", backend=fleet.backend, nodes=fleet.nodes,
+        world_size=plan.config.world_size, restarts=restarts, unattended=Can.OUTLIVES in backend_of(plan.config).can,
+    )  # fmt: skip
+    seconds = {}
+    for request in plan.requests:
+        began, done = time.time(), carry_out(plan, request, run, interrupts, running)
+        if request.job.kind == "tokenize":
+            seconds["tokenize"] = round(time.time() - began, 2)
+        if not done:
+            return conclude(run, plan.config, "stopped", seconds)
+    code = conclude(run, plan.config, str(run.read_results().get("status")), seconds)
+    return export(run, plan.config) if code == 0 and plan.config.checkpoint.export else code
+
+
+def carry_out(plan: Plan, request: Request, run: Run, interrupts: Interrupts, running: tuple[Handle, Request] | None) -> bool:
+    """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
+    handle = None
+    if running and running[1].job.kind == request.job.kind:
+        handle, request = running
+        print(f"{run.name} runs on, as the launcher before this one left it", flush=True)
+    if request.job.kind == "tokenize":
+        return execution.tokenize(plan, request, interrupts, handle)
+    if not handle:
+        run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node)
+    return execution.execute(plan, request, interrupts, Live(run, plan.config.train.steps), handle)
+
+
+def restarts_of(run: Run, predecessor: Tenure | None) -> int:
+    """How often the run has been restarted, now that the launcher before this one, if one did, died at its work."""
+    if predecessor is None:
+        return 0
+    restarts = int(run.read_results().get("restarts", 0)) + 1
+    run.record("restarted", attempt=restarts, cause="lost-node", who=f"the launcher on {predecessor.host}")
+    return restarts
+
+
+def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -> int:
+    """Writes the last word to results.json and draws the report; the exit code."""
+    run.update_results(seconds=(run.read_results().get("seconds") or {}) | seconds)
+    report(run, config, status)
+    return 0 if status == "finished" else execution.STOPPED
+
+
+def export(run: Run, config: Config) -> int:
+    """Makes the finished model a Hugging Face folder in the run's; the exit code of the program that does."""
+    return run_module("trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)))
+
+
+def report(run: Run, config: Config, status: str) -> None:
+    """Leaves status and cost in results.json, and plots and report.html of what has been logged, also of a run that failed.
+
+    A disk that is full fails none of it: the run is what matters, and `make report` draws again.
+    """
+    try:
+        price = backend_of(config).price()
+        spent = Budget(run, config, price).spent()
+        run.update_results(status=status, **({} if price is None else {"usd": round(spent, 4)}))
+        if run.metrics.exists():
+            plots.draw(run)
+            html.write(run)
+    except (OSError, RunError, InputError) as error:
+        print(f"warning: the report is not whole: {error}\n  next: df -h {run.folder}, then make report", file=sys.stderr)

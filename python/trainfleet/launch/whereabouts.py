@@ -1,0 +1,76 @@
+"""Where a run is at work, for the verbs that look at it, and its end: asked for, waited for, and proven."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from ..backends import backend_of
+from ..backends.place import Here, Place
+from ..config import Config, load_resolved
+from ..errors import BackendError, ConfigError, RunError
+from ..runs import Run
+from .settings import Variables, config_of, run_named, settings_of
+
+PATIENCE = 120.0  # seconds: a step and a checkpoint
+
+
+def place_of(variables: Variables) -> Place:
+    """The place of the run that the config names."""
+    run = run_named(variables)
+    config = config_known(run, variables)
+    return Here(run) if config is None or is_nowhere(config) else backend_of(config).place(run)
+
+
+def stop(place: Place, run: Run, started: float) -> None:
+    """Has a run that is at work stop at its next step, and returns when it has.
+
+    Raises:
+        RunError: no step came in time.
+    """
+    place.ask_to_stop()
+    print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
+    while place.is_running():
+        if time.time() - started > PATIENCE:
+            why = f"no step boundary came within {PATIENCE:.0f} s"
+            next = "make logs FOLLOW=1; Ctrl-C twice where it runs ends it at once"
+            raise RunError("it has not stopped yet", where=str(run.folder), why=why, next=next)
+        time.sleep(place.pace)
+        place.refresh()
+
+
+def end(variables: Variables) -> None:
+    """Kills what is left of the run that the config names, wherever that is, and looks again.
+
+    Raises:
+        BackendError: a node can't be reached, or a process does not die; by host.
+    """
+    run = run_named(variables)
+    if (config := config_known(run, variables)) is None or is_nowhere(config):
+        return
+    backend = backend_of(config)
+    handle = backend.find(run)
+    backend.stop(handle, at_once=True)
+    status = backend.status(handle)
+    if status.lost:
+        rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
+        raise BackendError(f"it is not known that nothing of {run.name} runs any more\n{rows}", next="make clean again")
+    if handle.hosts:
+        print(f"nothing of {run.name} runs on the fleet's {len(handle.hosts)} hosts", flush=True)
+
+
+def config_known(run: Run, variables: Variables) -> Config | None:
+    """The run's own config; where there is none, or one of another version of this, the file's; None when neither can be read."""
+    if run.config.exists():
+        with suppress(ConfigError):
+            config = load_resolved(run.config)
+            if config.name == run.name:  # else it is another run's, and so is what would be asked and removed by it
+                return config
+    with suppress(ConfigError):  # a look needs none
+        return config_of(settings_of(variables))[0]
+    return None
+
+
+def is_nowhere(config: Config) -> bool:
+    """Whether the config names no machine yet, so that its run can have been at work nowhere."""
+    return backend_of(config).hands_over and not config.fleet.hosts

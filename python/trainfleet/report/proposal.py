@@ -1,0 +1,171 @@
+"""A plan for people: what would run, with what was derived and why; and as files, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from .. import hardware
+from ..config import Config, Derived, dump_resolved
+from ..config.layouts import sizes_to_try
+from ..config.memory import passes_of
+from ..config.sizes import flops_in_words
+from ..errors import ConfigError, Problem
+from ..plan.estimate import LIKELY, Estimate
+from ..plan.fabric import fabric_settings
+from ..plan.plan import Plan, degrees
+from ..plan.request import Artifact, Request
+from ..plan.speed import Step
+from ..runs import write_atomic
+from .history import duration
+
+INDENT = "    "
+FILES = r"config\.yaml|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
+
+
+def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
+    """What is known without asking any machine, for people: aligned."""
+    fleet = config.fleet
+    kind = f" ({fleet.instance_type})" if fleet.instance_type else ""
+    world = f"{fleet.nodes} nodes x {fleet.ranks_per_node} ranks{kind}"
+    yield f"{config.name}: {config.train.steps:,} steps on the {fleet.backend} backend, {world}"
+    yield from ("", "derived")
+    keys, values = (
+        max(map(len, column), default=0) for column in ([row.key for row in derived], [str(row.value) for row in derived])
+    )
+    yield from (hung(f"  {row.key:{keys}}  {row.value!s:>{values}}  ", row.why) for row in derived)
+    yield from ("", "estimate")
+    yield from (hung(f"  {name:10} ", text) for name, text in _estimates(config, needs))
+    settings = fabric_settings(fleet.instance_type, "<card>") if fleet.instance_type else ()
+    if settings:
+        yield from ("", "environment")
+        width = max(len(setting.name) for setting in settings)
+        for setting in settings:
+            yield hung(f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why)
+
+
+def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
+    """What make setup would do now, by host."""
+    for artifact in changes:
+        steps = [line for line in artifact.text.splitlines() if not line.startswith(("#!", "set -e"))]
+        yield from ("", f"{artifact.name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps))
+
+
+def describe_requests(requests: Iterable[Request], notes: tuple[str, ...]) -> Iterator[str]:
+    """The exact artifacts, in the order in which they will run."""
+    yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
+    for request in requests:
+        yield from ("", f"{request.job.kind} ({request.job.name})")
+        for artifact in request.artifacts:
+            yield from (f"  {artifact.name}", *(f"{INDENT}{line}" for line in artifact.text.splitlines()))
+
+
+def hung(head: str, text: str) -> str:
+    """A line that begins with `head`; what the terminal has no room for stands below, where the text begins."""
+    return textwrap.fill(text, columns(), initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+
+
+def columns() -> int:
+    """How wide a line may be: the terminal's width, in a pipe 100, and no more than can be read well."""
+    return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
+
+
+def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
+    train, fleet = config.train, config.fleet
+    yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
+    yield "layout", degrees(config)
+    yield (
+        "batch",
+        f"{train.global_batch} sequences = {config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}",
+    )
+    if train.search_micro_batch:
+        sizes = ", ".join(map(str, sizes_to_try(config)))
+        yield (
+            "",
+            f"a new run tries {sizes} sequences first and takes the fastest that fits; here is reckoned with {train.micro_batch}",
+        )
+    of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
+    named = {"loss": "loss or gradient sums"}
+    held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
+    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: {held}"
+    if needs.usable and needs.memory.total > needs.usable:
+        yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
+    yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
+    if needs.peak and needs.seconds is not None:
+        speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
+        mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
+        basis = _basis(config) if needs.step else "which is assumed"
+        yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU of {mfu:.0%}, {basis}"
+        if needs.step:
+            yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
+        peak = needs.peak / config.world_size / 1e12
+        yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {needs.format})"
+        yield "", flops_in_words(config.model)
+        yield "time", f"about {duration(needs.seconds)}"
+    else:
+        yield "time", "unknown on this hardware"
+    if needs.usd is None:
+        yield "cost", "unknown: no list price" if needs.price is None else f"${needs.price * fleet.nodes:,.2f} an hour"
+    else:
+        yield "cost", f"about ${rough(needs.usd)}" if needs.usd else "$0 (this machine)"
+
+
+def _basis(config: Config) -> str:
+    """What the speed was predicted from, and how far off it may be."""
+    device = hardware.accelerator_of(config.fleet.instance_type)
+    known = f"within {LIKELY:.0%} for four of five published runs"
+    return f"predicted: {known}" if device and device.fitted else "predicted from related devices: no published run of this one"
+
+
+def shares(step: Step) -> list[str]:
+    """The parts of a step that take at least 2 % of it, largest first."""
+    words = {
+        "products": "matrix products", "traffic": "memory traffic", "launches": "kernel launches", "shards": "gathering shards",
+        "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
+        "idle": "pipeline idle", "update": "optimizer", "other": "gradient exchange and the rest",
+    }  # fmt: skip
+    parts = sorted(((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True)
+    return [f"{words.get(name, name)} {share:.0%}" for share, name in parts if share >= 0.02]
+
+
+def rough(value: float) -> str:
+    """With the three digits that an estimate has: 492,000, 7,690, 1.25."""
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
+    """The names of the files left in `folder`: the resolved config, the plan as data, and each artifact as it is."""
+    files = {"config.yaml": dump_resolved(plan.config), "plan.json": json.dumps(_record(plan), indent=2) + "\n"}
+    files |= {f"{request.job.kind}-{artifact.name}": artifact.text for request in plan.requests for artifact in request.artifacts}
+    files |= {artifact.name: artifact.text for artifact in changes}
+    for name, text in files.items():
+        write_atomic(folder / name, text)
+    return list(files)
+
+
+def require_own(folder: Path) -> None:
+    """Refuses a folder that has something else than an earlier plan: your config.yaml would be overwritten.
+
+    Raises:
+        ConfigError: it is no folder, or one with other files.
+    """
+    why = ""
+    if folder.exists() and not folder.is_dir():
+        why = "it is no folder"
+    elif folder.is_dir() and (other := sorted(path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name))):
+        why = f"it holds {other[0]}, which is no part of a plan"
+    elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
+        why = "it holds a config.yaml that no plan wrote"
+    if why:
+        problem = Problem(0, "OUT", "", f"{folder} is not a new folder, an empty one, or an earlier plan's: {why}")
+        raise ConfigError([problem], next="make plan OUT=plan")
+
+
+def _record(plan: Plan) -> dict[str, object]:
+    requests = [request.record() for request in plan.requests]
+    return {"derived": [asdict(row) for row in plan.derived], "estimate": asdict(plan.estimate), "requests": requests}
