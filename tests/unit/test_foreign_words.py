@@ -133,3 +133,11 @@ def test_events_that_the_formats_let_through_show_no_control_characters(tmp_path
     path.write_text(path.read_text() + json.dumps({"time": 1.0, "event": "notice", "node": 0, "notice": EVIL}) + "\n")
     said = verbs.begin(tmp_path, "status").communicate(timeout=60)[0]
     assert not RAW.search(said)
+
+
+def test_output_that_finds_no_room_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainfleet", "recipes"]
+    environment = os.environ | {"PYTHONPATH": str(verbs.ROOT / "python"), "PYTHONUNBUFFERED": "1"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr

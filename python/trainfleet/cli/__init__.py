@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import TrainfleetError, tell
+from ..errors import RunError, TrainfleetError, tell
 from ..output import guarded
 from ..runs import unwritable
 from ..spelling import suggest
@@ -69,8 +69,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def explained(error: OSError) -> TrainfleetError | None:
     """What to tell a user of an error that is the environment's fault; None when it is ours."""
-    name = str(error.filename or "")
-    return unwritable(Path(name), error) if name and error.errno in ENVIRONMENT else None
+    if error.errno not in ENVIRONMENT:
+        return None
+    if error.filename:
+        return unwritable(Path(str(error.filename)), error)
+    return RunError("can't write all that there is to say", why=error.strerror or str(error), next="df -h, where its output goes")
 
 
 def _verb(arguments: Sequence[str]) -> str:
