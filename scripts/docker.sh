@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Docker from the distribution; with the word `nvidia` also NVIDIA's container toolkit, so that containers see the GPUs.
 set -euo pipefail
-usage="usage: docker.sh check|apply|verify [nvidia]"
+usage="usage: docker.sh check|apply|verify [nvidia KEY]"
 verb=${1:?$usage}
-gpus=${2:-}
+gpus=${2:-} key=${3:-}
 toolkit=https://nvidia.github.io/libnvidia-container
 
 verify() {
@@ -14,14 +14,16 @@ verify() {
 
 add_toolkit() {
   if command -v apt-get > /dev/null; then
-    install -d /etc/apt/keyrings
-    curl -fsSL --retry 3 "$toolkit/gpgkey" | gpg --batch --yes --dearmor -o /etc/apt/keyrings/nvidia-container-toolkit.gpg
+    "$(dirname "$0")/key.sh" apply "$toolkit/gpgkey" "$key" /etc/apt/keyrings/nvidia-container-toolkit.gpg
     echo "deb [signed-by=/etc/apt/keyrings/nvidia-container-toolkit.gpg] $toolkit/stable/deb/\$(ARCH) /" \
       > /etc/apt/sources.list.d/nvidia-container-toolkit.list
     apt-get update -qq
     apt-get install -y -qq -o DPkg::Lock::Timeout=300 nvidia-container-toolkit > /dev/null
   else
-    curl -fsSL --retry 3 -o /etc/yum.repos.d/nvidia-container-toolkit.repo "$toolkit/stable/rpm/nvidia-container-toolkit.repo"
+    "$(dirname "$0")/key.sh" apply "$toolkit/gpgkey" "$key" /etc/pki/rpm-gpg/nvidia-container-toolkit.asc
+    # shellcheck disable=SC2016  # dnf fills its own variable in
+    printf '[nvidia-container-toolkit]\nname=NVIDIA\nbaseurl=%s/stable/rpm/$basearch\nenabled=1\ngpgcheck=0\nrepo_gpgcheck=1\ngpgkey=file://%s\n' \
+      "$toolkit" /etc/pki/rpm-gpg/nvidia-container-toolkit.asc > /etc/yum.repos.d/nvidia-container-toolkit.repo
     dnf install -y -q nvidia-container-toolkit
   fi
   nvidia-ctk runtime configure --runtime=docker > /dev/null

@@ -2,10 +2,11 @@
 # The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, all from one pinned installer.
 # verify asks libfabric itself: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
 set -euo pipefail
-usage="usage: efa.sh check|apply|verify VERSION"
-verb=${1:?$usage} version=${2:?$usage}
+usage="usage: efa.sh check|apply|verify VERSION KEY"
+verb=${1:?$usage} version=${2:?$usage} key=${3:?$usage}
 home=${EFA_HOME:-/opt/amazon}
-url=https://efa-installer.amazonaws.com/aws-efa-installer-$version.tar.gz
+from=https://efa-installer.amazonaws.com
+url=$from/aws-efa-installer-$version.tar.gz
 
 installed() { sed -n '1s/.*: *v\{0,1\}//p' "$home/efa_installed_packages" 2> /dev/null; }
 fi_info() { if [ -x "$home/efa/bin/fi_info" ]; then "$home/efa/bin/fi_info" "$@"; else command fi_info "$@"; fi; }
@@ -23,7 +24,12 @@ apply() {
   if [ "$(installed)" != "$version" ]; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
-    curl -fsSL --retry 3 -o "$folder/efa.tar.gz" "$url" || { echo "efa: can't download $url"; exit 1; }
+    for file in "" .sig; do
+      curl -fsSL --retry 3 -o "$folder/efa.tar.gz$file" "$url$file" || { echo "efa: can't download $url$file"; exit 1; }
+    done
+    "$(dirname "$0")/key.sh" apply "$from/aws-efa-installer.key" "$key" "$folder/key.gpg"
+    gpgv --keyring "$folder/key.gpg" "$folder/efa.tar.gz.sig" "$folder/efa.tar.gz" 2> "$folder/log" ||
+      { echo "efa: $url is not signed by $key: $(tail -n 1 "$folder/log")"; exit 1; }
     tar -xzf "$folder/efa.tar.gz" -C "$folder"
     (cd "$folder/aws-efa-installer" && ./efa_installer.sh -y > "$folder/log" 2>&1) || { tail -n 20 "$folder/log"; exit 1; }
   fi

@@ -3,9 +3,9 @@
 # Exits 3 when a client was installed that needs another kernel, so another boot.
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html - data linked to S3 shows as files, loaded when read.
 set -euo pipefail
-usage="usage: fsx.sh check|apply|verify DNS_NAME@tcp:/MOUNT_NAME FOLDER"
+usage="usage: fsx.sh check|apply|verify DNS_NAME@tcp:/MOUNT_NAME FOLDER KEY"
 verb=${1:?$usage}
-export source=${2:?$usage} folder=${3:?$usage} # both become fields of fstab; no part of the folder is `..`
+export source=${2:?$usage} folder=${3:?$usage} key=${4:?$usage} # source and folder become fields of fstab; no part of the folder is `..`
 [[ $folder =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ && $source =~ ^[A-Za-z0-9][A-Za-z0-9.-]*@tcp[0-9]*:/[A-Za-z0-9_-]+$ ]] || { echo "$usage" >&2; exit 2; }
 table=${TRAINFLEET_ROOT:-}/etc/fstab
 mounts=${TRAINFLEET_MOUNTS:-/proc/mounts}
@@ -28,8 +28,7 @@ client() {
     # shellcheck disable=SC1091
     . /etc/os-release
     export DEBIAN_FRONTEND=noninteractive
-    install -d /etc/apt/keyrings
-    curl -fsSL --retry 3 "$keys" | gpg --batch --yes --dearmor -o /etc/apt/keyrings/fsx.gpg
+    "$(dirname "$0")/key.sh" apply "$keys" "$key" /etc/apt/keyrings/fsx.gpg
     echo "deb [signed-by=/etc/apt/keyrings/fsx.gpg] $repository $VERSION_CODENAME main" > /etc/apt/sources.list.d/fsx.list
     apt-get update -qq
     apt-get install -y -qq -o DPkg::Lock::Timeout=300 lustre-client-utils "lustre-client-modules-$(uname -r)" > /dev/null 2>&1 && return

@@ -1,17 +1,31 @@
 #!/usr/bin/env bash
-# requirements*.lock from pyproject.toml (check: current?, apply: write them, verify = check). Needs uv.
-# CUDA's own packages are left out: torch pins them itself, and its CPU build has none.
+# requirements*.lock from pyproject.toml, each file of each package by its SHA-256 (check: current?, apply: write them, verify = check).
+# Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
+# the package registry; those of the CPU builds from docker/stack.lock.yaml, as PyTorch's own index has other files of the same version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 compile() { # every platform and Python in one file
-  uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$@" pyproject.toml |
-    grep -vE "^(nvidia|cuda)-|^triton==|sys_platform == 'emscripten'"
+  uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes --no-emit-find-links \
+    --no-emit-index-url "$@" pyproject.toml
+}
+
+requirements() { # cuda|other: a requirement and its hashes are one line and those below it
+  awk -v wanted="$1" '/^[^ ]/ { kind = /^(nvidia|cuda)-|^triton==/ ? "cuda" : /sys_platform == .emscripten/ ? "none" : "other" } kind == wanted'
+}
+
+add_cpu_builds() { # their hashes, as some of torch's own
+  awk -v hashes="$(awk '/cpu_wheels:/ { on = 1; next } on && !/^ *cp/ { on = 0 } on { print $2 }' docker/stack.lock.yaml)" '
+    { print }
+    /^torch==/ { count = split(hashes, each); for (i = 1; i <= count; i++) print "    --hash=sha256:" each[i] " \\" }'
 }
 
 write() { # where to
-  compile > "$1/requirements.lock"
-  compile --extra data --extra test --extra check > "$1/requirements-test.lock"
+  local all
+  all=$(compile)
+  requirements other <<< "$all" | add_cpu_builds > "$1/requirements.lock"
+  requirements cuda <<< "$all" > "$1/requirements-cuda.lock"
+  compile --extra data --extra test --extra check | requirements other | add_cpu_builds > "$1/requirements-test.lock"
 }
 
 case ${1:-} in
@@ -20,7 +34,7 @@ case ${1:-} in
     fresh=$(mktemp -d)
     trap 'rm -rf "$fresh"' EXIT
     write "$fresh"
-    diff requirements.lock "$fresh/requirements.lock" && diff requirements-test.lock "$fresh/requirements-test.lock"
+    for lock in requirements{,-cuda,-test}.lock; do diff "$lock" "$fresh/$lock"; done
     ;;
   *) echo "usage: lock.sh check|apply|verify" >&2 && exit 2 ;;
 esac

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The Neuron driver, runtime, collectives and tools, exact versions, from Neuron's own repository.
-# https://awsdocs-neuron.readthedocs-hosted.com/en/latest/setup/ - usage: neuron.sh apply aws-neuronx-dkms=2.31.7.0 ...
+# https://awsdocs-neuron.readthedocs-hosted.com/en/latest/setup/ - usage: neuron.sh apply KEY aws-neuronx-dkms=2.31.7.0 ...
 set -euo pipefail
-usage="usage: neuron.sh check|apply|verify PACKAGE=VERSION..."
-verb=${1:?$usage}
-shift
+usage="usage: neuron.sh check|apply|verify KEY PACKAGE=VERSION..."
+verb=${1:?$usage} key=${2:?$usage}
+shift 2
 [ $# -gt 0 ] || { echo "$usage" >&2 && exit 2; }
 apt=https://apt.repos.neuron.amazonaws.com
 yum=https://yum.repos.neuron.amazonaws.com
-key=GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
+published=GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
 
 read_version() { if command -v dpkg-query > /dev/null; then dpkg-query -W -f '${Version}' "$1" 2> /dev/null; else rpm -q --qf '%{VERSION}' "$1"; fi; }
 installed() { read_version "$1" | sed 's/[-~+].*//' || true; } # without what the distribution adds; nothing when it is not there
@@ -28,14 +28,14 @@ apply() {
   . /etc/os-release
   if command -v apt-get > /dev/null; then
     export DEBIAN_FRONTEND=noninteractive
-    install -d /etc/apt/keyrings
-    curl -fsSL --retry 3 "$apt/$key" | gpg --batch --yes --dearmor -o /etc/apt/keyrings/neuron.gpg
+    "$(dirname "$0")/key.sh" apply "$apt/$published" "$key" /etc/apt/keyrings/neuron.gpg
     echo "deb [signed-by=/etc/apt/keyrings/neuron.gpg] $apt $VERSION_CODENAME main" > /etc/apt/sources.list.d/neuron.list
     apt-get update -qq
     apt-get install -y -qq -o DPkg::Lock::Timeout=300 --allow-downgrades --allow-change-held-packages "${@/%/*}" > /dev/null
     apt-mark hold "${@%%=*}" > /dev/null # no upgrade in the night
   else
-    printf '[neuron]\nname=Neuron\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=%s\n' "$yum" "$yum/$key" > /etc/yum.repos.d/neuron.repo
+    "$(dirname "$0")/key.sh" apply "$yum/$published" "$key" /etc/pki/rpm-gpg/neuron.asc
+    printf '[neuron]\nname=Neuron\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/neuron.asc\n' "$yum" > /etc/yum.repos.d/neuron.repo
     dnf install -y -q --allowerasing "${@/=/-}"
   fi
   modprobe neuron

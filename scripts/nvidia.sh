@@ -2,8 +2,8 @@
 # NVIDIA's data-centre driver, an exact version, built for the running kernel; the fabric manager of the same version where NVSwitch
 # needs it. CUDA itself comes inside torch. Exits 3 when the machine must boot again before the driver works.
 set -euo pipefail
-usage="usage: nvidia.sh check|apply|verify VERSION open|proprietary [fabric-manager]"
-verb=${1:?$usage} version=${2:?$usage} modules=${3:?$usage} manager=${4:-}
+usage="usage: nvidia.sh check|apply|verify VERSION open|proprietary SHA256 [SHA256_OF_THE_FABRIC_MANAGER]"
+verb=${1:?$usage} version=${2:?$usage} modules=${3:?$usage} sum=${4:?$usage} manager=${5:-}
 run=NVIDIA-Linux-x86_64-$version.run
 url=https://us.download.nvidia.com/tesla/$version/$run
 archive=fabricmanager-linux-x86_64-$version-archive
@@ -19,14 +19,14 @@ verify() {
   echo "nvidia: driver $version on $(nvidia-smi -L | wc -l) GPUs${manager:+, fabric manager $version}"
 }
 
-fetch() { curl -fsSL --retry 3 -o "$2" "$1" || { echo "nvidia: can't download $1"; exit 1; }; }
+fetch() { "$(dirname "$0")/download.sh" apply "$@"; }
 
 apply() {
   folder=$(mktemp -d)
   trap 'rm -rf "$folder"' EXIT
   if [ "$(driver)" != "$version" ]; then
     printf 'blacklist nouveau\noptions nouveau modeset=0\n' > /etc/modprobe.d/trainfleet-nouveau.conf
-    fetch "$url" "$folder/$run"
+    fetch "$url" "$sum" "$folder/$run"
     sh "$folder/$run" --silent --dkms --no-questions --kernel-module-type="$modules" > "$folder/log" 2>&1 || { tail -n 20 "$folder/log"; exit 1; }
     if ! modprobe nvidia 2> /dev/null || [ "$(driver)" != "$version" ]; then # the old module is in use
       echo "nvidia: driver $version is installed, and loads at the next boot"
@@ -34,7 +34,7 @@ apply() {
     fi
   fi
   if [ -n "$manager" ] && [ "$(manager_version)" != "$version" ]; then
-    fetch "$archives/$archive.tar.xz" "$folder/manager.tar.xz"
+    fetch "$archives/$archive.tar.xz" "$manager" "$folder/manager.tar.xz"
     tar -xJf "$folder/manager.tar.xz" -C "$folder"
     (cd "$folder/$archive/sbin" && bash ./fm_run_package_installer.sh > /dev/null)
     systemctl enable --now --quiet nvidia-fabricmanager

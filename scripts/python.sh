@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # The Python environment of the fleet, in a folder that all nodes share: requirements.lock, with torch and its kin as the stack pins
-# them. Built beside its place and moved there whole; uv is used where it is there. A `-` stands for no extra index.
+# them. Built beside its place and moved there whole; uv is used where it is there. A `-` stands for the usual index, or no other one.
+# Each file has a SHA-256 of the lock or of the stack, but for Neuron's own: those come in exact versions from Neuron's index alone, and
+# nothing else is looked for there, nor they elsewhere.
 set -euo pipefail
-usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX EXTRA_INDEX PIN..."
-verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} extra=${4:?$usage}
-shift 4
-lock=$(cd "$(dirname "$0")/.." && pwd)/requirements.lock
-torch=${1:?$usage}
+usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... PIN..."
+verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} other=${4:?$usage} torch=${5:?$usage}
+shift 5
+hashes=()
+while [[ ${1:-} == --hash=* ]]; do hashes+=("$1"); shift; done
+locks=$(cd "$(dirname "$0")/.." && pwd)
 
 newest() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13
   local minor
@@ -16,7 +19,6 @@ newest() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13
 
 verify() {
   [ -e "$folder/.complete" ] || { echo "python: $folder is not complete"; return 1; }
-  local found
   found=$("$folder/bin/python" -c 'from importlib.metadata import version; print(version("torch"))') || return 1
   [ "${found%%+*}" = "${torch##*==}" ] || { echo "python: torch $found in $folder, wanted ${torch##*==}"; return 1; }
   echo "python: $folder, torch $found"
@@ -26,18 +28,27 @@ install() {
   if command -v uv > /dev/null; then uv pip install --quiet --python "$folder/bin/python" "$@"; else "$folder/bin/python" -m pip install -q "$@"; fi
 }
 
+lines_of() { awk -v wanted="$1" '/^[^ ]/ { kind = /^torch==/ ? "torch" : "rest" } kind == wanted' "$locks/requirements.lock"; }
+
 apply() {
-  local python
+  local python index=(--index-url "$torch_index") build=+${torch_index##*/}
   python=$(newest)
-  rm -rf "$folder"
-  mkdir -p "${folder%/*}"
-  pins=$(mktemp) # not local: the trap outlives this function
-  trap 'rm -f "$pins"' EXIT
-  grep -v '^torch==' "$lock" > "$pins"
+  [ "$torch_index" != - ] || index=() build=""
+  [ ${#hashes[@]} -gt 0 ] || lines_of torch | grep -q "^$torch " ||
+    { echo "python: neither requirements.lock nor docker/stack.lock.yaml has a SHA-256 of $torch" && exit 1; }
+  rm -rf "$folder" && mkdir -p "${folder%/*}"
   if command -v uv > /dev/null; then uv venv --quiet --relocatable --python "$python" "$folder"; else "$python" -m venv "$folder"; fi
-  install --index-url "$torch_index" --no-deps "$torch"
-  [ $# -lt 2 ] || install --extra-index-url "$extra" "${@:2}"
-  install --requirement "$pins" "$torch"
+  if [ ${#hashes[@]} -gt 0 ]; then echo "$torch ${hashes[*]}"; else lines_of torch; fi | sed "s/^torch==[0-9.]*/&$build/" > "$folder/torch.lock"
+  lines_of rest > "$folder/rest.lock"
+  install --no-deps --require-hashes "${index[@]}" --requirement "$folder/torch.lock"
+  install --no-deps --require-hashes --requirement "$folder/rest.lock"
+  [ -n "$build" ] || install --no-deps --require-hashes --requirement "$locks/requirements-cuda.lock"
+  if [ $# -gt 0 ]; then
+    install --no-deps --index-url "$other" "$@"
+    left=$("$folder/bin/python" "$locks/scripts/unpinned.py" "${@%%=*}")
+    [ -z "$left" ] || { echo "python: $left is asked for, and pinned nowhere: add it to docker/stack.lock.yaml"; exit 1; }
+  fi
+  [ $# -eq 0 ] && [ ${#hashes[@]} -eq 0 ] || install "$torch" "$@" # of the usual index, what those ask for beside the lock
   touch "$folder/.complete" # last: without it the folder counts as not there
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # .venv from the lock files: check (is it there?), apply (build it), verify (do the packages load?).
-# uv is used where it is there; plain venv and pip do the same, slower. TRAINFLEET_PIP=pip forces the latter.
+# uv is used where it is there; plain venv and pip do the same, slower: TRAINFLEET_PIP=pip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 verb=${1:?usage: venv.sh check|apply|verify [lock ...]}
@@ -13,23 +13,27 @@ pip_option() { python3 -m pip config get "global.$1" 2> /dev/null || true; } # o
 is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # one whose making was stopped is not
 has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
-install() { # as pip install, silent unless it fails
+install() { # as pip install, silent unless it fails; nothing that the locks do not name by its SHA-256
   if uses_uv; then
     # uv does not read pip's configuration: hand on the one setting that decides which build is found.
     local links=${UV_FIND_LINKS:-$(pip_option find-links)}
-    env ${links:+UV_FIND_LINKS="$links"} uv pip install --quiet --python "$python" "$@"
+    env ${links:+UV_FIND_LINKS="$links"} uv pip install --quiet --python "$python" --require-hashes --no-deps "$@"
   else
-    "$python" -m pip install --quiet --quiet --disable-pip-version-check "$@"
+    "$python" -m pip install --quiet --quiet --disable-pip-version-check --require-hashes --no-deps "$@"
   fi
 }
 
 install_cpu_torch() { # a tenth of the usual build's size; where it can't be had in seconds, the usual one does
-  local torch
-  torch=$(grep -ho '^torch==[0-9.]*' "$@" | head -n 1) || return 0
   [ "$(uname -sm)" = 'Linux x86_64' ] && ! has_gpu || return 0
-  PIP_DEFAULT_TIMEOUT=8 PIP_RETRIES=0 UV_HTTP_TIMEOUT=8 UV_HTTP_RETRIES=0 \
-    install --no-deps --index-url "$cpu_index" "$torch" 2> /dev/null ||
-    echo "PyTorch's index of CPU builds can't be reached; taking $torch from the usual one"
+  awk '/^[^ ]/ { torch = sub(/^torch==[0-9.]+/, "&+cpu") } torch' "$@" | tee .venv/torch.lock | grep -c . > /dev/null || return 0 # uv wants +cpu
+  (export PIP_DEFAULT_TIMEOUT=8 PIP_RETRIES=0 UV_HTTP_TIMEOUT=8 UV_HTTP_RETRIES=0
+    install --index-url "$cpu_index" --requirement .venv/torch.lock || install --requirement .venv/torch.lock) 2> /dev/null ||
+    echo "PyTorch's index of CPU builds can't be reached, or has none that the lock knows; taking the usual build of torch"
+}
+
+install_cuda() { # what torch's usual build for Linux needs beside it
+  local needs='import sys; from importlib import metadata as m; sys.exit(not any("nvidia" in r for r in m.requires("torch") or ()))'
+  ! "$python" -c "$needs" 2> /dev/null || install --requirement requirements-cuda.lock
 }
 
 take_turns() { # of two first makes the second waits, and finds the packages there; flock is Python's, as macOS has no program for it
@@ -48,6 +52,7 @@ apply() {
   is_whole || { rm -rf .venv; if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi; }
   install_cpu_torch "$@"
   install "${files[@]}"
+  install_cuda
   touch .venv/.stamp
 }
 

@@ -2,6 +2,8 @@
 # The scripts as nodes run them. Real: files, sshd -t, ssh-keygen, fi_info without an EFA device, a Python environment. Fakes on PATH
 # stand for what a container can't have: Lustre, GPUs, Neuron, EFA, package managers. They log their words.
 
+key=0123456789ABCDEF0123456789ABCDEF01234567
+
 setup() {
   scripts=$BATS_TEST_DIRNAME/../../scripts
   root=$(mktemp -d)
@@ -92,21 +94,21 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   command -v fi_info > /dev/null || { [ "${REQUIRE_ALL:-}" != 1 ]; skip "apt-get install libfabric-bin"; }
   echo 'EFA installer version: 1.51.0' > "$root/opt/efa_installed_packages"
   fake lsmod 'echo "ib_uverbs 180224 1 efa"'
-  run "$scripts/efa.sh" verify 1.51.0
+  run "$scripts/efa.sh" verify 1.51.0 "$key"
   [ "$status" -eq 1 ]
   [[ $output == *"fi_info -p efa lists no endpoint"* ]]
 }
 
 @test "efa: version, module and endpoints are each looked at" {
-  run "$scripts/efa.sh" verify 1.51.0
+  run "$scripts/efa.sh" verify 1.51.0 "$key"
   [ "$status" -eq 1 ]
   [[ $output == *"wanted 1.51.0"* ]]
   echo 'EFA installer version: 1.51.0' > "$root/opt/efa_installed_packages"
   fake lsmod 'true'
-  [ -d /sys/module/ib_uverbs ] || { run "$scripts/efa.sh" verify 1.51.0; [[ $output == *"ib_uverbs is not loaded"* ]]; }
+  [ -d /sys/module/ib_uverbs ] || { run "$scripts/efa.sh" verify 1.51.0 "$key"; [[ $output == *"ib_uverbs is not loaded"* ]]; }
   fake lsmod 'echo "ib_uverbs 180224 1 efa"'
   fake fi_info 'printf "provider: efa\n    fabric: efa\nprovider: efa\n"'
-  run "$scripts/efa.sh" apply 1.51.0
+  run "$scripts/efa.sh" apply 1.51.0 "$key"
   [ "$status" -eq 0 ]
   [ "$output" = "efa: 1.51.0, 2 endpoints" ]
 }
@@ -114,7 +116,7 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
 @test "efa: a download that fails says from where" {
   fake lsmod 'echo "ib_uverbs 180224 1 efa"'
   fake curl 'exit 22'
-  run "$scripts/efa.sh" apply 1.51.0
+  run "$scripts/efa.sh" apply 1.51.0 "$key"
   [ "$status" -eq 1 ]
   [[ $output == *"can't download https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz"* ]]
 }
@@ -123,42 +125,109 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   fake nvidia-smi 'echo 570.1'
   fake curl 'echo "exit 0" > "${@: -2:1}"'
   fake modprobe ''
-  run "$scripts/nvidia.sh" verify 580.126.09 proprietary
+  run "$scripts/nvidia.sh" verify 580.126.09 proprietary -
   [ "$status" -eq 1 ]
   [ "$output" = "nvidia: driver 570.1, wanted 580.126.09" ]
   fake nvidia-smi 'case $1 in -L) echo GPU; echo GPU;; *) echo 580.126.09; echo 580.126.09;; esac'
-  run "$scripts/nvidia.sh" apply 580.126.09 proprietary
+  run "$scripts/nvidia.sh" apply 580.126.09 proprietary -
   [ "$status" -eq 0 ]
   [ "$output" = "nvidia: driver 580.126.09 on 2 GPUs" ]
   [ "$(grep -c curl "$FAKE_LOG" || true)" -eq 0 ]
-  run "$scripts/nvidia.sh" verify 580.126.09 open fabric-manager
+  run "$scripts/nvidia.sh" verify 580.126.09 open - -
   [ "$status" -eq 1 ]
   [[ $output == *"fabric manager"* ]]
 }
 
+sign() { # files, name: makes a key called so, and exports it to files/key.asc; its fingerprint
+  export GNUPGHOME=$root/gpg-$2
+  mkdir -p -m 700 "$GNUPGHOME" "$1"
+  gpg --batch --quiet --passphrase '' --quick-generate-key "$2" ed25519 sign never 2> /dev/null
+  gpg --batch --quiet --armor --export > "$1/key.asc"
+  gpg --batch --with-colons --list-keys | awk -F: '$1 == "fpr" { print $10; exit }'
+}
+
+@test "key: only the key that the lock names is taken" {
+  command -v gpg > /dev/null || { [ "${REQUIRE_ALL:-}" != 1 ]; skip "apt-get install gnupg"; }
+  ours=$(sign "$root/ours" ours)
+  sign "$root/theirs" theirs > /dev/null
+  run "$scripts/key.sh" apply "file://$root/theirs/key.asc" "$ours" "$root/ring.gpg"
+  [ "$status" -eq 1 ]
+  [[ $output == *"not $ours; nothing was installed"* ]]
+  [ ! -e "$root/ring.gpg" ]
+  cat "$root/theirs/key.asc" >> "$root/ours/key.asc" # one more beside it
+  run "$scripts/key.sh" apply "file://$root/ours/key.asc" "$ours" "$root/ring.gpg"
+  [ "$status" -eq 1 ]
+  GNUPGHOME=$root/gpg-ours gpg --batch --quiet --armor --export > "$root/ours/key.asc"
+  for ring in ring.gpg ring.asc; do
+    run "$scripts/key.sh" apply "file://$root/ours/key.asc" "$ours" "$root/$ring"
+    [ "$status" -eq 0 ] || { echo "$output"; false; }
+    [ "$output" = "key: $ours" ]
+  done
+}
+
+@test "download: nothing without a SHA-256, and nothing that has another" {
+  echo good > "$root/file"
+  run "$scripts/download.sh" apply "file://$root/file" - "$root/out"
+  [ "$status" -eq 1 ]
+  [[ $output == *"has no sha256 for file://$root/file"* ]]
+  run "$scripts/download.sh" apply "file://$root/file" "$(sha256sum /dev/null | cut -d ' ' -f 1)" "$root/out"
+  [ "$status" -eq 1 ]
+  [ ! -e "$root/out" ]
+  run "$scripts/download.sh" apply "file://$root/file" "$(sha256sum "$root/file" | cut -d ' ' -f 1)" "$root/out"
+  [ "$status" -eq 0 ]
+  cmp "$root/file" "$root/out"
+}
+
+@test "efa: an installer that the key did not sign is not run" {
+  command -v gpgv > /dev/null || { [ "${REQUIRE_ALL:-}" != 1 ]; skip "apt-get install gpgv"; }
+  ours=$(sign "$root/www" ours)
+  mkdir "$root/aws-efa-installer"
+  printf 'touch %s/ran; echo "EFA installer version: 1.51.0" > %s/opt/efa_installed_packages\n' "$root" "$root" > "$root/aws-efa-installer/efa_installer.sh"
+  chmod +x "$root/aws-efa-installer/efa_installer.sh"
+  tar -czf "$root/www/efa.tar.gz" -C "$root" aws-efa-installer
+  GNUPGHOME=$root/gpg-ours gpg --batch --quiet --detach-sign -o "$root/www/efa.tar.gz.sig" "$root/www/efa.tar.gz"
+  fake curl 'for last; do :; done
+case $last in *.key) from=key.asc;; *.sig) from=efa.tar.gz.sig;; *) from=efa.tar.gz;; esac
+cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)"'
+  fake lsmod 'echo "ib_uverbs 180224 1 efa"'
+  fake fi_info 'printf "provider: efa\n"'
+  mkdir -p /etc/modules-load.d
+  echo changed >> "$root/www/efa.tar.gz"
+  run "$scripts/efa.sh" apply 1.51.0 "$ours"
+  [ "$status" -eq 1 ]
+  [[ $output == *"is not signed by $ours"* ]]
+  [ ! -e "$root/ran" ]
+  tar -czf "$root/www/efa.tar.gz" -C "$root" aws-efa-installer
+  GNUPGHOME=$root/gpg-ours gpg --batch --yes --quiet --detach-sign -o "$root/www/efa.tar.gz.sig" "$root/www/efa.tar.gz"
+  run "$scripts/efa.sh" apply 1.51.0 "$ours"
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [ -e "$root/ran" ]
+  rm -f /etc/modules-load.d/trainfleet-efa.conf
+}
+
 @test "neuron: packages, versions without the distribution's tail, devices" {
   fake dpkg-query 'case ${@: -1} in aws-neuronx-dkms) echo -n 2.31.7.0-1~jammy;; *) exit 1;; esac'
-  run "$scripts/neuron.sh" verify aws-neuronx-dkms=2.31.7.0 aws-neuronx-tools=2.33.38.0
+  run "$scripts/neuron.sh" verify "$key" aws-neuronx-dkms=2.31.7.0 aws-neuronx-tools=2.33.38.0
   [ "$status" -eq 1 ]
   [ "$output" = "neuron: aws-neuronx-tools missing, wanted 2.33.38.0" ]
-  run "$scripts/neuron.sh" verify aws-neuronx-dkms=2.31.7.0
+  run "$scripts/neuron.sh" verify "$key" aws-neuronx-dkms=2.31.7.0
   [ "$status" -eq 1 ]
   [[ $output == *"no /dev/neuron"* ]]
 }
 
 @test "ofi-nccl: too old, not known to the loader, right" {
   mkdir -p "$root/opt/ofi-nccl/lib/x86_64-linux-gnu" "$root/etc/ld.so.conf.d"
-  run "$scripts/ofi_nccl.sh" verify 1.20.0 1.51.0
+  run "$scripts/ofi_nccl.sh" verify 1.20.0 1.51.0 "$key"
   [ "$status" -eq 1 ]
   [[ $output == *"no libnccl-net"* ]]
   touch "$root/opt/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net-ofi.so"
   fake dpkg-query 'echo 1.9.2-aws'
-  run "$scripts/ofi_nccl.sh" verify 1.20.0 1.51.0
+  run "$scripts/ofi_nccl.sh" verify 1.20.0 1.51.0 "$key"
   [ "$status" -eq 1 ]
   [[ $output == *"1.9.2, wanted 1.20.0 or newer"* ]]
   fake dpkg-query 'echo 1.21.1-1'
   fake ldconfig ''
-  run "$scripts/ofi_nccl.sh" apply 1.20.0 1.51.0
+  run "$scripts/ofi_nccl.sh" apply 1.20.0 1.51.0 "$key"
   [ "$status" -eq 0 ]
   [ "$output" = "ofi-nccl: 1.21.1" ]
 }
@@ -169,15 +238,15 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   fake modprobe ''
   fake lctl 'echo "lustre: 2.15.6"'
   fake mount "echo \"10.0.0.5@tcp:/abcd \$1 lustre rw 0 0\" >> $root/mounts"
-  run "$scripts/fsx.sh" check "$source" "$root/fsx"
+  run "$scripts/fsx.sh" check "$source" "$root/fsx" "$key"
   [ "$status" -eq 1 ]
-  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx" "$key"
   [ "$status" -eq 0 ]
   [ "${lines[-1]}" = "fsx: $source at $root/fsx, Lustre 2.15.6" ]
-  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx" "$key"
   [ "$(grep -c lustre "$root/etc/fstab")" -eq 1 ]
   [ "$(grep -c '^mount ' "$FAKE_LOG")" -eq 1 ]
-  run "$scripts/fsx.sh" verify fs-2.fsx.us-east-1.amazonaws.com@tcp:/other "$root/fsx"
+  run "$scripts/fsx.sh" verify fs-2.fsx.us-east-1.amazonaws.com@tcp:/other "$root/fsx" "$key"
   [ "$status" -eq 1 ]
   [[ $output == *"is not mounted"* ]]
 }
@@ -190,12 +259,12 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   source=fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd
   for folder in '/fsx #d;e touch '"$root/evil"';#' '/fsx\n/etc' $'/fsx\nproc' '/fsx ext4' '/fsx/../etc' /fsx/. fsx '/fsx$(touch '"$root/evil"')' \
     '/fsx;id' '/#d' '/.*' '/fsx/' / '' '/fs\x20'; do
-    run "$scripts/fsx.sh" apply "$source" "$folder"
+    run "$scripts/fsx.sh" apply "$source" "$folder" "$key"
     [ "$status" -ne 0 ]
     [[ $output == *usage* ]]
   done
   for other in 'x y' 'x@tcp:/a b' $'x@tcp:/a\nb' '.*@tcp:/a' 'x@tcp:/../a' 'LABEL=a' '-o@tcp:/a'; do
-    run "$scripts/fsx.sh" apply "$other" "$root/fsx"
+    run "$scripts/fsx.sh" apply "$other" "$root/fsx" "$key"
     [ "$status" -eq 2 ]
   done
   [ ! -e "$root/evil" ]
@@ -212,7 +281,7 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   printf '%s\n' "# $root/fsx lustre is mounted below" "/dev/sda1 / ext4 defaults 0 1" "old@tcp:/x $root/fsx lustre defaults 0 0" \
     "/dev/sdb $root/fsx/scratch ext4 defaults 0 0" "/dev/sdc $root/fsx-2 lustre defaults 0 0" > "$root/etc/fstab"
   chmod 640 "$root/etc/fstab"
-  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx" "$key"
   [ "$(wc -l < "$root/etc/fstab")" -eq 5 ]
   [ "$(grep -c "^$source $root/fsx lustre" "$root/etc/fstab")" -eq 1 ]
   [ "$(grep -c '^old@tcp' "$root/etc/fstab" || true)" -eq 0 ]
@@ -282,6 +351,26 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   run "$scripts/python.sh" apply "$root/env" https://index.invalid - torch==2.13.0
   [ "$status" -eq 0 ]
   [ "$(wc -l < "$FAKE_LOG")" -eq "$calls" ]
+}
+
+@test "python: Neuron's packages come from Neuron's index alone, torch by its hash, and what has neither is refused" {
+  fake uv 'for last; do :; done
+[ "$1" = pip ] || { mkdir -p "$last/bin"; printf "#!/bin/sh\ncase \$1 in -c) echo 2.9.1+cpu;; *) echo \$LEFT;; esac\n" > "$last/bin/python"; chmod +x "$last/bin/python"; }'
+  neuron=(https://index.invalid/cpu https://neuron.invalid torch==2.9.1)
+  run "$scripts/python.sh" apply "$root/env" "${neuron[@]}" torch-neuronx==2.9
+  [ "$status" -eq 1 ]
+  [[ $output == *"has a SHA-256 of torch==2.9.1"* ]]
+  LEFT=libneuronxla run "$scripts/python.sh" apply "$root/env" "${neuron[@]}" --hash=sha256:aa torch-neuronx==2.9
+  [ "$status" -eq 1 ]
+  [[ $output == *"libneuronxla is asked for, and pinned nowhere"* ]]
+  : > "$FAKE_LOG"
+  LEFT="" run "$scripts/python.sh" apply "$root/env" "${neuron[@]}" --hash=sha256:aa torch-neuronx==2.9
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  grep -qx 'torch==2.9.1+cpu --hash=sha256:aa' "$root/env/torch.lock"
+  grep -q -- '--no-deps --index-url https://neuron.invalid torch-neuronx==2.9$' "$FAKE_LOG"
+  [ "$(grep -c neuron.invalid "$FAKE_LOG")" -eq 1 ]
+  [ "$(grep -c extra-index-url "$FAKE_LOG" || true)" -eq 0 ]
+  [ "$(grep -c require-hashes "$FAKE_LOG")" -eq 2 ]
 }
 
 @test "build tools: what is missing is named" {

@@ -15,6 +15,9 @@ from trainfleet.nodes.stack import load_stack
 
 ROOT = Path(__file__).parents[2]
 SHARED = "/fsx/trainfleet"
+EFA = "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC"
+TOOLKIT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+FSX = "9C36DD9C515F10DBC3AA835C5D5CCC3383A962E1"
 
 
 def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
@@ -53,8 +56,8 @@ def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> No
     fsx = replace(wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd")
     facts = replace(PLAIN, bus=("nvidia",) * 8 + ("efa",), scratch_disks=("nvme1n1", "nvme2n1"))
     assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, docker=True)) == [
-        "build_tools.sh headers", "limits.sh 65536", "sshd.sh", "nvidia.sh 580.126.09 proprietary", "efa.sh 1.51.0",
-        "ofi_nccl.sh 1.20.0 1.51.0", "docker.sh nvidia", "fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx",
+        "build_tools.sh headers", "limits.sh 65536", "sshd.sh", "nvidia.sh 580.126.09 proprietary -", f"efa.sh 1.51.0 {EFA}",
+        f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", f"docker.sh nvidia {TOOLKIT}", f"fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx {FSX}",
         "scratch.sh /scratch /dev/nvme1n1 /dev/nvme2n1", "access.sh /fsx/trainfleet/ssh/head.pub"]  # fmt: skip
 
 
@@ -65,12 +68,12 @@ P3DN_READY = replace(READY, gpus=V100, efa="1.51.0", uverbs=True, fi_info=1, pac
     ("change", "command", "why"),
     [
         ({}, None, ""),
-        ({"gpus": (Gpu("570.1", 1, 0, "V100"), *V100[1:])}, "nvidia.sh 580.126.09 proprietary", "driver 570.1, 580.126.09, the stack has"),
-        ({"gpus": ()}, "nvidia.sh 580.126.09 proprietary", "driver missing"),
-        ({"efa": "1.30.0"}, "efa.sh 1.51.0", "installer 1.30.0, the stack has 1.51.0"),
-        ({"uverbs": False}, "efa.sh 1.51.0", "ib_uverbs is not loaded"),
-        ({"fi_info": 0}, "efa.sh 1.51.0", "fi_info -p efa lists nothing"),
-        ({"packages": {"libnccl-ofi": "1.9.1"}}, "ofi_nccl.sh 1.20.0 1.51.0", "libnccl-ofi 1.9.1"),
+        ({"gpus": (Gpu("570.1", 1, 0, "V100"), *V100[1:])}, "nvidia.sh 580.126.09 proprietary -", "driver 570.1, 580.126.09, the stack has"),
+        ({"gpus": ()}, "nvidia.sh 580.126.09 proprietary -", "driver missing"),
+        ({"efa": "1.30.0"}, f"efa.sh 1.51.0 {EFA}", "installer 1.30.0, the stack has 1.51.0"),
+        ({"uverbs": False}, f"efa.sh 1.51.0 {EFA}", "ib_uverbs is not loaded"),
+        ({"fi_info": 0}, f"efa.sh 1.51.0 {EFA}", "fi_info -p efa lists nothing"),
+        ({"packages": {"libnccl-ofi": "1.9.1"}}, f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", "libnccl-ofi 1.9.1"),
         ({"memlock": "64", "has": tuple(name for name in READY.has if name != LIMITS)}, "limits.sh 65536", "64 KiB of locked memory"),
     ],
 )  # fmt: skip
@@ -81,8 +84,8 @@ def test_one_thing_that_drifted_gives_one_step_with_its_reason(change: dict[str,
 
 
 def test_nvswitch_machines_get_the_fabric_manager_and_open_modules() -> None:
-    assert "nvidia.sh 595.112.07 open fabric-manager" in commands(PLAIN, wanted("p5.48xlarge"))
-    assert "nvidia.sh 595.112.07 open" in commands(PLAIN, wanted("g6.48xlarge"))
+    assert "nvidia.sh 595.112.07 open - -" in commands(PLAIN, wanted("p5.48xlarge"))
+    assert "nvidia.sh 595.112.07 open -" in commands(PLAIN, wanted("g6.48xlarge"))
 
 
 def test_trainium_gets_the_packages_of_its_own_sdk() -> None:
@@ -121,7 +124,9 @@ def test_every_step_has_its_script_and_every_stack_its_source() -> None:
     lock = yaml.safe_load((ROOT / "docker/stack.lock.yaml").read_text())
     for stack in lock["stacks"].values():
         for name, entry in stack.items():
-            assert not isinstance(entry, dict) or {"version", "source", "date"} == set(entry), name
+            assert not isinstance(entry, dict) or {"version", "source", "date"} <= set(entry), name
+    for entry in lock["keys"].values():
+        assert set(entry) == {"fingerprint", "source", "date"} and len(entry["fingerprint"]) == 40
 
 
 def test_versions_compare_as_numbers() -> None:

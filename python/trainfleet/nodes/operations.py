@@ -84,10 +84,10 @@ class Wanted:
 
 
 def lock_hash(stack: Stack) -> str:
-    """Changes with requirements.lock and with the stack's versions."""
-    from .tar import ROOT, content_hash
+    """Changes with the locks and with the stack's versions."""
+    from .tar import LOCKS, ROOT, content_hash
 
-    return content_hash({"lock": (ROOT / "requirements.lock").read_bytes(), "stack": repr(stack).encode()})[:12]
+    return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": repr(stack).encode()})[:12]
 
 
 Operation = Callable[[Facts, Wanted], Iterator[Step]]
@@ -126,7 +126,8 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     if not version or found == [version]:
         return
     family = (wanted.fleet.instance_type or "").partition(".")[0]
-    words = (version, wanted.stack.kernel_modules, "fabric-manager" if family in NVSWITCH else "")
+    manager = wanted.stack.fabric_manager_sha256 if family in NVSWITCH else ""
+    words = (version, wanted.stack.kernel_modules, wanted.stack.nvidia_sha256, manager)
     yield Step("nvidia.sh", tuple(filter(None, words)), f"driver {', '.join(found) or 'missing'}, the stack has {version}")
 
 
@@ -139,7 +140,9 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     ]
     if wrong:
         words = tuple(f"{name}={version}" for name, version in wanted.stack.neuron_packages)
-        yield Step("neuron.sh", words, f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}")
+        yield Step(
+            "neuron.sh", (wanted.stack.key("neuron"), *words), f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}"
+        )
 
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -154,7 +157,7 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     if facts.efa and facts.fi_info < 1:
         reasons.append("fi_info -p efa lists nothing")
     if reasons:
-        yield Step("efa.sh", (wanted.stack.efa,), "; ".join(reasons))
+        yield Step("efa.sh", (wanted.stack.efa, wanted.stack.key("efa")), "; ".join(reasons))
 
 
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -164,13 +167,15 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[Step]:
         return
     found = next((version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), "")
     if not at_least(found, least):
-        yield Step("ofi_nccl.sh", (least, wanted.stack.efa), f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer")
+        words = (least, wanted.stack.efa, wanted.stack.key("efa"))
+        yield Step("ofi_nccl.sh", words, f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer")
 
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """Docker, only when the config asks for it."""
     if wanted.fleet.docker and "docker" in facts.lacks:
-        yield Step("docker.sh", ("nvidia",) if wanted.stack.nvidia else (), "fleet.docker asks for it")
+        words = ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
+        yield Step("docker.sh", words, "fleet.docker asks for it")
 
 
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -181,7 +186,7 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     source = f"{place.dns_name}@tcp:/{place.mount_name}"
     mounted = facts.mounts.get(place.folder, "nothing")
     if mounted.split()[0] != "lustre" or not mounted.endswith(f":/{place.mount_name}"):
-        yield Step("fsx.sh", (source, place.folder), f"{mounted} at {place.folder}")
+        yield Step("fsx.sh", (source, place.folder, wanted.stack.key("fsx")), f"{mounted} at {place.folder}")
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -203,7 +208,12 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     folder, stack = wanted.environment, wanted.stack
     if not folder or f"{folder}/.complete" in facts.has:
         return
-    pins = [f"torch=={stack.torch}", *(f"{name}=={version}" for name, version in stack.python_packages if name not in ("torch",))]
+    wheels = [f"--hash=sha256:{digest}" for digest in stack.torch_wheels]
+    pins = [
+        f"torch=={stack.torch}",
+        *wheels,
+        *(f"{name}=={version}" for name, version in stack.python_packages if name not in ("torch",)),
+    ]
     words = (f"{wanted.fleet.shared_folder}/{folder}", stack.torch_index, stack.neuron_index or "-", *pins)
     yield Step("python.sh", words, "no environment for this lock yet", phase="head", root=False)
 

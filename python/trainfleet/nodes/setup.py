@@ -113,7 +113,7 @@ class Application:
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
         """The folder on the nodes, relative to the user's home, that has this checkout's scripts and lock now."""
-        files = {name: data for name, data in code_files().items() if name.startswith("scripts/") or name == "requirements.lock"}
+        files = {name: data for name, data in code_files().items() if name.startswith(("scripts/", "requirements"))}
         folder = f".trainfleet/{content_hash(files)}"
         for host, failure in self.transport.put_once(files, folder, hosts=hosts).failed.items():
             self.fail(host, str(failure))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ class Stack:
     neuron_index: str = ""
     neuron_packages: tuple[tuple[str, str], ...] = ()  # system packages, name and version
     python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself
+    torch_wheels: tuple[str, ...] = ()  # SHA-256 of those of torch_index, where requirements.lock has others
+    nvidia_sha256: str = "-"  # of the driver's installer; - where nobody has written it down
+    fabric_manager_sha256: str = "-"
+    keys: tuple[tuple[str, str], ...] = ()  # fingerprints of the keys that sign repositories and installers
+
+    def key(self, name: str) -> str:
+        """The fingerprint of one key."""
+        return dict(self.keys)[name]
 
 
 def load_stack(name: str, path: Path = LOCK) -> Stack:
@@ -39,7 +47,9 @@ def load_stack(name: str, path: Path = LOCK) -> Stack:
     import yaml
 
     try:
-        stacks: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["stacks"]
+        lock = yaml.safe_load(path.read_text(encoding="utf-8"))
+        stacks: dict[str, Any] = lock["stacks"]
+        keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise TrainfleetError(
             "the lock of versions can't be read", where=str(path), why=str(error), next=f"git checkout {path}"
@@ -48,7 +58,7 @@ def load_stack(name: str, path: Path = LOCK) -> Stack:
         raise TrainfleetError(
             f"no stack {name}; there are: {', '.join(stacks)}", where=str(path), next="see fleet.stack in schema/README.md"
         )
-    return _build(name, stacks[name])
+    return replace(_build(name, stacks[name]), keys=keys)
 
 
 def _build(name: str, entry: dict[str, Any]) -> Stack:
@@ -56,5 +66,10 @@ def _build(name: str, entry: dict[str, Any]) -> Stack:
     known = {field.name for field in fields(Stack)}
     system = {key: version for key, version in versions.items() if key.startswith("aws-neuronx-")}
     extra = {key: version for key, version in versions.items() if key not in known and key not in system}
-    plain = {key: version for key, version in versions.items() if key in known}
-    return Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()))
+    plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
+    stack = Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()))
+    torch, driver = entry["torch"], entry.get("nvidia", {})
+    sums: dict[str, Any] = {
+        f"nvidia_{key}".replace("nvidia_fabric", "fabric"): str(value) for key, value in driver.items() if key.endswith("sha256")
+    }
+    return replace(stack, torch_wheels=tuple(torch.get("wheels", {}).values()), **sums)

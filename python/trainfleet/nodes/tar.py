@@ -8,7 +8,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-CODE = ("python", "schema", "scripts", "docker", "pyproject.toml", "requirements.lock")  # what a node needs to run a job
+LOCKS = ("requirements.lock", "requirements-cuda.lock")
+CODE = ("python", "schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job
 ROOT = Path(__file__).parents[3]
 
 

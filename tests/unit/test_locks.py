@@ -1,0 +1,105 @@
+"""What is downloaded is what was locked: every file of every package by its SHA-256, every repository by its key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-cuda.lock")
+LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ]+)( ; [^\\]+)? \\")
+HASH = re.compile(r"    --hash=sha256:([0-9a-f]{64})( \\)?")
+STACK = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """`package==version` → the hashes of its files; a line that is neither fails."""
+    found: dict[str, set[str]] = {}
+    package = ""
+    for line in (ROOT / name).read_text().splitlines():
+        if match := HASH.fullmatch(line):
+            found[package].add(match[1])
+        else:
+            match = LINE.fullmatch(line)
+            assert match, f"{name}: {line}"
+            package = f"{match[1]}=={match[2]}"
+            found[package] = set()
+    return found
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_is_pinned_with_the_hashes_of_its_files(name: str) -> None:
+    found = locked(name)
+    assert len(found) > 15 and all(found.values())
+
+
+def test_what_pyproject_asks_for_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {
+        "requirements.lock": project["dependencies"],
+        "requirements-test.lock": [*extras["data"], *extras["test"], *extras["check"]],
+    }
+    for name, requirements in wanted.items():
+        packages = {re.sub(r"\[.*\]", "", line.partition(";")[0].strip()).lower() for line in requirements}
+        assert packages <= set(locked(name)), name
+    assert all("==" in line for lines in extras.values() for line in lines)
+
+
+def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
+    torch = STACK["components"]["torch"]
+    for name in LOCKS[:2]:
+        hashes = locked(name)[f"torch=={torch['version']}"]
+        assert set(torch["cpu_wheels"].values()) < hashes and len(hashes) > 10
+    cuda = {package.partition("==")[0] for package in locked("requirements-cuda.lock")}
+    assert "nvidia-nccl-cu13" in cuda and not cuda & {package.partition("==")[0] for package in locked("requirements.lock")}
+
+
+def test_another_file_of_a_locked_version_is_not_installed(tmp_path: Path) -> None:
+    """The real venv.sh, with pip and without a network: a wheel that fits its hash is installed, one that does not is refused."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "venv.sh").write_bytes((ROOT / "scripts" / "venv.sh").read_bytes())
+    wheel = tmp_path / "plain-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("plain.py", "")
+        archive.writestr("plain-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
+        archive.writestr(
+            "plain-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(
+            "plain-1.0.dist-info/RECORD",
+            "plain.py,,\nplain-1.0.dist-info/METADATA,,\nplain-1.0.dist-info/WHEEL,,\nplain-1.0.dist-info/RECORD,,\n",
+        )
+    environment = os.environ | {"TRAINFLEET_PIP": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    for digest, code in (("0" * 64, 1), (hashlib.sha256(wheel.read_bytes()).hexdigest(), 0)):
+        (tmp_path / "one.lock").write_text(f"plain==1.0 \\\n    --hash=sha256:{digest}\n")
+        done = subprocess.run(
+            ["bash", "scripts/venv.sh", "apply", "one.lock"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert code == 0 or "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_a_package_of_neuron_that_is_pinned_nowhere_is_named(tmp_path: Path) -> None:
+    for name, asks in {
+        "torch-neuronx": ["libneuronxla==2", "numpy", "nki; extra == 'x'", "neuronx_cc>=2"],
+        "neuronx-cc": [],
+    }.items():
+        place = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        place.mkdir()
+        lines = [f"Requires-Dist: {ask}" for ask in asks]
+        (place / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *lines, ""]))
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "unpinned.py", "torch-neuronx", "neuronx-cc"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "libneuronxla\n"
