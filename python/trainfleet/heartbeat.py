@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import fence, stacks
+from . import fence, stacks, temporary
 from .beats import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .fence import Attempt
 from .lease import Vigil, read_tenure
@@ -53,12 +53,8 @@ class Node:
 
     def __init__(self, folder: Path, node: int, order: int) -> None:
         self.folder, self.number = folder, node
-        memory = _memory(folder, node)
-        self.place = memory / str(order)
-        self.place.mkdir(parents=True, exist_ok=True)
-        for old in memory.iterdir():
-            if old.name.isdigit() and int(old.name) < order:
-                shutil.rmtree(old, ignore_errors=True)
+        self.place = _memory(folder, node, order)
+        self.lock = temporary.hold(self.place)
 
     def leave(self, beat: Beat) -> None:
         """Keeps a rank's newest beat."""
@@ -96,8 +92,7 @@ class Node:
 
     def forget(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)
-        with suppress(OSError):  # another attempt has begun
-            self.place.parent.rmdir()
+        os.close(self.lock)
 
 
 class Heart:
@@ -199,17 +194,16 @@ class Heart:
                     print(f"no heartbeat could be written: {error}", file=sys.stderr, flush=True)
 
 
-def _memory(folder: Path, node: int) -> Path:
-    """A folder for what the ranks of a node tell each other: in memory, this user's alone; else in the run folder."""
+def _memory(folder: Path, node: int, order: int) -> Path:
+    """The folder for what the ranks of a node tell each other: in memory, this user's alone; else in the run folder."""
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"
     with suppress(OSError):
         own.mkdir(mode=0o700, exist_ok=True)
         found = own.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            temporary.sweep(own.iterdir())
             key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-            (place := own / f"{key}-{node}").mkdir(exist_ok=True)
+            (place := own / f"{key}-{node}-{order}").mkdir(exist_ok=True)
             return place
-    place = folder / FOLDER / f".node-{node}"
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+    return folder / FOLDER / f".node-{node}-{order}"

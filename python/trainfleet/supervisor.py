@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import fence
+from . import fence, temporary
 from .kernel import Kernel
 from .output import hide_bytes
 from .processes import die_with_parent, identity, signal_group
@@ -95,21 +95,20 @@ def supervise(arguments: list[str]) -> int:
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
     """`scratch` leads to a folder on this node's own disk: ranks print into it, and a full shared disk must not end them."""
-    remove_scratch(scratch)  # an earlier one's, if that was killed
-    with contextlib.suppress(OSError):  # else it is where its name is
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        scratch.symlink_to(tempfile.mkdtemp(prefix=SCRATCH))
-    try:
+    temporary.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
+    remove(scratch)  # of one that was killed
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # else it is where its name is
+            folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+            stack.callback(os.close, temporary.hold(folder))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            scratch.parent.mkdir(parents=True, exist_ok=True)
+            scratch.symlink_to(folder)
+        stack.callback(remove, scratch)
         yield
-    finally:
-        remove_scratch(scratch)
 
 
-def remove_scratch(scratch: Path) -> None:
-    """Removes it and what it leads to, if that is a folder which this program makes."""
-    folder = scratch.resolve()
-    if folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.startswith(SCRATCH):
-        shutil.rmtree(folder, ignore_errors=True)
+def remove(scratch: Path) -> None:
     with contextlib.suppress(OSError):
         scratch.unlink() if scratch.is_symlink() else shutil.rmtree(scratch)
 

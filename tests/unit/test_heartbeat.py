@@ -110,7 +110,7 @@ def test_nothing_is_left_in_memory_by_ranks_that_ended(tmp_path: Path) -> None:
     hearts[0].stop()
     assert memory.exists()
     hearts[1].stop()
-    assert not memory.parent.exists() and {beat.phase for beat in read_beats(tmp_path, 1).values()} == {"end"}
+    assert not memory.exists() and {beat.phase for beat in read_beats(tmp_path, 1).values()} == {"end"}
 
 
 def test_where_memory_is_another_user_s_the_run_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ GROUND = {
     "seat",
     "stacks",
     "supervisor",
+    "temporary",
     "streams",
     "travel",
     "link",
