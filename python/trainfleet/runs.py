@@ -291,11 +291,11 @@ def take_lock(folder: Path) -> TextIO | None:
 
 def is_locked(folder: Path) -> bool:
     """Whether a launcher of this machine is at work in this folder now."""
-    if not (folder / LOCK).exists():
-        return False
-    with open(folder / LOCK, encoding="utf-8") as file:
-        try:
+    try:
+        with door.open_regular(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
     return False

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainfleet.errors import ConfigError, InputError, TrainfleetError
 
 LIMIT = 2.0  # seconds of CPU for one input
+ASLEEP = 30.0  # seconds on the clock: what waits for ever uses none
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,16 @@ def watched() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TooSlow
 
-    before = signal.signal(signal.SIGPROF, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, ASLEEP)  # what pytest-timeout has set
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_REAL, left)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def judge(case: Case, folder: Path) -> str | None:

@@ -21,7 +21,7 @@ from trainfleet.config.positions import read
 from trainfleet.config.schema import load_schema, synonyms, walk
 from trainfleet.errors import ConfigError, InputError, TrainfleetError
 from trainfleet.recipes import all_recipes
-from trainfleet.runs import Run
+from trainfleet.runs import Run, is_locked
 from trainfleet.shapes import fit
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +145,21 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         door.read_text(Path("/dev/zero"), 100)
     with pytest.raises(FileNotFoundError):
         door.read_text(tmp_path / "none", 100)
+
+
+def test_a_lock_or_a_config_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("lock", "config.yaml"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="is a pipe"):
+        is_locked(tmp_path)
+    assert main(["config", "RECIPE=first-run", f"CONFIG={tmp_path / 'config.yaml'}", "YES=1"]) == 2
+    assert "is a pipe, not a file" in capsys.readouterr().err
+
+
+def test_a_config_of_other_bytes_is_not_written_over_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_bytes("name: é\n".encode("latin-1"))
+    assert main(["config", "RECIPE=first-run", f"CONFIG={tmp_path / 'config.yaml'}"]) == 1
+    assert "would be lost" in capsys.readouterr().err
 
 
 def test_a_type_is_checked_all_the_way_down() -> None:

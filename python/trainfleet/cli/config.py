@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import ConfigError, Problem, TrainfleetError
+from .. import door
+from ..errors import ConfigError, InputError, Problem, TrainfleetError
 from ..recipes import all_recipes, recipe_named
 from ..runs import write_atomic
 from .variables import Variables, flag
@@ -15,7 +16,7 @@ def main(variables: Variables, started: float) -> int:
         raise ConfigError([Problem(0, "RECIPE", "", "say which recipe")], next="make recipes lists them")
     recipe = recipe_named(variables["RECIPE"])
     path = Path(variables.get("CONFIG", "config.yaml"))
-    before = path.read_text(encoding="utf-8") if path.exists() else None
+    before = _content(path)
     if before == recipe.text:
         print(f"{path} is the recipe {recipe.name} already")
         return 0
@@ -28,3 +29,15 @@ def main(variables: Variables, started: float) -> int:
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
     print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
     return 0
+
+
+def _content(path: Path) -> str | None:
+    """What stands at the path; None for nothing, and for what is no text the empty one, which is no recipe either."""
+    try:
+        return door.read_text(path, door.MEBIBYTE)
+    except FileNotFoundError:
+        return None
+    except InputError as error:
+        if not path.is_file():
+            raise ConfigError([Problem(0, str(path), "CONFIG", error.what)], next="CONFIG=path/to/config.yaml") from error
+        return ""

@@ -6,7 +6,9 @@ import hashlib
 import random
 from collections.abc import Iterator
 
+from .. import door
 from ..errors import DataError
+from .conversion import LARGEST
 from .manifest import BLOCK, ITEM_BYTES, SPLITS, Manifest, Shard
 from .store import Folder, Store
 from .tokenizer import FILE
@@ -48,7 +50,7 @@ def verify(store: Store, manifest: Manifest) -> Iterator[str]:
 
 def _check_tokenizer(store: Store, manifest: Manifest) -> None:
     path = store.folder / FILE
-    content = path.read_bytes() if path.exists() else store.read(FILE)
+    content = door.read_bytes(path, LARGEST) if path.exists() else store.read(FILE)
     if content is None or hashlib.sha256(content).hexdigest() != manifest.tokenizer_sha256:
         what = "is not the tokenizer that the dataset was made with" if content else "is missing"
         raise DataError(what, where=store.describe(FILE), next=store.remake())

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ..errors import ConfigError
+from .. import door
+from ..errors import ConfigError, InputError
 from ..lease import read_tenure
 from ..runs import Record, Run, is_locked
 
@@ -144,8 +145,9 @@ def read(run: Run) -> History:
 
 def _which_config(run: Run) -> str:
     """The ` CONFIG=…` that a next command needs: nothing when this run's config is the one here, or there is none yet."""
-    here = Path("config.yaml")
-    lines = here.read_text(encoding="utf-8").splitlines() if here.is_file() else []
+    lines: list[str] = []
+    with suppress(FileNotFoundError, InputError):  # what is no config names no run
+        lines = door.read_text(Path("config.yaml"), door.MEBIBYTE).splitlines()
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
     config = run.given if run.given.exists() else run.config
     return "" if own or not config.exists() else f" CONFIG={config}"

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from string import Template
 
+from .. import door
 from ..output import shown
 from ..runs import Run, write_atomic
 from . import plots
@@ -154,4 +155,5 @@ def _settings(history: History) -> str:
     config = history.run.config
     if not config.exists():
         return ""
-    return _section("Config, as resolved", f'<pre class="config">{escape(config.read_text(encoding="utf-8").strip())}</pre>')
+    text = door.read_text(config, door.RECORD)
+    return _section("Config, as resolved", f'<pre class="config">{escape(text.strip())}</pre>')
