@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainfleet.cli.settings import run_named, settings_of
-
 from trainfleet.cli import VERBS
 from trainfleet.cli.variables import flag, number, read_variables
 from trainfleet.cli.verify import chosen
-from trainfleet.config import Settings, load
+from trainfleet.config import Settings
 from trainfleet.errors import ConfigError
+from trainfleet.launch.settings import config_of, run_named, settings_of
 from trainfleet.plan.measurement import counts_of
 from trainfleet.recipes import recipe_named
 
@@ -86,7 +85,7 @@ def _blaming(text: str, source: str, **short: tuple[str, str]) -> Callable[[Path
     def run(folder: Path) -> None:
         (folder / "config.yaml").write_text(GOOD)
         try:
-            load(Settings(folder / "config.yaml", text, short))
+            config_of(Settings(folder / "config.yaml", text, short))
         except ConfigError as error:
             assert all(problem.where == source for problem in error.problems), f"blamed on {error}"
             raise
@@ -145,7 +144,7 @@ def config_files() -> Iterator[Case]:
     for label, make in SPECIAL.items():
 
         def run(folder: Path, make: Callable[[Path], Path] = make) -> object:
-            return load(settings_of({"CONFIG": str(make(folder))}))
+            return config_of(settings_of({"CONFIG": str(make(folder))}))
 
         yield Case("config file", label, run)
 

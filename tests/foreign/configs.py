@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainfleet.config import Settings, load
+from trainfleet.config import Settings
 from trainfleet.config.positions import dotted
 from trainfleet.config.schema import Schema, is_group, load_schema, walk
+from trainfleet.launch.settings import config_of
 
 from .cases import Case
 
@@ -30,7 +31,7 @@ def config(text: str | bytes, set: str = "", **short: tuple[str, str]) -> Callab
     def run(folder: Path) -> object:
         path = folder / "config.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-        return load(Settings(path, set, short))
+        return config_of(Settings(path, set, short))
 
     return run
 

@@ -20,12 +20,13 @@ from report_runs import make_run
 
 from trainfleet.checkpoints.marker import Commit, File, render
 from trainfleet.cli import main
-from trainfleet.config import Settings, dump_given, dump_resolved, load, load_resolved
+from trainfleet.config import Settings, dump_given, dump_resolved, load_resolved
 from trainfleet.data import __main__ as tokenizing
 from trainfleet.data import inspect
 from trainfleet.data.manifest import read_manifest, read_preparation, read_records
 from trainfleet.data.progress import clear, read_progress
 from trainfleet.data.store import Folder
+from trainfleet.launch.settings import config_of
 from trainfleet.report import profile
 from trainfleet.runs import Run
 
@@ -86,7 +87,7 @@ def template() -> Path:
                 f"Document {number} says: " + " ".join(f"word{(number * i) % 31}" for i in range(40))
             )
         (root / "config.yaml").write_text(CONFIG)
-        config, derived = load(Settings(Path("config.yaml")))
+        config, derived = config_of(Settings(Path("config.yaml")))
         run = make_run(Path("runs"), name=NAME, steps=20)
         run.config.write_text(dump_resolved(config))
         run.given.write_text(dump_given(config, derived))

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainfleet.config import Settings, load
+from trainfleet.config import Settings
+from trainfleet.launch.settings import config_of
 
 from .cases import Case
 from .commands import SPECIAL
@@ -85,7 +86,7 @@ def _with(key: str, make: Callable[[Path], Path]) -> Callable[[Path], object]:
             "model: {vocabulary_size: 2000000}\n" if rest else "data: {vocabulary_size: 300}\n"
         )
         (folder / "config.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
-        return load(Settings(folder / "config.yaml"))
+        return config_of(Settings(folder / "config.yaml"))
 
     return run
 

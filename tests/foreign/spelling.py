@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.config import Settings, load
+from trainfleet.config import Settings
 from trainfleet.config.positions import dotted
 from trainfleet.config.schema import load_schema, walk
 from trainfleet.errors import ConfigError
+from trainfleet.launch.settings import config_of
 
 from .configs import written
 
@@ -97,7 +98,7 @@ def missed(meant: Iterator[Meant], folder: Path) -> tuple[int, list[str]]:
         text = written((*place, word), "1") if place else f"name: a\n{word}: 1\n"
         (folder / "config.yaml").write_text(text)
         with pytest.raises(ConfigError) as caught:
-            load(Settings(folder / "config.yaml"))
+            config_of(Settings(folder / "config.yaml"))
         guess = dotted(key) if key[:-1] != place else key[-1]
         told = [str(problem) for problem in caught.value.problems if "unknown key" in problem.message]
         if not any(line.endswith(f"did you mean {guess}?") for line in told):

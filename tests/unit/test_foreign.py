@@ -16,10 +16,11 @@ from foreign import commands, configs, folders, models, spelling
 from foreign.cases import Case, judge_all
 from trainfleet import door
 from trainfleet.cli import main
-from trainfleet.config import Settings, dump_resolved, load, load_name, load_resolved
+from trainfleet.config import Settings, dump_resolved, load_name, load_resolved
 from trainfleet.config.positions import read
 from trainfleet.config.schema import load_schema, synonyms, walk
 from trainfleet.errors import ConfigError, InputError, TrainfleetError
+from trainfleet.launch.settings import config_of
 from trainfleet.recipes import all_recipes
 from trainfleet.runs import Run, is_locked
 from trainfleet.shapes import fit
@@ -59,7 +60,7 @@ def test_every_synonym_is_of_a_key_and_none_is_a_key() -> None:
 def test_good_configs_stay_good(tmp_path: Path) -> None:
     for recipe in all_recipes():
         (tmp_path / "config.yaml").write_text(recipe.text)
-        config, _ = load(Settings(tmp_path / "config.yaml"))
+        config, _ = config_of(Settings(tmp_path / "config.yaml"))
         (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
         assert load_resolved(tmp_path / "resolved.yaml") == config
 
@@ -76,10 +77,10 @@ def test_what_is_unusual_and_right_is_taken(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"\ufeffname: a\n{text}\n")
     if text.startswith("x:"):  # an anchor needs a place; the key that holds it is still one too many
         with pytest.raises(ConfigError) as caught:
-            load(Settings(tmp_path / "config.yaml"))
+            config_of(Settings(tmp_path / "config.yaml"))
         assert [problem.key for problem in caught.value.problems] == ["x"]
     else:
-        load(Settings(tmp_path / "config.yaml"))
+        config_of(Settings(tmp_path / "config.yaml"))
 
 
 @pytest.mark.parametrize("word", ["nmae=x", "nam.e=x", "NAME=x", "name=", "x"])
@@ -199,7 +200,7 @@ def test_any_text_is_a_document_or_a_problem(text: str) -> None:
 def test_any_set_is_taken_or_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: a\n")
     try:
-        load(Settings(tmp_path / "config.yaml", text))
+        config_of(Settings(tmp_path / "config.yaml", text))
     except ConfigError as error:
         assert all(problem.where == "SET" for problem in error.problems)
 
