@@ -1,0 +1,162 @@
+"""A job that waits in an engine's queue: no alarm, no dollars, its reason shown; watched and paid for from the moment that it runs."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainfleet import watchdog
+from trainfleet.backends.base import Handle, Phase, Status
+from trainfleet.config import Settings, load
+from trainfleet.plan.job import Job
+from trainfleet.plan.request import Artifact, Request
+from trainfleet.recipes import FOLDER
+from trainfleet.report.live import Live
+from trainfleet.report.summary import status as summary
+from trainfleet.runs import Run
+from trainfleet.watch import budget, follow
+from trainfleet.watch.budget import Budget
+from trainfleet.watch.follow import Follower, Outcome
+from trainfleet.watch.interrupts import Interrupts
+
+QUARTER = 900.0  # seconds
+REASON = "(Resources): all 4 nodes of the partition are in use"
+
+
+class Clock:
+    """The time of all modules, which passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.began, self.passed = time.time(), 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.passed += seconds
+
+
+class Queue:
+    """A backend whose job waits for `waits` seconds, starts for a minute, runs for two, and whose engine may start it once more."""
+
+    def __init__(self, clock: Clock, waits: float, retries: bool = False, forever: bool = False) -> None:
+        self.clock, self.waits, self.retries, self.forever = clock, waits, retries, forever
+        self.stopped: list[bool] = []
+
+    def submit(self, request: Request) -> Handle:
+        return Handle("queue", "job-1", request.token, request.job.nodes)
+
+    def status(self, handle: Handle) -> Status:
+        at, hosts = self.clock.passed, ("a", "b")
+        if self.stopped:
+            return Status(Phase.ENDED, exits={0: 0, 1: 0})
+        if at < self.waits or self.forever:
+            return Status(Phase.QUEUED, REASON)
+        if at < self.waits + 60:
+            return Status(Phase.STARTING, "the image is pulled")
+        if at < self.waits + 180:
+            return Status(Phase.RUNNING, attempt=1, hosts=hosts)
+        if self.retries and at < self.waits + 480:
+            waiting = at < self.waits + 300
+            return (
+                Status(Phase.QUEUED, "requeued: node b failed", 2) if waiting else Status(Phase.RUNNING, attempt=2, hosts=hosts)
+            )
+        return Status(Phase.ENDED, exits={0: 0, 1: 0})
+
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        self.stopped.append(at_once)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.passed)
+    monkeypatch.setattr(time, "time", lambda: clock.began + clock.passed)
+    monkeypatch.setattr(follow, "POLL", 5.0)
+    yield clock
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path / "runs" / "queued")
+    run.folder.mkdir(parents=True)
+    return run
+
+
+def carry_out(run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int) -> Outcome:
+    request = Request(Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),))
+    asked = Interrupts()
+    asked.pressed = sum(interrupts)
+    run.update_results(status="running", unattended=True)
+    run.record("launched", nodes=2, ranks_per_node=1)
+    return Follower(backend, run, asked, show, lambda text: None, costs).carry_out(request)  # type: ignore[arg-type]
+
+
+def money(run: Run, limit: float | None = None) -> Budget:
+    config, _ = load(Settings(FOLDER / "llama-3-8b-p5.yaml"))
+    return Budget(run, replace(config, budget=replace(config.budget, max_usd=limit)), 3600.0)  # a dollar for a node's second
+
+
+def test_a_quarter_of_an_hour_in_the_queue_is_no_fault_and_costs_nothing(run: Run, clock: Clock) -> None:
+    shown: list[str] = []
+    costs = money(run)
+
+    def show(waits: str) -> None:
+        shown.append(waits)
+        if clock.passed < QUARTER:
+            assert costs.spent(time.time()) == 0, "nobody is paid for a queue"
+            assert f"queued: {REASON}" in summary(run)
+
+    outcome = carry_out(run, Queue(clock, QUARTER), show, costs)
+    assert not outcome.failed and outcome.alarm is None
+    assert shown[0] == REASON and shown.count(REASON) >= QUARTER / 5 and "the image is pulled" in shown
+    events = [(event["event"], event.get("reason", "")) for event in run.read_events()]
+    assert events == [("launched", ""), ("queued", REASON), ("queued", "the image is pulled"), ("running", "")]
+    run.record("finished", step=1)
+    assert costs.spent() == pytest.approx(2 * 180, abs=2 * 5.1), "from the machines' start on, two nodes for three minutes"
+
+
+def test_its_ranks_are_watched_from_the_moment_that_it_runs(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[float] = []
+
+    class Sentry(watchdog.Sentry):
+        def __init__(self, *words: object) -> None:
+            began.append(clock.passed)
+            super().__init__(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(follow, "Sentry", Sentry)
+    carry_out(run, Queue(clock, QUARTER, retries=True), lambda waits: None, money(run))
+    assert [round(moment - QUARTER) for moment in began] == [60, 300], "and anew in the attempt that the engine starts by itself"
+
+
+def test_what_an_engine_queues_again_is_not_paid_for_meanwhile(run: Run, clock: Clock) -> None:
+    costs = money(run)
+    carry_out(run, Queue(clock, 0.0, retries=True), lambda waits: None, costs)
+    run.record("finished", step=1)
+    assert costs.spent() == pytest.approx(2 * (180 + 180), abs=2 * 10.1)
+
+
+def test_a_request_to_stop_ends_a_job_that_only_waits(run: Run, clock: Clock) -> None:
+    backend = Queue(clock, 0.0, forever=True)
+    carry_out(run, backend, lambda waits: None, money(run), 1)
+    assert backend.stopped == [True] and clock.passed < 60
+
+
+def test_money_is_spent_from_running_on_and_then_it_stops(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "LOOK_EVERY", 0.0)
+    carry_out(run, Queue(clock, QUARTER), lambda waits: None, money(run, limit=200.0))
+    assert run.stop.exists()
+    asked = QUARTER + 100  # two nodes, two dollars a second
+    assert clock.passed >= asked
+
+
+def test_the_live_line_says_what_it_waits_for(run: Run) -> None:
+    stream = io.StringIO()
+    with Live(run, 10, stream) as live:
+        for _ in range(3):
+            live.update(REASON)
+        live.update("")
+    assert stream.getvalue().splitlines()[0] == REASON and stream.getvalue().count(REASON) == 1
