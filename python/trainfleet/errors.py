@@ -4,8 +4,13 @@
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── InputError          a file or text that was written elsewhere, with its line and key (door.py)
     ├── DataError           a source, a tokenizer or a dataset
+    │   └── BadText         a record of a source (data/formats.py)
     ├── RunError            a run folder or a checkpoint
+    │   ├── Broken          a checkpoint that is not whole (checkpoints/marker.py)
+    │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/peers.py)
+    │   └── Fenced          another attempt has begun (fence.py)
     ├── BackendError        a backend, a node or a process on it
+    │   └── JobFailed       a job ended badly: the verdict
     └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
 
 Anything else that escapes is a defect of ours and keeps its traceback.

@@ -106,7 +106,7 @@ def test_wordpiece_by_words_has_the_ids_of_whole_texts(tmp_path: Path, monkeypat
 
 def test_only_a_wordpiece_is_encoded_by_words(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="no WordPiece"):
-        Words(tokenizer.definition)
+        Words(tokenizer.definition, tokenizer.reference)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}}'])

@@ -19,8 +19,7 @@ from typing import BinaryIO
 
 from .. import s3, streams
 from ..runs import step_name
-from .marker import MARKER, MARKER_BYTES
-from .store import BROKEN, NAME
+from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
 SPREAD = 16
 

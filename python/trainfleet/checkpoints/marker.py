@@ -18,6 +18,8 @@ from .. import __version__
 from ..errors import RunError
 
 MARKER = "committed.json"
+NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
+BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
 FORMAT = 2
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,200}")

@@ -23,10 +23,8 @@ from typing import BinaryIO, Protocol
 
 from .. import s3
 from ..runs import Run, step_name, sync_folder
-from .marker import MARKER, MARKER_BYTES
+from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
-NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
-BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
 
 

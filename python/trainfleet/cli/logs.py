@@ -27,10 +27,7 @@ def main(variables: Variables, started: float) -> int:
         ends = {log: log.stat().st_size for log in _logs(run)}
         if not ends:
             raise RunError("no logs yet", where=str(run.logs), why="no node of this run has started", next="make train")
-        for log in ends:
-            lines, ends[log] = whole_lines(log, max(0, ends[log] - TAIL))
-            for line in lines[-LINES:]:
-                print(f"{log.stem}  {line.decode(errors='replace')}")
+        ends = {log: _print_new(log, max(0, end - TAIL), LINES) for log, end in ends.items()}
         while follow:
             alive = place.is_running()  # before the look at the logs, so that the last words are not missed
             ends = {log: _print_new(log, ends.get(log, 0)) for log in _logs(run)}
@@ -54,9 +51,9 @@ def _await(place: Place, logs: Path) -> None:
         place.refresh()
 
 
-def _print_new(log: Path, end: int) -> int:
-    """Prints the whole lines behind `end`; where they end."""
+def _print_new(log: Path, end: int, most: int = 0) -> int:
+    """Prints the whole lines behind `end`, of many the last `most`; where they end."""
     lines, end = whole_lines(log, end)
-    for line in lines:
+    for line in lines[-most:]:
         print(f"{log.stem}  {line.decode(errors='replace')}", flush=True)
     return end

@@ -48,16 +48,12 @@ def chosen(variables: Variables, store: Store, name: str) -> int:
     return int(text) if text else steps[-1]
 
 
-def _bar() -> Progress:
-    return Progress(console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty())
-
-
 def read_through(store: Store, step: int, commit: Commit) -> Iterator[str]:
     """What is wrong with each file, as they come; a bar shows how far it is when somebody looks."""
-    with ThreadPoolExecutor(hardware.local_cores()) as pool, _bar() as bar:
+    show = Progress(console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty())
+    with ThreadPoolExecutor(hardware.local_cores()) as pool, show as bar:
         task = bar.add_task("reading", total=commit.size)
-        for (_, file), fault in zip(
-            commit.files.items(), pool.map(lambda item: damage(store, step, *item), commit.files.items()), strict=True
-        ):
+        faults = pool.map(lambda item: damage(store, step, *item), commit.files.items())
+        for file, fault in zip(commit.files.values(), faults, strict=True):
             bar.advance(task, file.size)
             yield fault

@@ -93,7 +93,7 @@ class Gigatoken:
 ENCODERS: dict[str, Callable[[str], Encoder]] = {
     "fastokens": Fastokens,
     "gigatoken": Gigatoken,
-    Words.name: Words,
+    Words.name: lambda definition: Words(definition, open_reference(definition)),
     "tokenizers": HuggingFace,
 }
 

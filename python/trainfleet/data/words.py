@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .encoders import Ids, Offsets
+    from .encoders import HuggingFace, Ids, Offsets
 
 WORD = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
 KEPT = 2**18  # words: some 50 MB
@@ -27,16 +27,14 @@ class Words:
 
     name, package = "tokenizers by words", "tokenizers"
 
-    def __init__(self, definition: str) -> None:
-        from .encoders import open_reference
-
+    def __init__(self, definition: str, reference: HuggingFace) -> None:
         content = json.loads(definition)
         kinds = [(content.get(part) or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
         if kinds != ["WordPiece", "BertPreTokenizer", "BertNormalizer"]:
             raise ValueError("it is no WordPiece as BERT has it")
         if not all(token["special"] for token in content.get("added_tokens", [])):
             raise ValueError("it has added tokens that are found in plain text")
-        self.reference = open_reference(definition)
+        self.reference = reference
         self.rows: dict[str, int]
         self.bounds: Offsets
         self.ids: Ids

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from ...checkpoints import catalogue, changes
-from ...checkpoints.marker import Broken, Commit
-from ...checkpoints.store import NAME, Store, store_at, store_of
+from ...checkpoints.marker import NAME, Broken, Commit
+from ...checkpoints.store import Store, store_at, store_of
 from ...config import Config
 from ...devices import Device
 from ...errors import RunError

@@ -1,0 +1,24 @@
+"""The README's support matrix is what the backends declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfleet.backends import support
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_readme_has_the_table_that_the_declarations_make() -> None:
+    assert f"\n{support.table()}\n" in README.read_text(), f"put this into README.md:\n{support.table()}"
+
+
+def test_the_table_says_of_every_capability_who_has_it() -> None:
+    rows = [[cell.replace("`", "").strip() for cell in line.strip("|").split("|")] for line in support.table().splitlines()]
+    assert rows[0] == ["capability", "local", "ssh"]
+    told = {row[0]: row[1:] for row in rows[2:]}
+    assert told["OUTLIVES: a job goes on without the machine that launched it"] == ["", "yes"]
+    assert len(told) == len(support.Can) and told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"] == [
+        "yes",
+        "yes",
+    ]
