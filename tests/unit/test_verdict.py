@@ -13,7 +13,7 @@ from trainfleet.beats import Beat
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.runs import Run
-from trainfleet.supervisor import Log
+from trainfleet.supervisor import UNLOGGED, Log
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.lines import read_lines
@@ -138,3 +138,12 @@ def test_of_a_log_without_end_the_first_and_the_last_lines_are_read(tmp_path: Pa
     found = [line.text for line in read_lines(log, 0)]
     assert found[0] == "line 0" and found[-1] == "line 9999" and len(found) < 200
     assert all(text.startswith("line ") for text in found)
+
+
+@pytest.mark.parametrize("exits", [{0: UNLOGGED, 1: UNLOGGED}, {0: 1, 1: UNLOGGED}])
+def test_a_node_whose_log_is_closed_tells_by_its_exit_code_that_it_is_the_disk(run: Run, exits: dict[int, int]) -> None:
+    if exits[0] != UNLOGGED:
+        write(run, 0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1")
+    found = verdict(run, status=Status(Phase.ENDED, exits=exits))
+    assert found.cause == "disk" and exits[found.node or 0] == UNLOGGED
+    assert "its log can't be written" in found.words

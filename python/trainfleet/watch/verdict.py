@@ -135,8 +135,6 @@ def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict
 def _exit(code: int | None) -> tuple[str, str]:
     if code is None:
         return "was stopped", "unknown"
-    if code == UNLOGGED:
-        return "it failed, and its log can't be written", "disk"
     if code < 0 or code > 128:
         return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
     return f"ended with exit code {code}, and no line says why", "unknown"
@@ -164,6 +162,9 @@ def _seen(status: Status, alarm: Alarm | None) -> Iterator[Line]:
         yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
     for node, why in status.lost.items():
         yield Line(now - 1, node, None, "watch", f"lost node {node}: {why}")
+    for node, code in status.exits.items():
+        if code == UNLOGGED:
+            yield Line(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
 
 
 def _faults(faults: list[runs.Record], since: Mark) -> Iterator[Line]:
