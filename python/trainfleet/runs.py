@@ -92,6 +92,11 @@ class Run:
         make_folder(self.events)
         append_line(self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields})
 
+    def note(self, event: str, **fields: Any) -> None:
+        """As `record`, for what nothing should end for: where the disk has no room, the event is lost."""
+        with suppress(RunError):
+            self.record(event, **fields)
+
     def read_events(self) -> list[Record]:
         """What all writers recorded, by time."""
         return Feed(self.folder).new()

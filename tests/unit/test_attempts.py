@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet import runs
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.config import Settings, load
-from trainfleet.errors import BackendError
+from trainfleet.errors import BackendError, RunError
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
@@ -162,3 +163,13 @@ def test_an_exit_that_nobody_explains_is_tried_again_only_if_ranks_had_begun(run
     backend = Script(run, [FAILED])
     verdict, _ = play(run, backend)
     assert verdict and verdict.cause == "unknown" and len(backend.used) == 1
+
+
+def test_a_verdict_is_told_also_where_there_is_no_room_to_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RunError("can't write", why="No space left on device")
+
+    monkeypatch.setattr(runs, "append_line", full)
+    monkeypatch.setattr(runs, "write_atomic", full)
+    told = attempts.conclude(Run(tmp_path), Verdict("disk", "w", 0, None, "a", (), "df -h"), "stopped all nodes")
+    assert told.done == "stopped all nodes" and "(disk)" in str(told)

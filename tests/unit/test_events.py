@@ -46,7 +46,7 @@ def recorded() -> Iterator[tuple[str, ast.Call]]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(called, ast.Attribute)
-                and (called.attr == "_record" or (called.attr == "record" and "run" in whose))
+                and (called.attr == "_record" or (called.attr in ("record", "note") and "run" in whose))
             ):
                 yield str(path.relative_to(PACKAGE)), node
 

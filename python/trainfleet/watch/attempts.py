@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from .. import fence, runs
 from ..backends.base import Backend, Handle
 from ..beats import read_beats
-from ..errors import BackendError
+from ..errors import BackendError, RunError
 from ..plan.job import Job
 from ..plan.request import Request
 from .causes import Then
@@ -49,7 +50,7 @@ def persevere(
             return conclude(run, verdict, "stopped all nodes")
         if verdict.then is Then.ELSEWHERE:
             broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
-            run.record("quarantined", host=verdict.host, evidence=broken[verdict.host])
+            run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
         lost = {request.host(node): why for node, why in outcome.status.lost.items() if request.host(node)}
@@ -60,8 +61,8 @@ def persevere(
         if request.job.nodes != before.nodes:
             refit(request.job)
         run.update_results(restarts=restarts)
-        run.record("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes,
-                   hosts=list(request.hosts))  # fmt: skip
+        run.note("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes,
+                 hosts=list(request.hosts))  # fmt: skip
 
 
 def worth_it(verdict: Verdict, fruitless: int, follower: Follower) -> bool:
@@ -75,10 +76,11 @@ def has_started(run: runs.Run) -> bool:
 
 
 def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
-    """The verdict with what was done about it, kept as an event and in results.json."""
+    """The verdict with what was done about it, kept as an event and in results.json if the disk has room; told in any case."""
     verdict = replace(verdict, done=done)
-    run.record("verdict", **verdict.record())
-    run.update_results(verdict=verdict.record())
+    run.note("verdict", **verdict.record())
+    with suppress(RunError):
+        run.update_results(verdict=verdict.record())
     return verdict
 
 

@@ -82,11 +82,11 @@ class Follower:
         waited = before is not None and before.phase in WAITING
         if status.phase in WAITING:
             if not (waited and before and before.reason == status.reason):
-                self.run.record("queued", phase=status.phase.value, reason=status.reason)
+                self.run.note("queued", phase=status.phase.value, reason=status.reason)
             self.sentry = None
         elif status.phase is Phase.RUNNING and (before is None or waited or before.attempt != status.attempt):
             if waited:
-                self.run.record("running", attempt=status.attempt, hosts=list(status.hosts))
+                self.run.note("running", attempt=status.attempt, hosts=list(status.hosts))
             attempt = fence.current(self.run.folder).order
             self.sentry = Sentry(self.run.folder, job.nodes * job.ranks_per_node, attempt) if job.torchrun else None
 
@@ -109,4 +109,4 @@ class Follower:
 
     def _note_slow(self) -> None:
         for beat in self.sentry.newly_slow() if self.sentry else ():
-            self.run.record("slow", rank=beat.rank, node=beat.node, step=beat.step, busy_seconds=beat.busy_seconds)
+            self.run.note("slow", rank=beat.rank, node=beat.node, step=beat.step, busy_seconds=beat.busy_seconds)
