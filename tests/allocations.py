@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainfleet.config import Config, Settings, load
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import optimizer
 from trainfleet.engine.batches import Batch, split
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.parallel import arrange
@@ -50,7 +49,7 @@ def measure(config: Config, world: World) -> tuple[int, int]:
     gc.collect()  # of what was there before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as beginning:
         parts: Any = arrange(config, world)
-        update, watch = optimizer.build(parts.model, config.train), Stopwatch(time.time())
+        update, watch = parts.optimizer, Stopwatch(time.time())
         step()
         gc.collect()
     states = [tensor for state in update.state.values() for tensor in state.values() if tensor.ndim]

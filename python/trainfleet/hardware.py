@@ -143,7 +143,8 @@ def local_accelerators() -> int:
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
-    return len(list(gpus.iterdir())) if gpus.is_dir() else len(list(Path("/dev").glob("neuron[0-9]*")))
+    found = list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))  # a container may have these alone
+    return len(found or list(Path("/dev").glob("neuron[0-9]*")))
 
 
 @functools.cache
@@ -179,10 +180,25 @@ def local_cores() -> int:
 def stack_of(instance_type: str | None) -> str:
     """The stack of docker/stack.lock.yaml that an EC2 type needs; cpu without a type."""
     row = instance(instance_type)
-    if row is None or row.accelerator is None:
+    return _stack_for(row.accelerator) if row and row.accelerator else "cpu"
+
+
+def local_stack() -> str:
+    """The stack that this machine's accelerators need; cpu where it has none."""
+    if not local_accelerators():
         return "cpu"
+    known = local_accelerator()
+    return _stack_for(known) if known else "neuron" if any(Path("/dev").glob("neuron[0-9]*")) else "cuda"
+
+
+def _stack_for(accelerator: Accelerator) -> str:
     old = {V100.name: "cuda-volta", TRAINIUM1.name: "neuron-xla"}  # what the newest CUDA and Neuron no longer run on
-    return old.get(row.accelerator.name, row.accelerator.kind)
+    return old.get(accelerator.name, accelerator.kind)
+
+
+def device_of(stack: str) -> str:
+    """The kind of device (devices/) that ranks open with a stack: this, and nothing else that a node may have."""
+    return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(stack, stack)
 
 
 def local_core_flops() -> float:

@@ -38,6 +38,7 @@ from trainfleet.data.dataset import Dataset
 from trainfleet.data.job import Share, tokenize
 from trainfleet.engine.checkpoint import Checkpoints, Progress
 from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.engine.trainer import Trainer
 from trainfleet.engine.world import World, join
 from trainfleet.runs import Run
@@ -52,14 +53,14 @@ Saver = Callable[[Trainer, int], Callable[[], object]]  # begins a save; what it
 
 
 def ours(trainer: Trainer, step: int) -> Callable[[], object]:
-    trainer.checkpoints.save(trainer.model, trainer.optimizer, Progress(step), 0.0)
+    trainer.checkpoints.save(trainer.parts, Progress(step), 0.0)
     return trainer.checkpoints.settle
 
 
 def with_torch_save(trainer: Trainer, step: int) -> Callable[[], object]:
     """By rank 0, as most loops have it; the others wait."""
     if trainer.world.first:
-        write("plain.pt", {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()})
+        write("plain.pt", {"model": trainer.parts.model.state_dict(), "optimizer": trainer.parts.optimizer.state_dict()})
     dist.barrier()
     return lambda: None
 
@@ -71,7 +72,7 @@ def write(path: str, state: dict[str, Any]) -> None:
 
 
 def with_async_save(trainer: Trainer, step: int) -> Callable[[], object]:
-    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    model, optimizer = get_state_dict(trainer.parts.model, trainer.parts.optimizer)
     saving = state_dict_saver.async_save(
         {"model": model, "optimizer": optimizer}, checkpoint_id=f"dcp-{step % 2}", process_group=LINE[0]
     )
@@ -86,7 +87,7 @@ SAVERS: dict[str, Saver | None] = {"never": None, "ours": ours, "torch.save": wi
 def stall(name: str, rounds: int) -> None:
     """On each rank; rank 0 prints."""
     config, _ = load(Settings(Path("config.yaml")))
-    with join(devices.current()) as world:
+    with join(devices.nearest()) as world:
         LINE.append(dist.new_group(backend="gloo"))
         dataset = Dataset.open(runs.DATA / config.data.name, config.data)
         checkpoints = Checkpoints(Run(Path("runs/bench")), config, dataset.identity, world)
@@ -130,10 +131,10 @@ def tell(name: str, config: Config, size: int, whole: dict[str, list[float]], ca
 def resume(gigabytes: float) -> None:
     Path("config.yaml").write_text("name: bench\ndata: {sources: [stdlib]}\nfleet: {nodes: 1}\n")
     config, _ = load(Settings(Path("config.yaml")))
-    with join(devices.current()) as world:
+    with join(devices.nearest()) as world:
         model, optimizer = state_of(gigabytes)
         checkpoints = Checkpoints(Run(Path("runs/bench")), config, "tokens", world)
-        checkpoints.save(model, optimizer, Progress(1), 0.0)
+        checkpoints.save(Held(model, optimizer), Progress(1), 0.0)
         checkpoints.settle()
         write("plain.pt", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
         state_dict_saver.save(collected(model, optimizer), checkpoint_id="dcp")
@@ -172,7 +173,7 @@ def forget() -> None:
 
 
 def load_ours(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:
-    assert Checkpoints(Run(Path("runs/bench")), config, "tokens", world).resume(model, optimizer).step == 1
+    assert Checkpoints(Run(Path("runs/bench")), config, "tokens", world).resume(Held(model, optimizer)).step == 1
 
 
 def load_plain(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:

@@ -36,6 +36,7 @@ from trainfleet.config.sizes import flops_per_token
 from trainfleet.data.dataset import Dataset
 from trainfleet.engine import optimizer
 from trainfleet.engine.batches import split
+from trainfleet.engine.schedule import learning_rate
 
 WARM_UP = 5  # steps of the bare loop that do not count: they compile
 
@@ -95,7 +96,7 @@ def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
 def bare(config: Config) -> dict[str, Any]:
     """The figures of a loop of torch alone, on the sequences and with the learning rates of our job."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(runs.COMPILED.absolute()))
-    device, train = devices.current(), config.train
+    device, train = devices.nearest(), config.train
     place, format = device.torch_device, {"fp32": torch.float32, "bf16": torch.bfloat16}
     with place:
         model = models.build(config.model).to(format[train.weights])
@@ -113,7 +114,7 @@ def bare(config: Config) -> dict[str, Any]:
         first = (step - 1) * train.global_batch
         batch = split(device.place(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
         began = time.perf_counter()
-        optimizer.set_learning_rate(update, optimizer.learning_rate(train, step))
+        optimizer.set_learning_rate(update, learning_rate(train, step))
         with torch.autocast(place.type, torch.bfloat16):
             loss = model(batch.inputs, targets=batch.targets)
         loss.backward()
@@ -187,7 +188,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     bench_train.prepare(folder)
     print(
-        f"{devices.current().name}, torch {torch.__version__}, {told.steps} steps\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
+        f"{devices.nearest().name}, torch {torch.__version__}, {told.steps} steps\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
     )
     for shape in told.shapes:
         compare(shape, told.steps, told.set)

@@ -18,11 +18,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import bench_train
 import peers_train as peers
+import torch
 from torch import Tensor
 
 from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import optimizer
 from trainfleet.engine.batches import Batch
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.parallel import arrange
@@ -42,13 +42,11 @@ WARM_UP = 3  # turns
 def ours(settings: str, world: World) -> Step:
     config, _ = load(Settings(Path("config.yaml"), f"train.steps=100 train.micro_batch={peers.BATCH} {settings}"))
     parts, watch = arrange(config, world), Stopwatch(time.time())
-    update = optimizer.build(parts.model, config.train)
+    stays = torch.zeros(())
 
     def step(rows: Tensor) -> None:
         parts.train(iter([(0, Batch(rows[:, :-1], rows[:, 1:], None))]), watch)
-        parts.clip(1.0)
-        update.step()
-        update.zero_grad(set_to_none=True)
+        parts.update(config.train.learning_rate, lambda norm: stays)
 
     return step
 

@@ -23,6 +23,7 @@ import torch
 from trainfleet import models, runs
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.data.job import Share, tokenize
+from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import __main__ as job
 from trainfleet.engine import optimizer
 
@@ -49,7 +50,7 @@ def time_steps(config: Config) -> None:
         model = models.build(replace(config.model, **LARGE))
         model.initialize(1)
         model.to(torch.bfloat16 if weights == "bf16" else torch.float32)
-        made[kind] = model, optimizer.build(model, replace(config.train, weights=weights, compile=compiled)), []
+        made[kind] = model, optimizer.build(model, replace(config.train, weights=weights, compile=compiled), Cpu()), []
     for turn in range(TURNS + 2):
         for model, update, seconds in made.values():
             for parameter in model.parameters():

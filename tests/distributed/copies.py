@@ -28,8 +28,8 @@ def witness_copies() -> None:
     def witnessed(trainer: Trainer, *arguments: Any) -> str:
         status = fit(trainer, *arguments)
         found = {}
-        for name, parameter in trainer.model.named_parameters():
-            for kind, tensor in {"weight": parameter, **trainer.optimizer.state[parameter]}.items():
+        for name, parameter in trainer.parts.model.named_parameters():
+            for kind, tensor in {"weight": parameter, **trainer.parts.optimizer.state[parameter]}.items():
                 place, digest = part_of(tensor)
                 found[f"{name} {kind} {place}"] = digest
         Path(trainer.checkpoints.run.folder, f"copies-{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -30,6 +30,7 @@ from trainfleet.checkpoints import catalogue
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints, Progress
 from trainfleet.engine.checkpoint.files import Tally
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.engine.world import World
 from trainfleet.errors import TrainfleetError
 from trainfleet.runs import Run, step_name
@@ -114,12 +115,12 @@ class Fault:
 
 def join() -> World:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    return World(0, 1, 0, devices.current())
+    return World(0, 1, 0, devices.nearest())
 
 
 def save(checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     become(model, optimizer, step)
-    checkpoints.save(model, optimizer, Progress(step), loss=1.0)
+    checkpoints.save(Held(model, optimizer), Progress(step), loss=1.0)
     become(model, optimizer, -1)  # training goes on while it is written
 
 
@@ -134,7 +135,7 @@ def prepare(run: Run, config: Config) -> None:
 def strike(run: Run, config: Config, kind: str, at: int) -> None:
     """Saves step 12 with the fault, and step 16 without it when the process lives; says what happened in `said.json`."""
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
-    checkpoints.resume(model, optimizer)
+    checkpoints.resume(Held(model, optimizer))
     fault = Fault(kind, at)
     save(checkpoints, model, optimizer, 12)
     if kind == "slow":  # a save at every step: none waits for the one before but at the next save
@@ -159,7 +160,7 @@ def judge(run: Run, config: Config) -> None:
     """Resumes; what it found goes to `found.json`."""
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
     seen = {entry.step: entry.fault for entry in catalogue.look(checkpoints.store)}
-    progress = checkpoints.resume(model, optimizer)
+    progress = checkpoints.resume(Held(model, optimizer))
     left = [path.name for path in run.checkpoints.iterdir() if path.name.startswith(".")]
     found = {"step": progress.step, "values": sorted(values(model, optimizer)), "seen": seen, "left": left}
     (run.folder / "found.json").write_text(json.dumps(found))

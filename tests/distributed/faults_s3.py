@@ -27,6 +27,7 @@ from trainfleet.checkpoints.bucket import Bucket
 from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.errors import TrainfleetError
 from trainfleet.processes import die_with_parent
 from trainfleet.runs import Run
@@ -129,7 +130,7 @@ def judge(run: Run, config: Config) -> None:
         for name, file in files.items()
         if (text := catalogue.damage(store, step, name, file))
     ]
-    progress = checkpoints.resume(model, optimizer)
+    progress = checkpoints.resume(Held(model, optimizer))
     kept = {f"{NAME.search(found.address.split('/')[-2])[0]}" for found in s3.list_objects(store.prefix)}  # type: ignore[index]
     left = sorted(kept - {f"step-{step:08d}" for step in store.steps()}) + s3._pages(
         "list_multipart_uploads", "Uploads", store.prefix

@@ -24,12 +24,12 @@ from typing import Any
 
 import ranks
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
 from trainfleet.engine.batches import Batches
-from trainfleet.engine.checkpoint import Checkpoints, Progress, state
+from trainfleet.engine.checkpoint import Checkpoints, Progress
+from trainfleet.engine.parallel import Parts
 
 
 def witness_batches() -> None:
@@ -48,10 +48,10 @@ def witness_batches() -> None:
 def witness_states() -> None:
     resume = Checkpoints.resume
 
-    def witnessed(checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-        progress = resume(checkpoints, model, optimizer)
+    def witnessed(checkpoints: Checkpoints, parts: Parts) -> Progress:
+        progress = resume(checkpoints, parts)
         if progress.step:
-            found = dict(ranks.leaves("", state.collect(model, optimizer)))
+            found = dict(ranks.leaves("", parts.state()))
             whole = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in found.items()}
             paths = (
                 Path(os.environ["WITNESS"], f"state-{progress.step}-{n}-{checkpoints.peers.rank}.pt") for n in itertools.count()

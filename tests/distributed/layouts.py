@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from trainfleet import devices
 from trainfleet.config import Settings, load
 from trainfleet.engine.checkpoint import Checkpoints, Progress
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.engine.world import World, join
 from trainfleet.runs import Run
 
@@ -117,7 +118,7 @@ def work(folder: Path, layout: str, step: int, world: World) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
     config, _ = load(Settings(folder / "config.yaml"))
     checkpoints = Checkpoints(Run(folder), config, "tokens", world)
-    progress = checkpoints.resume(net, optimizer)
+    progress = checkpoints.resume(parts := Held(net, optimizer))
     assert progress.step == step
     if step == 0:
         torch.manual_seed(0)
@@ -125,7 +126,7 @@ def work(folder: Path, layout: str, step: int, world: World) -> None:
             nn.init.normal_(parameter)
         train(net, optimizer)
     drawn = draw()
-    checkpoints.save(net, optimizer, Progress(step + 1), loss=0.0)
+    checkpoints.save(parts, Progress(step + 1), loss=0.0)
     checkpoints.settle()
     (folder / f"draws-{step}-{world.rank}.json").write_text(json.dumps({"resumed": drawn, "next": draw()}))
 
@@ -137,7 +138,7 @@ def fork(folder: Path, layout: str, step: int, rank: int, ranks: int, port: int)
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     code = 1
     try:
-        with join(devices.current()) as world:
+        with join(devices.nearest()) as world:
             work(folder, layout, step, world)
         code = 0
     except Exception:

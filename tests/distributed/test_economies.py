@@ -13,6 +13,7 @@ from torch import Tensor
 from requirement import need
 from trainfleet import models
 from trainfleet.config.types import Model
+from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import blocks
 
 SHARDED = {"train.layout.shard": 2}
@@ -86,7 +87,7 @@ def kept(how: str | float) -> int:
     torch._dynamo.reset()
     model = models.build(Model("test", "llama", 2, 128, 4, 4, 344, 256, 256, 10_000.0, 1e-5, False))
     model.initialize(0)
-    blocks.compile(model, model.get_submodule(model.plan.blocks).children(), how, loss=False)
+    blocks.compile(model, model.get_submodule(model.plan.blocks).children(), how, Cpu(), loss=False)
     found = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
 
     def seen(tensor: Tensor) -> Tensor:

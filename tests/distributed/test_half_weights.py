@@ -11,7 +11,7 @@ import torch
 from ranks import Bench
 from torch import nn
 
-from trainfleet.engine.rounding import RoundedAdamW
+from trainfleet.engine.rounding import RoundedAdamW, renew
 
 HALF = {"train.precision": "bf16", "train.weights": "bf16"}
 COMMON = {
@@ -89,7 +89,13 @@ def test_compiled_it_does_what_it_does_as_it_is(beta2: float) -> None:
     for compiled in (False, True):
         parameter = nn.Parameter(torch.linspace(-1, 1, 96).view(12, 8).bfloat16())
         settings = {"lr": 1e-2, "betas": (0.9, beta2), "eps": 1e-8}
-        update = RoundedAdamW([{"params": [parameter], "weight_decay": 0.1}], {parameter: "weight"}, 1, compiled, **settings)
+        update = RoundedAdamW(
+            [{"params": [parameter], "weight_decay": 0.1}],
+            {parameter: "weight"},
+            1,
+            torch.compile(renew, dynamic=True) if compiled else renew,
+            **settings,
+        )
         for step in range(3):
             parameter.grad = torch.linspace(1 - step, 1, 96).view(12, 8).bfloat16()
             update.step()

@@ -17,9 +17,11 @@ from requirement import need
 from trainfleet import models
 from trainfleet.config.types import Model
 from trainfleet.devices import Device
+from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer, rounding
 from trainfleet.engine.guard import Guard
 from trainfleet.engine.parallel import blocks, fp8
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.engine.world import World, join
 from trainfleet.models import Network
 from unit.test_engine_parts import TRAIN
@@ -84,9 +86,9 @@ def test_economies_of_blocks_change_no_gradient(device: Device, exact: None, how
     theirs = gradients(model_of().to(device.torch_device))
     model = model_of().to(device.torch_device)
     inside = list(model.get_submodule(model.plan.blocks).children())
-    blocks.recompute(inside, how)
+    blocks.recompute(inside, how, device)
     if compiled:
-        blocks.compile(model, inside, how)
+        blocks.compile(model, inside, how, device)
     ours = gradients(model)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5) and off(ours[1], theirs[1]) < 1e-4
 
@@ -109,7 +111,7 @@ def test_selective_recomputation_keeps_attention_and_products(device: Device, fo
 
     def counted(how: str) -> Counter[str]:
         model = model_of().to(device.torch_device, format)
-        blocks.recompute(model.get_submodule(model.plan.blocks).children(), how)
+        blocks.recompute(model.get_submodule(model.plan.blocks).children(), how, device)
         with Counted() as seen:
             gradients(model)
         return seen.calls
@@ -127,7 +129,7 @@ def test_recomputation_takes_less_memory(device: Device) -> None:
 
     def most(how: str) -> int:
         model = model_of(layers=8).to(device.torch_device, torch.bfloat16)
-        blocks.recompute(model.get_submodule(model.plan.blocks).children(), how)
+        blocks.recompute(model.get_submodule(model.plan.blocks).children(), how, device)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         tokens = tokens_on(device.torch_device).repeat(64, 1)
@@ -138,31 +140,31 @@ def test_recomputation_takes_less_memory(device: Device) -> None:
     assert full < selective < none
 
 
-def updated(device: torch.device, kind: str, compiled: bool = False, out: int | None = None) -> dict[str, Tensor]:
+def updated(device: Device, kind: str, compiled: bool = False, out: int | None = None) -> dict[str, Tensor]:
     """A model's weights after three steps on gradients that are the same on every device; step `out` is left out."""
     weights = "bf16" if kind == "rounded" else "fp32"
     train = replace(TRAIN, optimizer="adamw" if kind == "rounded" else kind, weights=weights, compile=compiled)
-    model = model_of().to(device, torch.bfloat16 if weights == "bf16" else torch.float32)
-    update = optimizer.build(model, train)
+    model = model_of().to(device.torch_device, torch.bfloat16 if weights == "bf16" else torch.float32)
+    update = optimizer.build(model, train, device)
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
-        optimizer.leave_out(update, torch.tensor(float(step == out), device=device))
+        optimizer.leave_out(update, torch.tensor(float(step == out), device=device.torch_device))
         update.step()
     return {name: parameter.detach().float().cpu() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "muon"])
 def test_an_optimizer_steps_as_on_the_cpu(device: Device, exact: None, kind: str) -> None:
-    theirs, ours = updated(torch.device("cpu"), kind, out=1), updated(device.torch_device, kind, out=1)
+    theirs, ours = updated(Cpu(), kind, out=1), updated(device, kind, out=1)
     assert {name: change for name in theirs if (change := off(ours[name], theirs[name])) > 1e-5} == {}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bf16_weights_are_rounded_as_on_the_cpu(device: Device, compiled: bool) -> None:
     """Chance is the same numbers everywhere; a last bit of fp32 may be another, which rarely shows after rounding."""
-    theirs, ours = updated(torch.device("cpu"), "rounded", out=1), updated(device.torch_device, "rounded", compiled, out=1)
+    theirs, ours = updated(Cpu(), "rounded", out=1), updated(device, "rounded", compiled, out=1)
     assert max(float((ours[name] != theirs[name]).float().mean()) for name in theirs) < 0.02
 
 
@@ -183,12 +185,15 @@ def world(device: Device) -> Iterator[World]:
 
 def test_the_guard_leaves_out_what_is_not_finite(world: World) -> None:
     guard, place = Guard(TRAIN, world), world.device.torch_device
+    model = model_of().to(place)
     losses = [3.0, float("nan"), 2.9, float("inf")]
     answers = [
         guard.judge(step, torch.tensor(loss, device=place), torch.tensor(1.0, device=place))
         for step, loss in enumerate(losses, 1)
     ]
-    assert [answer.item() for answer in answers] == [0.0, 1.0, 0.0, 1.0] and guard.check(model_of().to(place), "run") == 2
+    assert [answer.item() for answer in answers] == [0.0, 1.0, 0.0, 1.0] and guard.check(
+        Held(model, optimizer.build(model, TRAIN, world.device)), "run"
+    ) == 2
 
 
 def test_ranks_agree_on_the_host_and_on_the_device(world: World) -> None:

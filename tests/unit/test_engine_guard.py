@@ -12,6 +12,7 @@ from torch import nn
 
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.guard import MEMORY, Guard
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.engine.world import World, join
 from trainfleet.errors import RunError
 
@@ -22,6 +23,10 @@ NAN = float("nan")
 def world() -> Iterator[World]:
     with join(Cpu()) as world:
         yield world
+
+
+def held(model: nn.Module) -> Held:
+    return Held(model, torch.optim.SGD(model.parameters()))
 
 
 def judged(guard: Guard, values: list[tuple[float, float]], first: int = 1) -> list[int]:
@@ -66,20 +71,20 @@ def test_another_guard_goes_on_where_one_was(world: World) -> None:
 
 
 def test_after_so_many_in_a_row_it_says_why(world: World) -> None:
-    guard, model = Guard(replace(TRAIN, skips_in_a_row=3), world), nn.Linear(2, 2)
+    guard, parts = Guard(replace(TRAIN, skips_in_a_row=3), world), held(nn.Linear(2, 2))
     judged(guard, [(3.0, 1.0), (3.0, NAN), (3.0, NAN)])
-    assert guard.check(model, "run") == 2
+    assert guard.check(parts, "run") == 2
     judged(guard, [(3.0, NAN)], 4)
     with pytest.raises(RunError, match="not finite in steps 2 to 4") as error:
-        guard.check(model, "run")
+        guard.check(parts, "run")
     assert "samples 8 to 31" in error.value.why and "train.skips_in_a_row" in error.value.why
 
 
 def test_weights_past_saving_are_named_at_once(world: World) -> None:
-    guard, model = Guard(TRAIN, world), nn.Linear(2, 2)
+    guard, parts = Guard(TRAIN, world), held(model := nn.Linear(2, 2))
     with torch.no_grad():
         model.bias[0] = NAN
     judged(guard, [(NAN, NAN)])
     with pytest.raises(RunError) as error:
-        guard.check(model, "run")
+        guard.check(parts, "run")
     assert error.value.why == "numbers in the weights are not finite: bias"

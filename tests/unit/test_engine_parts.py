@@ -16,8 +16,9 @@ from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.batches import Batches
-from trainfleet.engine.checkpoint import state
+from trainfleet.engine.checkpoint import randomness
 from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.schedule import learning_rate
 from trainfleet.engine.world import World
 from trainfleet.shapes import fit
 
@@ -111,19 +112,19 @@ def test_validation_takes_no_more_than_there_is() -> None:
 
 
 def test_learning_rate_warms_up_and_ends_at_the_floor() -> None:
-    rates = [optimizer.learning_rate(TRAIN, step) for step in range(1, 101)]
+    rates = [learning_rate(TRAIN, step) for step in range(1, 101)]
     assert rates[0] == pytest.approx(0.001) and rates[9] == pytest.approx(0.01) and rates[99] == pytest.approx(0.001)
     assert rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[54] == pytest.approx(0.01 * (0.1 + 0.9 * 0.5), rel=1e-6)  # half way down the cosine
 
 
 def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
-    assert optimizer.learning_rate(replace(TRAIN, warmup_steps=0), 1) == pytest.approx(0.01, rel=1e-3)
+    assert learning_rate(replace(TRAIN, warmup_steps=0), 1) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_only_matrices_decay() -> None:
     layer = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.RMSNorm(3))
-    groups = optimizer.build(layer, TRAIN).param_groups
+    groups = optimizer.build(layer, TRAIN, Cpu()).param_groups
     assert {tuple(p.shape) for p in groups[0]["params"]} == {(4, 3), (3, 3)} and groups[0]["weight_decay"] == 0.1
     assert all(p.ndim == 1 for p in groups[1]["params"]) and groups[1]["weight_decay"] == 0
 
@@ -157,7 +158,7 @@ def test_precision_is_what_all_devices_are_good_at() -> None:
 
 
 def test_a_device_knows_itself() -> None:
-    device = devices.current()
+    device = devices.nearest()
     assert device.name and 1e9 < device.peak_flops(torch.float32) < math.inf
     assert 0 < device.memory_used() < device.memory_bytes()
     assert device.place(np.ones((2, 2))).device.type == device.kind
@@ -172,7 +173,7 @@ def test_random_numbers_of_another_kind_of_device_are_not_taken_up() -> None:
         def generators(self) -> list[torch.Generator]:
             return [torch.default_generator, torch.Generator()]
 
-    saved = state.read_random(Cpu())
+    saved = randomness.read(Cpu())
     drawn = torch.rand(3)
-    assert not state.set_random(saved, Other()) and not torch.equal(torch.rand(3), drawn)
-    assert state.set_random(saved, Cpu()) and torch.equal(torch.rand(3), drawn)
+    assert not randomness.restore(saved, Other()) and not torch.equal(torch.rand(3), drawn)
+    assert randomness.restore(saved, Cpu()) and torch.equal(torch.rand(3), drawn)

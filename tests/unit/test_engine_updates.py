@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from trainfleet import models
 from trainfleet.config.types import Model, Train
+from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer
+from trainfleet.engine.schedule import learning_rate
 from trainfleet.engine.updates import Lamb, Muon, Update, orthogonal
 
 GPT2 = Model("test", "gpt2", 2, 16, 2, 2, 32, 40, 24, 10_000.0, 1e-5, True)
@@ -26,7 +28,7 @@ def make() -> models.Network:
 def descend(name: str, steps: int = 30, **values: float) -> list[float]:
     """The losses of a small model that learns one batch by heart."""
     model, train = make(), replace(TRAIN, optimizer=name, **values)
-    update, losses = optimizer.build(model, train), []
+    update, losses = optimizer.build(model, train, Cpu()), []
     tokens = torch.randint(0, 40, (4, 20), generator=torch.Generator().manual_seed(1))
     for _ in range(steps):
         loss = model(tokens, targets=tokens.roll(-1, 1))
@@ -90,7 +92,7 @@ def test_a_step_that_is_left_out_changes_nothing(kind: type[Update], matrix: boo
 
 
 def rates(train: Train) -> list[float]:
-    return [optimizer.learning_rate(train, step) / train.learning_rate for step in range(1, 101)]
+    return [learning_rate(train, step) / train.learning_rate for step in range(1, 101)]
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ from trainfleet.checkpoints import catalogue
 from trainfleet.checkpoints.marker import MARKER, Broken, File, parse, render
 from trainfleet.checkpoints.store import Folder
 from trainfleet.config import load_resolved
-from trainfleet.devices import current
-from trainfleet.engine.checkpoint import load_model, pickled, resuming, verify
+from trainfleet.devices.cpu import Cpu
+from trainfleet.engine.checkpoint import load_model, pickled, randomness, resuming, verify
 from trainfleet.engine.checkpoint.files import Reader
 from trainfleet.engine.checkpoint.peers import Peers
-from trainfleet.engine.checkpoint.state import read_random, set_random
+from trainfleet.engine.parallel.parts import Held
 from trainfleet.errors import RunError, TrainfleetError
 
 OLD, STEP, NAME = Path(__file__).parent / "old_checkpoint", 4, "step-00000004"
@@ -161,14 +161,14 @@ def peers(tmp_path: Path) -> Iterator[Peers]:
 def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path, peers: Peers) -> None:
     path, config = folder / "checkpoints" / NAME / ".metadata", load_resolved(folder / "config.yaml")
     model = models.build(config.model)
-    resuming.load_weights(peers, str(path.parent), model, config)
+    parts = Held(model, torch.optim.AdamW(model.parameters()))
+    resuming.load_weights(peers, str(path.parent), parts, config)
     path.write_bytes(pickle.dumps(Harm(folder)))
     seal(folder)
     store = Folder(folder / "checkpoints")
-    optimizer = torch.optim.AdamW(model.parameters())
     for begin in (
-        lambda: resuming.load_weights(peers, str(path.parent), model, config),
-        lambda: resuming.load(peers, store, catalogue.read(store, STEP), model, optimizer, current()),
+        lambda: resuming.load_weights(peers, str(path.parent), parts, config),
+        lambda: resuming.load(peers, store, catalogue.read(store, STEP), parts, Cpu()),
     ):
         with pytest.raises(RunError) as caught:
             begin()
@@ -345,8 +345,8 @@ def test_a_pickle_is_data_here() -> None:
 
 
 def test_states_of_random_numbers_are_held_to_their_form() -> None:
-    device, state = current(), read_random(current())
-    assert set_random(state, device)
+    device, state = Cpu(), randomness.read(Cpu())
+    assert randomness.restore(state, device)
     whole = json.loads(state)
     numpy = whole["numpy"]
     for change in (
@@ -354,7 +354,7 @@ def test_states_of_random_numbers_are_held_to_their_form() -> None:
         {"torch": [base64.b64encode(b"x").decode()]}, {"torch": 3}, {"python": None},
     ):  # fmt: skip
         with pytest.raises(RunError, match="can't be read"):
-            set_random(json.dumps(whole | change), device)
+            randomness.restore(json.dumps(whole | change), device)
     for text in (None, 3, "", "[]", "[" * 10**6):
         with pytest.raises(RunError):
-            set_random(text, device)
+            randomness.restore(text, device)

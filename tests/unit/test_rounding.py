@@ -16,8 +16,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer, rounding
-from trainfleet.engine.rounding import RoundedAdamW, chance, place_of, rounded
+from trainfleet.engine.rounding import RoundedAdamW, chance, place_of, renew, rounded
 from trainfleet.engine.world import PRECISIONS
 
 HALF = replace(TRAIN, weights="bf16", compile=False)
@@ -84,7 +85,7 @@ def test_a_part_s_place_is_that_in_the_whole(size: tuple[int, ...], placements: 
 
 def falling(parameter: nn.Parameter, steps: int) -> nn.Parameter:
     """A parameter after steps of 1e-4 down: a fiftieth of what bf16 can tell apart near 1.0."""
-    update = RoundedAdamW([{"params": [parameter]}], {parameter: "weight"}, 1, False, **SETTINGS | {"lr": 1e-4})
+    update = RoundedAdamW([{"params": [parameter]}], {parameter: "weight"}, 1, renew, **SETTINGS | {"lr": 1e-4})
     for _ in range(steps):
         parameter.grad = torch.ones_like(parameter)
         update.step()
@@ -105,7 +106,7 @@ def test_steps_too_small_for_bf16_add_up() -> None:
 def test_a_second_moment_comes_down_again() -> None:
     """After one large gradient it falls by a thousandth a step, which rounding to the nearest would undo each time."""
     parameter = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
-    update = RoundedAdamW([{"params": [parameter]}], {parameter: "weight"}, 1, False, **SETTINGS)
+    update = RoundedAdamW([{"params": [parameter]}], {parameter: "weight"}, 1, renew, **SETTINGS)
     for step in range(501):
         parameter.grad = torch.full_like(parameter, 0.0 if step else 1.0)
         update.step()
@@ -120,7 +121,7 @@ def imitated(weights: str, nearest: bool = False) -> float:
     wanted, format = teacher(x).detach(), PRECISIONS[weights]
     model.to(format)
     train = replace(HALF, weights=weights, learning_rate=2e-4, beta2=0.999, weight_decay=0.0)
-    update = torch.optim.AdamW(model.parameters(), 2e-4, weight_decay=0.0) if nearest else optimizer.build(model, train)
+    update = torch.optim.AdamW(model.parameters(), 2e-4, weight_decay=0.0) if nearest else optimizer.build(model, train, Cpu())
     for _ in range(600):
         loss = (model(x.to(format)).float() - wanted).square().mean()
         update.zero_grad()
@@ -137,7 +138,7 @@ def test_it_learns_as_fp32_does_where_rounding_to_the_nearest_stalls() -> None:
 
 def made(seed: int = 1, name: str = "weight", rows: int = 6) -> RoundedAdamW:
     parameter = nn.Parameter(torch.linspace(-1, 1, rows * 4).view(rows, 4).bfloat16())
-    return RoundedAdamW([{"params": [parameter], "weight_decay": 0.1}], {parameter: name}, seed, False, **SETTINGS)
+    return RoundedAdamW([{"params": [parameter], "weight_decay": 0.1}], {parameter: name}, seed, renew, **SETTINGS)
 
 
 def state_of(update: RoundedAdamW) -> list[Tensor]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .. import hardware
+
 
 @dataclass(frozen=True)
 class Ssh:
@@ -43,6 +45,11 @@ class Fleet:
     spot: bool
     ssh: Ssh
     fsx: Fsx
+
+    @property
+    def device(self) -> str:
+        """The kind of device that a rank opens: nothing else is taken in its place."""
+        return hardware.device_of(self.stack)
 
 
 @dataclass(frozen=True)

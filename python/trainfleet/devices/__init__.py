@@ -1,18 +1,38 @@
-"""The devices that ranks compute on, each a file; `current` is the only place that chooses."""
+"""The devices that ranks compute on, each a file. Nothing outside this package chooses one, or asks which kind it has."""
 
 from __future__ import annotations
 
 import os
 
-import torch
-
+from ..errors import RunError
 from .base import Device
 from .cpu import Cpu
 from .cuda import Cuda
 
-__all__ = ["Device", "current"]
+__all__ = ["Device", "nearest", "planned"]
+
+KINDS: dict[str, type[Cpu] | type[Cuda]] = {device.kind: device for device in (Cpu, Cuda)}
 
 
-def current() -> Device:
-    """This rank's device: GPU number LOCAL_RANK where there are GPUs, else the CPU."""
-    return Cuda(int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else Cpu()
+def planned(kind: str) -> Device:
+    """This rank's device, number LOCAL_RANK of its node, of the kind that the plan says (`fleet.stack`); not yet started.
+
+    Raises:
+        RunError: the node has no such device, its driver is missing, or this torch can't use it. Nothing else is opened instead.
+    """
+    if kind not in KINDS:
+        raise RunError(
+            f"no rank can compute on {kind} yet", where="fleet.stack", why=f"the devices are {', '.join(KINDS)}", next="make plan"
+        )
+    return KINDS[kind](index())
+
+
+def nearest() -> Device:
+    """The fastest device that this process finds, started: for one that looks at a model, and was not planned to run anywhere."""
+    device = Cuda(index()) if Cuda.found() else Cpu()
+    device.start()
+    return device
+
+
+def index() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))

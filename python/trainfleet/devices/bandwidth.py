@@ -1,4 +1,4 @@
-"""How fast the ranks' links are, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth LARGEST LEAST`.
+"""How fast the ranks' links are, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
 
 Rank 0 prints one line, MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes (its size), nodes, and pairs
 ([node, node, GB/s] each), which are only tried when the bandwidth is under LEAST GB/s.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from . import Device, current
+from . import Device, planned
 
 MARK = "== bandwidth "
 SMALLEST = 1 << 16  # bytes
@@ -29,8 +29,9 @@ ROUNDS = 4  # partners that each node is tried with
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def main(largest: int, least: float) -> None:
-    device = current()
+def main(kind: str, largest: int, least: float) -> None:
+    device = planned(kind)
+    device.start()
     dist.init_process_group(device.backend, timeout=TIMEOUT)
     size, bandwidth = all_reduce_bandwidth(device, largest)
     pairs = pair_bandwidths(device, int(bandwidth * 1e9 * ENOUGH_SECONDS)) if bandwidth < least else []
@@ -107,4 +108,4 @@ def _slowest(device: Device, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

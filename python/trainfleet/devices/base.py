@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+# What selective recomputation keeps on any device: products and attention, whose kernel the device chooses.
+COSTLY = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 
 
 class Device(Protocol):
     """One rank's device."""
 
     kind: str  # cpu or cuda
-    backend: str  # of torch.distributed, for tensors on it
+    backend: str  # of torch.distributed: gloo for tensors on the host, and the device's own for those on it
     torch_device: torch.device
+    costly: frozenset[object]  # operations whose result selective recomputation keeps
+    gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
+    loss_sums: torch.dtype  # and the losses of a validation
+    fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
+
+    def start(self) -> None:
+        """Takes the device for this process; called once, before the process group is made."""
+        ...
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        """The same computation, compiled for the device as it is called; `dynamic` serves all shapes with one code."""
+        ...
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A new generator for values that are drawn on the device."""
+        ...
+
+    def is_full(self, error: BaseException) -> bool:
+        """Whether an error says that memory ran out, on the device or on the host."""
+        ...
 
     @property
     def name(self) -> str:

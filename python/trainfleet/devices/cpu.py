@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import hardware
+from .base import COSTLY, Call
 
 AMX_FLOPS_PER_CYCLE = 1024  # of a core: TDPBF16PS, 16 x 16 x 32 multiply-adds in 16 cycles (Intel optimization manual, ch. 20)
 
@@ -23,10 +25,25 @@ class Cpu:
     kind = "cpu"
     backend = "gloo"
     native_fp8 = False
+    costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+    gradient_sums, loss_sums = torch.float32, torch.float64
+    fused_adamw = True
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
+        """Ranks of one node share its CPUs, whatever their number on it."""
         self.torch_device = torch.device("cpu")
+
+    def start(self) -> None:
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        return cast(Call, torch.compile(call, dynamic=dynamic))
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # torch's allocator
 
     @cached_property
     def name(self) -> str:

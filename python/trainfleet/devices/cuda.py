@@ -3,29 +3,74 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import hardware
+from ..errors import RunError
+from .base import COSTLY, Call
+
+DRIVER = Path("/proc/driver/nvidia/version")
+TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a is 9.0
+FULL = ("out of memory", "ALLOC_FAILED")  # CUDA's words and cuBLAS's
 
 
 class Cuda:
     kind = "cuda"
-    backend = "nccl"
+    backend = "cpu:gloo,cuda:nccl"
+    costly: frozenset[object] = COSTLY | {
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+    gradient_sums, loss_sums = torch.float32, torch.float64
+    fused_adamw = True
 
     def __init__(self, index: int) -> None:
+        """The GPU number `index` of those that this process sees.
+
+        Raises:
+            RunError: there is none, or torch can't use it; with what was found, and what to install.
+        """
         # Growing segments instead of fixed blocks: batches of one shape then never fail on fragmented memory.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        _check_torch()
+        _check_count(index)
         self.torch_device = torch.device("cuda", index)
-        torch.cuda.set_device(self.torch_device)
-        torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
         self.properties = torch.cuda.get_device_properties(index)
         self.name = str(self.properties.name)
+        capability = self.properties.major, self.properties.minor
+        if not has_code_for(capability, torch.cuda.get_arch_list()):
+            raise _unusable(
+                f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this build has code for"
+                f" {', '.join(torch.cuda.get_arch_list())}"
+            )
         self.native_bf16 = self.properties.major >= 8
-        self.native_fp8 = (self.properties.major, self.properties.minor) >= (8, 9)  # since Ada and Hopper
+        self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
+
+    @staticmethod
+    def found() -> bool:
+        """Whether torch sees a GPU that it can use."""
+        return torch.cuda.is_available()
+
+    def start(self) -> None:
+        torch.cuda.set_device(self.torch_device)
+        torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        return cast(Call, torch.compile(call, dynamic=dynamic))
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.torch_device).manual_seed(seed)
+
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in FULL)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
@@ -56,3 +101,54 @@ class Cuda:
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+
+
+def has_code_for(capability: tuple[int, int], targets: Iterable[str]) -> bool:
+    """Whether a build's targets have code for a compute capability; so too where they can't be read.
+
+    Machine code (`sm_90`) runs on the same major number and the same or a later minor one, PTX (`compute_90`) on any that is no
+    earlier (CUDA C++ Programming Guide, "Application Compatibility").
+    """
+    found = [TARGET.match(target) for target in targets]
+    known = [(match[1], (int(match[2]), int(match[3]))) for match in found if match]
+    return not known or any(made <= capability and (kind == "compute" or made[0] == capability[0]) for kind, made in known)
+
+
+def _check_torch() -> None:
+    if torch.cuda.is_available():
+        return
+    driver = DRIVER.read_text().splitlines()[0] if DRIVER.exists() else ""
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise _unusable(f"torch {torch.__version__} is a build without CUDA; {driver or 'nor is an NVIDIA driver loaded'}")
+    if not driver and not hardware.local_accelerators():
+        raise _unusable(f"no NVIDIA driver is loaded ({DRIVER} is not there); torch {torch.__version__}")
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        why = "torch sees no GPU"
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise _unusable(
+        f"{why}; torch {torch.__version__} for CUDA {torch.version.cuda}; driver: {driver or 'none'}"
+        + ("" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}")
+    )
+
+
+def _check_count(index: int) -> None:
+    if index >= (count := torch.cuda.device_count()):
+        raise RunError(
+            f"rank {index} of its node has no GPU of its own", where=_where(), why=f"each rank takes one, and torch sees {count}",
+            next="lower fleet.ranks_per_node, or mend the node: nvidia-smi there; make doctor",
+        )  # fmt: skip
+
+
+def _unusable(why: str) -> RunError:
+    return RunError(
+        "the plan says that ranks compute on GPUs (fleet.stack), and this one can't", where=_where(), why=why,
+        next="make setup installs the stack's driver and torch on hosts; here: nvidia-smi, and a torch of the stack's build"
+        " (docker/stack.lock.yaml); on CPUs instead: SET='fleet.stack=cpu'",
+    )  # fmt: skip
+
+
+def _where() -> str:
+    return f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"

@@ -45,11 +45,12 @@ def main(arguments: list[str]) -> int:
     try:
         number = fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0"))) if rank == 0 else 0
         heart = Heart(run.folder, rank, node, order, float(os.environ.get(lease.VARIABLE, "0")))
-        with join(devices.current()) as world:
+        config = load_resolved(run.config)
+        with join(devices.planned(config.fleet.device)) as world:
             heart.meet(number := world.as_first_says(number))
             run.writer = events.node(node, number)
             heart.at("load")
-            train(run, load_resolved(run.config), world, heart)
+            train(run, config, world, heart)
             heart.stop()
             return 0
     except fence.Fenced as error:
@@ -158,8 +159,8 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
     """What the trained model writes; None when it was divided among ranks and one has no room for all of it."""
-    model = trainer.model
-    if not trainer.parts.whole:
+    model = trainer.parts.whole
+    if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks

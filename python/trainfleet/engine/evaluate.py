@@ -61,7 +61,7 @@ def describe(scores: Scores) -> Iterator[str]:
 def evaluate(run: Run) -> Scores:
     """The scores of the newest checkpoint. RunError when there is none."""
     model, dataset = load(run)
-    config, device = load_resolved(run.config), devices.current()
+    config, device = load_resolved(run.config), devices.nearest()
     train, samples = config.train, samples_for(config, dataset)
     count = min(SEQUENCES, samples.samples("validation", train.sequence_length))
     totals, targets = torch.zeros(4, dtype=torch.float64), []

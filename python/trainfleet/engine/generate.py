@@ -138,7 +138,7 @@ def load(run: Run) -> tuple[Network, Dataset]:
         raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
     model = models.build(config.model)
     load_model(*found, model)
-    return model.to(devices.current().torch_device).eval(), Dataset.open(runs.DATA / config.data.name, config.data)
+    return model.to(devices.nearest().torch_device).eval(), Dataset.open(runs.DATA / config.data.name, config.data)
 
 
 if __name__ == "__main__":

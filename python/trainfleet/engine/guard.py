@@ -6,15 +6,15 @@ learn which. OLMo-core's SkipStepOptimizer looks at the same two numbers (github
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from ..config.types import Train
 from ..errors import RunError
+from .parallel.parts import Parts
 from .world import World
 
 MEMORY = 128  # steps that the running mean and spread look back on; before as many, nothing counts as a spike
@@ -59,7 +59,7 @@ class Guard:
         """All that another guard needs to go on; the host waits for the device."""
         return tuple(torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist())
 
-    def check(self, model: nn.Module, name: str) -> int:
+    def check(self, parts: Parts, name: str) -> int:
         """How many steps have been left out; the host waits for the device.
 
         Raises:
@@ -67,7 +67,7 @@ class Guard:
                 it, with the same words.
         """
         row, total, last = (int(count) for count in self.counts.tolist())
-        broken = self._broken(model) if row else []
+        broken = self._broken(parts) if row else []
         if broken or row >= self.train.skips_in_a_row:
             raise self._verdict(row, last, broken, name)
         return total
@@ -88,16 +88,8 @@ class Guard:
             where=f"run {name}", why=why, next=cured,
         )  # fmt: skip
 
-    def _broken(self, model: nn.Module) -> list[str]:
+    def _broken(self, parts: Parts) -> list[str]:
         """The first few parameters of any rank that have a number which is not finite. All ranks call it together."""
         found: list[list[str]] = [[]] * self.world.size
-        dist.all_gather_object(found, list(not_finite(model.named_parameters())))
+        dist.all_gather_object(found, parts.broken())
         return sorted({name for names in found for name in names})[:4]
-
-
-def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> Iterable[str]:
-    """The names of those of which this rank has a number that is not finite."""
-    for name, parameter in parameters:
-        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not own.isfinite().all():
-            yield name

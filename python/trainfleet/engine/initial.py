@@ -6,14 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-
 from ..config import huggingface as shapes
 from ..config.presets import Preset
 from ..config.types import Model
 from ..errors import RunError
-from ..models import Network, huggingface
+from ..models import huggingface
+from .parallel.parts import Parts
 
 FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not of the weights' shape, or told better by the weights themselves
 
@@ -23,22 +21,21 @@ def is_folder(address: str) -> bool:
     return (Path(address) / shapes.CONFIG).is_file()
 
 
-def load_folder(address: str, model: nn.Module) -> None:
-    """Fills a model, divided among ranks or not, from a Hugging Face folder; every rank reads what it has parameters for.
+def load_folder(address: str, parts: Parts, shape: Model) -> None:
+    """Loads the weights of a Hugging Face folder; every rank reads the tensors that it has parameters for.
 
     Raises:
         RunError: the folder's model has another shape, or lacks a file or a weight; each by name.
     """
-    assert isinstance(model, Network)
-    folder, shape = Path(address), model.shape
+    folder = Path(address)
     try:
         compare(shapes.read(folder), shape, folder)
     except ValueError as error:
         raise RunError("is no folder to begin from", where=address, why=str(error), next="set train.init_from") from error
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
-    named: dict[str, Any] = {name: tensor for name, tensor in get_model_state_dict(model).items() if name not in tied}
+    named: dict[str, Any] = {name: tensor for name, tensor in parts.weights().items() if name not in tied}
     tensors: dict[str, Any] = dict(huggingface.load(folder, shape, huggingface.sizes_of(named.items())))
-    set_model_state_dict(model, tensors, options=StateDictOptions(full_state_dict=True, strict=False))
+    parts.set_weights(tensors, whole=True)
 
 
 def compare(found: Preset, shape: Model, folder: Path) -> None:

@@ -11,15 +11,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..config.types import Train
+from ..devices import Device
 from ..models.network import Network
-from .rounding import RoundedAdamW
-from .schedule import learning_rate
-from .updates import Lamb, Muon
-
-__all__ = ["build", "clip", "learning_rate", "leave_out", "set_learning_rate"]
+from .rounding import RoundedAdamW, renew
+from .updates import AdamW, Lamb, Muon
 
 
-def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
+def build(model: nn.Module, train: Train, device: Device) -> torch.optim.Optimizer:
     """The optimizer of `train.optimizer`, which decays matrices and not vectors: a norm's gain only scales what follows it."""
     settings: dict[str, Any] = {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -27,8 +25,11 @@ def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
     vectors = {"params": [parameter for parameter in parameters.values() if parameter.ndim < 2], "weight_decay": 0.0}
     matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
     if train.weights == "bf16":
+        step = device.compiled(renew, dynamic=True) if train.compile else renew
         names = {parameter: name for name, parameter in parameters.items()}
-        return RoundedAdamW([{"params": [*matrices.values()], **decayed}, vectors], names, train.seed, train.compile, **settings)
+        return RoundedAdamW([{"params": [*matrices.values()], **decayed}, vectors], names, train.seed, step, **settings)
+    if train.optimizer == "adamw" and not device.fused_adamw:
+        return AdamW([{"params": [*matrices.values()], **decayed}, vectors], **settings)
     if train.optimizer == "adamw":
         return torch.optim.AdamW(by_mesh([{"params": [*matrices.values()], **decayed}, vectors]), fused=True, **settings)
     if train.optimizer == "lamb":
@@ -40,7 +41,7 @@ def build(model: nn.Module, train: Train) -> torch.optim.Optimizer:
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups, each in as many as there are ways in which its parameters are divided: a fused step takes only one way."""
+    """The groups, each split by the mesh of its parameters: a fused step takes parameters of one mesh only."""
     found = []
     for group in groups:
         ways: dict[Any, list[Tensor]] = {}
@@ -56,7 +57,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
-    """Has the next step change nothing where `whether`, on the device, is 1.0: the protocol of torch's fused optimizers."""
+    """Makes the next step change nothing where `whether`, on the device, is 1.0: the protocol of torch's fused optimizers."""
     optimizer.found_inf = whether  # type: ignore[attr-defined]
 
 

@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..runs import Record, Run, append_line, write_atomic
 from .checkpoint import Progress, Saved
 from .meter import Stopwatch
-from .optimizer import learning_rate
+from .schedule import learning_rate
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -25,6 +25,7 @@ CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
 WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
 MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))  # MurmurHash3's multipliers (Appleby 2011), as int32
 AT_ONCE = 1 << 26  # numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
+Step = Callable[..., None]
 Place = tuple[Tensor, Tensor, Tensor]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
 
 
@@ -33,12 +34,12 @@ class RoundedAdamW(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, groups: Groups, names: Mapping[nn.Parameter, str], seed: int, compiled: bool, **settings: Any) -> None:
-        """`settings`: lr, betas and eps. Compiled, a step reads and writes each number once."""
+    def __init__(self, groups: Groups, names: Mapping[nn.Parameter, str], seed: int, step: Step, **settings: Any) -> None:
+        """`settings`: lr, betas and eps. `step` is `renew`, as it is or compiled: then it reads and writes each number once."""
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
         self.places: dict[Tensor, Place] = {}
-        self.renew: Callable[..., None] = torch.compile(renew, dynamic=True) if compiled else renew
+        self.renew = step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

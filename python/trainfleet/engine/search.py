@@ -50,7 +50,6 @@ FULL = 0.95  # of a device: beyond it a size counts as too large, as validation 
 ERRING = 1.25  # config/memory.py reckons at most so many times what is needed (tests/bench/LOG.md): beyond it nothing is tried
 LOOK_EVERY = 0.2  # seconds
 PATIENCE = 15  # looks at a failure
-LACKS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")  # what torch's CPU allocator, CUDA and cuBLAS say
 
 
 @dataclass(frozen=True)
@@ -214,11 +213,13 @@ def main(arguments: list[str]) -> int:
     """A rank's part of a trial."""
     die_with_parent()
     run, size, file = Run(Path(arguments[0])), int(arguments[1]), Path(arguments[2])
+    config = load_resolved(run.config)
+    device = devices.planned(config.fleet.device)
     try:
-        with join(devices.current(), apart=f"try-{size}") as world:
-            write_atomic(file, json.dumps(asdict(measure(load_resolved(run.config), size, world))))
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in LACKS):
+        with join(device, apart=f"try-{size}") as world:
+            write_atomic(file, json.dumps(asdict(measure(config, size, world))))
+    except (RuntimeError, MemoryError) as error:
+        if device.is_full(error):
             return TOO_LARGE
         raise
     return 0

@@ -8,13 +8,14 @@ import torch
 
 from ..config import Config
 from ..config.families import FAMILIES
-from . import batches, optimizer
+from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
 from .guard import Guard
 from .meter import Stopwatch
 from .parallel import arrange
 from .record import Recorder
+from .schedule import learning_rate
 from .stopping import Vote
 from .world import World
 
@@ -30,11 +31,8 @@ class Trainer:
         self.precision = world.precision(self.train.precision)
         torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
         self.parts = arrange(config, world)
-        self.model = self.parts.model
-        if world.size > 1 and self.parts.stages == 1:
-            watch.hear(self.model.get_submodule(self.model.plan.first[0]))
-        self.optimizer = optimizer.build(self.model, self.train)
-        self.progress = checkpoints.resume(self.model, self.optimizer)  # last: it also takes up the random numbers
+        self.parts.listen(watch)
+        self.progress = checkpoints.resume(self.parts)  # last: it also restores the random number generators
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.guard = Guard(self.train, world, self.progress.guard)
 
@@ -68,14 +66,10 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """One step of the optimizer, or none where the guard finds that it would do harm; nothing waits for the device."""
-        optimizer.set_learning_rate(self.optimizer, optimizer.learning_rate(self.train, step))
+        """One optimizer step, or none where the guard judges that it would do harm; the host never waits for the device."""
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
         with self.watch.part("optimizer"):
-            norm = self.parts.clip(self.train.gradient_clip)
-            optimizer.leave_out(self.optimizer, self.guard.judge(step, loss * self.parts.stages, norm))
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.parts.update(learning_rate(self.train, step), lambda norm: self.guard.judge(step, loss, norm))
         self.progress.advance(self.train)
 
     def validate(self) -> float:
@@ -85,23 +79,23 @@ class Trainer:
             found = batches.validation(self.samples, self.config, rank, ranks, self.device)
             total = self.parts.evaluate(found, most=-(-count // ranks))
             guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)
-            return float(self.world.sum(total) / (self.parts.copies * count * guesses))
+            return float(self.world.sum(total) / (count * guesses))
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
         """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the device."""
-        skipped = self.guard.check(self.model, self.config.name)
+        skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
         if recorder:
             recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used())
 
     def save(self, last: bool) -> None:
         """Begins a checkpoint of this step, or after the last step makes one."""
-        self.guard.check(self.model, self.config.name)
+        self.guard.check(self.parts, self.config.name)
         if self.config.checkpoint.is_off:
             return
         self.progress.seconds_trained, self.progress.guard = self.watch.trained, self.guard.state()
         with self.watch.stage("checkpoint"):
-            self.checkpoints.save(self.model, self.optimizer, self.progress, float(self.guard.seen[0]))
+            self.checkpoints.save(self.parts, self.progress, float(self.guard.seen[0]))
             if last:
                 self.checkpoints.settle()
 

@@ -65,6 +65,13 @@ class Update(torch.optim.Optimizer, ABC):
         return change
 
 
+class AdamW(Update):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), where torch's fused one does not run."""
+
+    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
+        return self.adam(parameter, gradient, group, keep)
+
+
 class Lamb(Update):
     """Adam, with the change of each matrix as long as the matrix is (You et al. 2019, arXiv:1904.00962, algorithm 2)."""
 

@@ -69,11 +69,11 @@ def join(device: Device, apart: str = "") -> Iterator[World]:
     names another world on the same devices, of processes that each rank has started beside itself.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    backend = "gloo" if device.backend == "gloo" else f"cpu:gloo,{device.kind}:{device.backend}"
+    device.start()
     if size == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(device.backend, store=HashStore(), rank=0, world_size=1)
     else:
-        dist.init_process_group(backend, store=_store(apart) if apart else None, rank=rank, world_size=size)
+        dist.init_process_group(device.backend, store=_store(apart) if apart else None, rank=rank, world_size=size)
     native = torch.tensor(device.native_bf16, dtype=torch.uint8)
     dist.all_reduce(native, dist.ReduceOp.MIN)  # hosts of one fleet may have CPUs of several generations
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bool(native))
@@ -89,7 +89,7 @@ def _store(apart: str) -> Store:
 def first_to_say(key: str) -> bool:
     """Whether no other rank has called this with the same key: what goes wrong for all of them is then printed once."""
     if not dist.is_initialized():
-        return os.environ.get("RANK", "0") == "0"
+        return os.environ.get("LOCAL_RANK", "0") == "0"  # of each node: another one may have nothing to say
     store = dist.distributed_c10d._get_default_store()
     try:
         return bool(store.add(f"said/{key}", 1) == 1)

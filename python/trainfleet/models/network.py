@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -53,17 +53,16 @@ class Network(nn.Module, ABC):
     def initialize(self, seed: int) -> None:
         """Draws every weight anew."""
         for name, parameter in self.named_parameters():
-            parameter.copy_(self.draw(name, parameter.shape, seed, parameter.device))
+            place = torch.Generator(parameter.device)
+            parameter.copy_(self.draw(name, parameter.shape, seed, place.manual_seed))
 
-    def draw(self, name: str, size: Sequence[int], seed: int, device: torch.device) -> Tensor:
-        """First values of a parameter. They follow from seed and name alone, so that ranks which hold different ones agree."""
+    def draw(self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]) -> Tensor:
+        """First values of a parameter, where `generator` draws them: seeded by seed and name alone, so that all ranks agree."""
         mean, std = self.initial(name)
-        values = torch.full(tuple(size), mean, device=device)
-        if std:
-            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            values.normal_(mean, std, generator=generator)
-        return values
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        source = generator(int.from_bytes(digest[:8], "big") >> 1)
+        values = torch.full(tuple(size), mean, device=source.device)
+        return values.normal_(mean, std, generator=source) if std else values
 
 
 class Total(nn.Module):

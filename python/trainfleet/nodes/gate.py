@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .. import hardware
 from ..config import Config
 from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, torchrun
@@ -203,6 +204,7 @@ def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     """torchrun's words for one node of the trial. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
+    device = fleet.device if fleet.device in hardware.TRAINED_ON else "cpu"  # by gloo, on hosts that nothing trains on yet
     port = fleet.port or PORT
     environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
         "PYTHONPATH": f"{code}/python", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "OMP_NUM_THREADS": "1",
@@ -210,7 +212,7 @@ def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
     words = [
         *torchrun(seat, fleet.ranks_per_node, "trainfleet.devices.bandwidth", wanted.interpreter),
-        str(ALL_REDUCE_BYTES[kind]), str(least if least is not None else 1e9),
+        device, str(ALL_REDUCE_BYTES[kind]), str(least if least is not None else 1e9),
     ]  # fmt: skip
     settings = [f"{name}={value}" for name, value in environment.items()]
     return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"

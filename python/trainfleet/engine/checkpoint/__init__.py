@@ -1,15 +1,15 @@
 """Saving a run while it trains, and going on with it. What exists, and whether it is good, is trainfleet.checkpoints' to say.
 
 checkpoints   what the training loop calls
-saving        a save beside training: begin, write, commit, let go of the old ones
+saving        a save beside training: begin, write, commit, remove old ones
 snapshot      a rank's part of the state, copied to the host
 resuming      the newest good checkpoint, checked and loaded
-state         what is in a checkpoint
+randomness    the state of the random number generators
 files         torch.distributed.checkpoint's files, in a store
 index         where each piece of a checkpoint lies, checked against its files
 archive       one piece, as torch.save wrote it
 pickled       what a pickle says, read as data: nothing in it runs
-peers         what all ranks do together, on a line of their own
+peers         what all ranks do together, on a process group of their own
 verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
 """
 

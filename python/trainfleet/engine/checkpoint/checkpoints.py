@@ -1,4 +1,8 @@
-"""The checkpoints of a run, as its training loop sees them."""
+"""The checkpoints of a run, as its training loop sees them.
+
+A checkpoint's files hold the model, the optimizer's moments and every rank's random number generators. All else is in the marker
+or follows from the step: the learning rate, and which samples come next. The optimizer's settings are the config's, never saved.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...checkpoints import changes
 from ...checkpoints.marker import Commit, versions
@@ -18,10 +21,10 @@ from ...config import Config
 from ...config.types import Train
 from ...errors import RunError
 from ...runs import Run
+from ..parallel.parts import Parts
 from ..stopping import Answer, Wish
 from ..world import World
-from . import resuming, saving
-from . import state as states
+from . import randomness, resuming, saving
 from .peers import Peers
 from .saving import Save
 from .snapshot import Snapshot
@@ -92,7 +95,7 @@ class Checkpoints:
             self.settle()
         return answer.save or (self.policy.every_steps > 0 and step % self.policy.every_steps == 0)
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, loss: float) -> None:
+    def save(self, parts: Parts, progress: Progress, loss: float) -> None:
         """Begins to save the state as it is now; training may change it once this returns.
 
         A save that is still under way is waited for first: what `checkpoint.every` promises is kept also on a slow disk.
@@ -105,7 +108,7 @@ class Checkpoints:
             raise self.failed
         self.began, self.asked = time.monotonic(), False
         device = self.world.device
-        state = states.collect(model, optimizer) | {"random": {str(self.peers.rank): states.read_random(device)}}
+        state = parts.state() | {"random": {str(self.peers.rank): randomness.read(device)}}
         if self.snapshot is None:
             self.snapshot = Snapshot(self.peers, state)
         self.snapshot.take(state, device)
@@ -128,7 +131,7 @@ class Checkpoints:
         done, self.done = self.done, []
         return done
 
-    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    def resume(self, parts: Parts) -> Progress:
         """Loads the newest good checkpoint, or else what `train.init_from` names, or nothing; where training stands then.
 
         Raises:
@@ -139,19 +142,19 @@ class Checkpoints:
         for damage in passed:
             self._tell("damaged", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
         if found is None:
-            self._begin(model)
+            self._begin(parts)
             return Progress()
         commit, device = found.commit, self.world.device
-        same = resuming.load(self.peers, self.store, commit, model, optimizer, device)
+        same = resuming.load(self.peers, self.store, commit, parts, device)
         if not same:
-            states.seed_random(device, self.config.train.seed, commit.step, self.peers.rank)
+            randomness.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
         self._resumed(commit, found.changed, same)
         return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard)
 
-    def _begin(self, model: nn.Module) -> None:
-        states.seed_random(self.world.device, self.config.train.seed, 0, self.peers.rank)
+    def _begin(self, parts: Parts) -> None:
+        randomness.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
         if address := self.config.train.init_from:
-            source = resuming.load_weights(self.peers, address, model, self.config)
+            source = resuming.load_weights(self.peers, address, parts, self.config)
             self._tell("initialized", f"the weights begin as those of {source}", source=source)
 
     def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:

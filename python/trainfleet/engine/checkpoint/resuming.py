@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from ...checkpoints import catalogue, changes
@@ -22,7 +20,8 @@ from ...errors import RunError
 from ...runs import Run
 from ...s3 import SCHEME
 from .. import initial
-from . import state as states
+from ..parallel.parts import Parts, State
+from . import randomness
 from .files import Reader
 from .peers import Peers
 
@@ -87,32 +86,32 @@ def examine(peers: Peers, store: Store, step: int) -> Commit:
     return commit
 
 
-def load(peers: Peers, store: Store, found: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, device: Device) -> bool:
-    """Makes a checkpoint's state this rank's, whatever layout wrote it; whether the random numbers were taken up too.
+def load(peers: Peers, store: Store, found: Commit, parts: Parts, device: Device) -> bool:
+    """Loads this rank's part of a checkpoint, whatever layout wrote it; returns whether the generators were restored too.
 
     They belong to ranks and devices: only as many ranks on the same kind of device go on with them; others begin theirs anew
     from seed, step and rank.
     """
-    state = states.collect(model, optimizer)
+    state = parts.state()
     same = found.world_size == peers.size
     if same:
         state["random"] = {str(peers.rank): ""}
     peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, found)))
-    states.restore(model, optimizer, state)
-    return same and states.set_random(state["random"][str(peers.rank)], device)
+    parts.restore(state)
+    return same and randomness.restore(state["random"][str(peers.rank)], device)
 
 
-def load_weights(peers: Peers, address: str, model: nn.Module, config: Config) -> str:
-    """Fills the model's weights from a checkpoint of another run (train.init_from); which one it was."""
+def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
+    """Loads the model's weights from a checkpoint of another run (train.init_from); returns which one it was."""
     if initial.is_folder(address):
-        peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, model))
+        peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, parts, config.model))
         return address
     store, step = peers.one("can't find train.init_from", lambda: locate(address))
     commit = examine(peers, store, step)
     fits(commit, config, store.address(step))
-    state = {"model": get_model_state_dict(model)}
+    state = {"model": parts.weights()}
     peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, commit)))
-    set_model_state_dict(model, state["model"])
+    parts.set_weights(state["model"])
     return store.address(step)
 
 
@@ -134,7 +133,7 @@ def newest(run: Run, config: Config) -> tuple[Store, int] | None:
     return (store, whole[-1]) if whole else None
 
 
-def fill(state: states.State, reader: Reader) -> None:
+def fill(state: State, reader: Reader) -> None:
     """Reads, into the tensors of a state, this rank's parts of them.
 
     Raises:

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ...checkpoints.marker import File
 from ...checkpoints.store import Store
 from ...devices import Device
+from ..parallel.parts import State
 from .files import Writer
 from .peers import CheckpointError, Peers, attempt
-from .state import State
 
 PLANNING = "can't plan a checkpoint"
 
@@ -61,7 +61,7 @@ class Snapshot:
                     buffer = device.host_buffer(found)
                 found = buffer.copy_(found.detach(), non_blocking=True)
             self.data[item.index] = found
-        self.planner.state_dict = {}  # lets go of the state itself
+        self.planner.state_dict = {}  # keeps no reference to the live state
         device.synchronize()
 
     def resolve_data(self, item: WriteItem) -> Tensor | io.BytesIO:

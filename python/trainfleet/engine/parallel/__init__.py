@@ -1,5 +1,6 @@
 """How a model is divided among ranks, and how a step goes through the parts.
 
+parts       what the training loop asks of any layout
 mesh        the ranks as a grid        replicas    every rank has the whole model (DDP)
 division    every other layout, in one short function: slices → stages → weights → recomputation → fp8 → compilation → shards
 tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts for attention too
@@ -10,22 +11,18 @@ fp8         products in fp8
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...config import Config
 from ..world import World
+from .parts import Parts
 from .replicas import Replicas
 
-if TYPE_CHECKING:
-    from .division import Division
-
-__all__ = ["Replicas", "arrange"]
+__all__ = ["Parts", "Replicas", "arrange"]
 
 
-def arrange(config: Config, world: World) -> Replicas | Division:
-    """The model as this rank has it; all ranks call it together.
+def arrange(config: Config, world: World) -> Parts:
+    """The model and its optimizer as this rank has them; all ranks call it together.
 
     Where each rank can have a whole model and computes in fp32, DDP is the fastest, by far on CPUs (tests/bench/LOG.md).
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,23 +13,13 @@ from torch._functorch import config as functorch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from ...devices import Device
 from ...models.network import Network
 from ...runs import COMPILED
 
-# What a matrix product or attention made is kept with selective recomputation: all else is cheap to compute again.
-COSTLY = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-}
 
-
-def recompute(blocks: Iterable[nn.Module], how: str | float) -> None:
-    """Has blocks keep less for backward: only their input (`full`), or that and what is costly to make (`selective`).
+def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
+    """Makes blocks keep less for their backward pass: their input (`full`), or also what is costly to compute (`selective`).
 
     A budget, which is a number, is for `compile` to keep.
     """
@@ -37,41 +27,43 @@ def recompute(blocks: Iterable[nn.Module], how: str | float) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(keep, device.costly))
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, **options)
 
 
-def keep_costly(context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+def keep(costly: Container[object], context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:
+    """What torch's selective recomputation does with an operation's result: the products and attention are kept."""
+    return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compile(model: Network, blocks: Iterable[nn.Module], how: str | float, loss: bool = True) -> None:
-    """Compiles blocks, each by itself: as they are alike, the first one's code serves them all. Then the loss, if wished.
+def compile(model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True) -> None:
+    """Compiles each block by itself, so that blocks of one shape share one piece of code; then the loss, unless told not to.
 
-    Where `how` to recompute is a number, blocks keep no more than that part of what the compiler would have them keep for speed;
-    the loss, whose backward pass comes at once, keeps all. What is made is kept in a folder of the project, so that the next run
-    need not compile anew.
+    Where `how` to recompute is a number, a block keeps no more than that fraction of what the compiler would keep for speed. The
+    loss, whose backward pass follows at once, keeps all. The code is cached in the project's folder, for the next run.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED.absolute()))
     for block in blocks:
-        block.compile(dynamic=False)  # validation's last batch may be smaller: it gets code of its own
+        compiled = device.compiled(block._call_impl)  # a smaller batch, as validation's last one, gets code of its own
         if not isinstance(how, str):
-            within = functorch.patch(activation_memory_budget=float(how))  # read while a block's first batch goes through it
-            block._compiled_call_impl = within(block._compiled_call_impl)
+            compiled = functorch.patch(activation_memory_budget=float(how))(compiled)  # read when the first batch comes
+        block._compiled_call_impl = compiled
     if loss:
-        model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
+        model.loss = device.compiled(model.loss)  # type: ignore[method-assign]
 
 
-def shard(root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, zero: int, precision: torch.dtype) -> None:
-    """Divides the weights among the ranks of a mesh, and has gradients come out as means over them (Zhao et al. 2023, FSDP).
+def shard(
+    root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, zero: int, precision: torch.dtype, device: Device
+) -> None:
+    """Shards the weights over the ranks of a mesh; gradients are averaged over them (Zhao et al. 2023, FSDP).
 
-    ZeRO 3 gathers a block's weights when it runs and lets go of them after; ZeRO 1 keeps them gathered from the first forward of
-    a step to its last backward, so that only the optimizer's state, and the weights that it works on, are divided.
+    ZeRO 3 gathers a block's weights when it runs and frees them after. ZeRO 1 keeps them gathered from the first forward pass of
+    a step to its last backward pass, so that only the optimizer's state, and the weights that it updates, are sharded.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # only now: it takes a while, and DDP needs none of it
 
-    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)

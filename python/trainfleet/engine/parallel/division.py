@@ -17,11 +17,13 @@ from ...config import Config
 from ...devices import Device
 from ...models.loss import IGNORED
 from ...models.network import Network
+from .. import optimizer
 from ..batches import Batch
 from ..meter import Stopwatch
 from ..world import PRECISIONS
 from . import blocks, context, fp8, gradients, pipeline, tensor, weights
 from .mesh import Mesh
+from .parts import Held
 from .pipeline import Pipeline, Stage, Tie
 from .tensor import whole
 
@@ -42,20 +44,20 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     stages: list[Any] = [model]
     if layout.pipeline > 1:
         stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
-    weights.draw(model, train.seed, device.torch_device, format)
+    weights.draw(model, train.seed, device, format)
     for part in (model, *(stage.part for stage in stages if isinstance(stage, Stage))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
         if mesh.context_group:
             context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
-    blocks.recompute(blocks_of(model), train.recompute)
+    blocks.recompute(blocks_of(model), train.recompute, device)
     if precision == PRECISIONS["fp8"]:
         fp8.convert(blocks_of(model), device)
         precision = torch.bfloat16  # of all else
     if train.compile:
-        blocks.compile(model, blocks_of(model), train.recompute, loss=layout.tensor * layout.pipeline == 1)
+        blocks.compile(model, blocks_of(model), train.recompute, device, loss=layout.tensor * layout.pipeline == 1)
     if mesh.sharing().size() > 1 or precision != format:
         for stage in stages:
-            blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision)
+            blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision, device)
     return Division(config, device, mesh, model, stages, tied)
 
 
@@ -72,18 +74,18 @@ def tied_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if id(parameter) in shared]
 
 
-class Division:
-    """What the training loop calls in place of a whole model. `model` has the names of the whole model's parameters."""
+class Division(Held):
+    """A rank's part of a divided model. Its parameters have the names that they have in the whole model."""
 
-    whole = False
+    model: Network
+    whole = None
 
     def __init__(self, config: Config, device: Device, mesh: Mesh, model: Network, stages: list[Any], tied: list[str]) -> None:
         """`tied`: parameters that are also the head's."""
-        self.mesh, self.device, self.model, self.root = mesh, device, model, stages[0]
-        self.stages_here = stages
+        super().__init__(model, optimizer.build(model, config.train, device), config.train.gradient_clip)
+        self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
         self.zero, self.size, self.length = config.train.layout.zero, config.train.micro_batch, config.train.sequence_length
         self.data, self.ways, self.separate = mesh.data, mesh.ways, config.train.separate_documents
-        self.stages, self.copies = mesh.layout.pipeline, mesh.layout.tensor  # ranks that compute the same loss: `copies`
         self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
         self.tail: tuple[int, ...] = ()  # what an input's token consists of: of one number, or of that and a segment's
         self.tie: Tie | None = None
@@ -92,8 +94,11 @@ class Division:
             self.pipeline = Pipeline(stages, mesh, self.micro_batches, device.torch_device)
             self.tie = Tie(model, tied, mesh) if tied else None
 
+    def listen(self, watch: Stopwatch) -> None:
+        if self.mesh.grid.size() > 1 and not self.pipeline:  # a schedule's passes overlap: no moment is the last
+            watch.hear(self.model.get_submodule(self.model.plan.first[0]))
+
     def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
-        """Leaves the gradients of the global batch's mean loss in the parameters; this rank's part of that loss comes back."""
         with self._sliced():
             if self.pipeline:
                 inputs, targets = join([self.part(batch) for _, batch in batches])[:2]
@@ -105,7 +110,7 @@ class Division:
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        return loss
+        return loss * self.mesh.layout.pipeline  # the last stage alone has one, so the mean over ranks is that much smaller
 
     def _pass(self, batch: Batch, left: int, watch: Stopwatch) -> Tensor:
         if isinstance(self.root, FSDPModule) and self.zero == 1:
@@ -120,12 +125,12 @@ class Division:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch], most: int) -> Tensor:
-        """The summed loss of this rank's batches at the last stage, 0 at the others.
+        """The last stage has the loss, the others 0; ranks of one tensor-parallel group compute the same loss and share it.
 
-        `most` is how many sequences any rank has. All go through the model equally often, as their parts need one another: a
-        rank with fewer sequences makes up for it with some that don't count.
+        All ranks run the model equally often, as their parts need one another: one with fewer than `most` sequences fills up with
+        some that don't count.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
+        total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
         filled = [self.part(batch) for batch in self._fill(batches, most)]
         with self._sliced():
@@ -137,11 +142,11 @@ class Division:
                     total += whole(self.root(part.inputs, **part.named, reduction="sum"))
         self._reshard()
         self.model.train()
-        return total
+        return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Lets go of weights that were gathered for a forward pass without a backward pass, which would have done it."""
-        for stage in self.stages_here:
+        """Frees weights that were gathered for a forward pass; the backward pass that would have freed them does not come."""
+        for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
@@ -163,7 +168,6 @@ class Division:
                 yield join([given, blank.each(itemgetter(slice(size - len(given.inputs))))])
 
     def clip(self, limit: float) -> Tensor:
-        """The gradients' global norm, left on the device; they are scaled down to `limit` when over it (0: never)."""
         return gradients.clip(self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset())
 
     def part(self, batch: Batch) -> Batch:

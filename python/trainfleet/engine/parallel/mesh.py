@@ -24,7 +24,9 @@ class Mesh:
         self.layout, self.ways = layout, config.data_parallel
         together = layout.shard * layout.context
         replicas = config.data_parallel // layout.shard
-        self.grid = init_device_mesh(device.kind, (layout.pipeline, replicas, together, layout.tensor), mesh_dim_names=DIMENSIONS)
+        self.grid = init_device_mesh(
+            device.torch_device.type, (layout.pipeline, replicas, together, layout.tensor), mesh_dim_names=DIMENSIONS
+        )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
         self.data = replica * layout.shard + shared // layout.context  # which of the `ways` parts of a batch

@@ -1,4 +1,4 @@
-"""From a model without memory to a rank's own weights."""
+"""A rank's own weights, in place of parameters on the meta device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ...devices import Device
 from ...models.network import Network
 
 
 @torch.no_grad()
-def draw(model: Network, seed: int, device: torch.device, format: torch.dtype) -> None:
-    """Gives every parameter that the model has left memory on the device and its first values, in a number format.
+def draw(model: Network, seed: int, device: Device, format: torch.dtype) -> None:
+    """Allocates every parameter of the model on the device and fills it with its first values, in a number format.
 
-    They are those that one process would draw: of a matrix of which a rank has a slice, all is drawn and the slice is kept. So
+    They are those that one process would draw: where a rank has a slice of a matrix, it draws all of it and keeps the slice. So
     no rank ever holds more than its own part and one whole matrix.
     """
     made: dict[int, nn.Parameter] = {}
@@ -22,7 +23,7 @@ def draw(model: Network, seed: int, device: torch.device, format: torch.dtype) -
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device)
+                values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device.generator).to(device.torch_device)
                 made[id(parameter)] = nn.Parameter(slice_of(values, parameter).to(format))
             module._parameters[name] = made[id(parameter)]
 

@@ -1,0 +1,186 @@
+"""The device that a rank opens is the one that was planned; and what a device decides, the engine takes from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_engine_parts import TRAIN
+from torch import nn
+
+from trainfleet import devices, hardware, models
+from trainfleet.config import Settings, load
+from trainfleet.config.types import Model
+from trainfleet.devices import cuda
+from trainfleet.devices.cpu import Cpu
+from trainfleet.engine import optimizer
+from trainfleet.engine.parallel import blocks
+from trainfleet.errors import RunError
+
+RECIPES = Path(__file__).parents[2] / "python/trainfleet/recipes"
+
+
+def refused(kind: str) -> RunError:
+    with pytest.raises(RunError) as error:
+        devices.planned(kind)
+    return error.value
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A torch that sees no GPU, whatever this machine has, as rank 3 on node 1."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere/version"))
+    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("GROUP_RANK", "1")
+    return monkeypatch
+
+
+def test_a_torch_without_cuda_is_named_and_no_cpu_takes_the_place(blind: pytest.MonkeyPatch) -> None:
+    blind.setattr(torch.version, "cuda", None)
+    error = refused("cuda")
+    assert "ranks compute on GPUs" in error.what and error.where == "rank 3 on node 1"
+    assert f"torch {torch.__version__} is a build without CUDA" in error.why and "make setup" in error.next
+
+
+def test_a_missing_driver_is_named(blind: pytest.MonkeyPatch) -> None:
+    blind.setattr(torch.version, "cuda", "13.0")
+    assert "no NVIDIA driver is loaded" in refused("cuda").why
+
+
+def test_a_driver_that_torch_finds_too_old_is_named_in_torchs_words(blind: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+
+    (driver := tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02\nGCC version: 9\n")
+    blind.setattr(torch.version, "cuda", "13.0")
+    blind.setattr(cuda, "DRIVER", driver)
+    blind.setattr(torch.cuda, "init", fail)
+    blind.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    why = refused("cuda").why
+    assert (
+        "too old (found version 11040)" in why and "470.57.02" in why and "CUDA 13.0" in why and "CUDA_VISIBLE_DEVICES=0,1" in why
+    )
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    error = refused("cuda")
+    assert "rank 4 of its node has no GPU" in error.what and "torch sees 4" in error.why
+
+
+def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert devices.planned("cpu").kind == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["neuron", "neuron_xla"])
+def test_what_has_no_file_here_is_refused(kind: str) -> None:
+    assert kind in refused(kind).what
+
+
+@pytest.mark.parametrize(
+    ("capability", "targets", "runs"),
+    [
+        ((9, 0), ["sm_75", "sm_90a"], True),
+        ((8, 9), ["sm_80", "sm_90"], True),  # the same major number, made for an earlier minor one
+        ((7, 0), ["sm_75", "sm_80", "compute_120"], False),  # a V100 under a build for CUDA 13
+        ((12, 1), ["sm_90", "compute_90"], True),  # PTX
+        ((10, 0), ["sm_90"], False),
+        ((9, 0), [], True),
+    ],
+)
+def test_a_build_has_code_for_a_gpu_or_not(capability: tuple[int, int], targets: list[str], runs: bool) -> None:
+    assert cuda.has_code_for(capability, targets) == runs
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind"), [("cpu", "cpu"), ("cuda", "cuda"), ("cuda-volta", "cuda"), ("neuron-xla", "neuron_xla")]
+)
+def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
+    config, _ = load(Settings(RECIPES / "llama-3-8b-p5.yaml", f"fleet.stack={stack} train.precision=fp32 train.weights=fp32"))
+    assert config.fleet.device == kind
+
+
+@pytest.mark.parametrize(
+    ("count", "found", "stack"),
+    [(0, None, "cpu"), (8, None, "cuda"), (1, hardware.H200, "cuda"), (1, hardware.V100, "cuda-volta")],
+)
+def test_this_machines_accelerators_are_planned(monkeypatch: pytest.MonkeyPatch, count: int, found: Any, stack: str) -> None:
+    monkeypatch.setattr(hardware, "local_accelerators", lambda: count)
+    monkeypatch.setattr(hardware, "local_accelerator", lambda: found)
+    config, derived = load(Settings(RECIPES / "first-run.yaml", "fleet.nodes=1"))
+    assert config.fleet.stack == stack
+    assert [each.why for each in derived if each.key == "fleet.stack"] == ["what this machine has"]
+
+
+class Other(Cpu):
+    """A CPU that decides otherwise than ours, as another device may."""
+
+    fused_adamw = False
+    costly: frozenset[object] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compilations = 0
+
+    def compiled(self, call: Any, dynamic: bool = False) -> Any:
+        self.compilations += 1
+        return call
+
+
+def tiny() -> models.Network:
+    model = models.build(Model("test", "llama", 2, 16, 2, 2, 32, 40, 32, 10_000.0, 1e-5, False))
+    model.initialize(0)
+    return model
+
+
+def test_blocks_and_loss_are_compiled_as_the_device_says() -> None:
+    device, model = Other(), tiny()
+    blocks.compile(model, model.get_submodule(model.plan.blocks).children(), "none", device)
+    assert device.compilations == 3
+
+
+def test_selective_recomputation_keeps_what_the_device_names() -> None:
+    product = torch.ops.aten.mm.default
+    kept = [blocks.keep(device.costly, None, product).name for device in (Cpu(), Other())]
+    assert kept == ["MUST_SAVE", "PREFER_RECOMPUTE"]
+
+
+def test_without_a_fused_adamw_ours_takes_the_same_steps_and_leaves_the_same_out() -> None:
+    held = []
+    for device in (Cpu(), Other()):
+        model, train = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5)), replace(TRAIN, weight_decay=0.1)
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            parameter.data.normal_(generator=generator)
+        update = optimizer.build(model, train, device)
+        for step in range(4):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, float("nan")) if step == 2 else torch.sin(parameter.detach() + step)
+            optimizer.leave_out(update, torch.tensor(float(step == 2)))
+            update.step()
+        held.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert type(update) is not torch.optim.AdamW and torch.allclose(*held, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:128] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+            True,
+        ),
+        (RuntimeError("shape '[2]' is invalid"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, full: bool) -> None:
+    assert Cpu().is_full(error) == full
