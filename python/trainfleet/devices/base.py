@@ -65,19 +65,19 @@ class Device(Protocol):
         ...
 
     def memory_bytes(self) -> int:
-        """What the rank could use at most."""
+        """Bytes that the rank can use at most."""
         ...
 
     def memory_used(self) -> int:
-        """The most that the rank has used so far."""
+        """The most bytes that the rank has used so far."""
         ...
 
     def synchronize(self) -> None:
-        """Returns when all that was asked of the device is done."""
+        """Waits until the device has finished all that was queued."""
         ...
 
     def mark(self) -> Callable[[], float]:
-        """A moment in what the device does, put in its queue now; its seconds, to be asked for once the device has come there."""
+        """Records an event in the device's queue; the function returned gives its time in seconds, once the device is past it."""
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
@@ -85,5 +85,5 @@ class Device(Protocol):
         ...
 
     def generators(self) -> list[torch.Generator]:
-        """The random numbers that training on it may draw from: the host's first."""
+        """The generators that training on it may draw from: the host's first."""
         ...

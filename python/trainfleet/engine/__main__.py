@@ -92,14 +92,14 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
 
 
 def heed(run: Run, vote: Vote, node: int, notice: str) -> None:
-    """Has all ranks save and leave, as this node is about to be taken away."""
+    """Makes all ranks save and leave, as this node is about to be taken away."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
     run.record("notice", node=node, notice=notice)
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
-    """Has all ranks save and leave, as nobody would notice if they did not get on, or end them."""
+    """Makes all ranks save and leave, as no launcher is left that would notice a hang, or end them."""
     vote.heard = True
     if world.first:
         print(f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave", flush=True)
@@ -147,7 +147,7 @@ def formula(config: Config, trainer: Trainer) -> str:
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
-    """Writes the end of the run: the status, what the model writes now, and that a stop has been obeyed."""
+    """Records the end of the run: its status and a sample of the model; removes the stop file."""
     step = trainer.progress.step
     writes = status == "finished" and not trainer.config.checkpoint.is_off and FAMILIES[trainer.config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
@@ -158,7 +158,7 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """What the trained model writes; None when it was divided among ranks and one has no room for all of it."""
+    """A sample of the trained model; None where it is divided among ranks and too large for one of them."""
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
@@ -169,7 +169,7 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
 
 
 def record_fault(run: Run, error: Exception) -> None:
-    """Leaves an event with who failed and why; a defect of ours with the last lines of its traceback.
+    """Records an event that says who failed and why; a defect of ours with the last lines of its traceback.
 
     Where the disk is full there is none, and the words are in the log alone.
     """

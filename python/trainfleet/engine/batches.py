@@ -1,4 +1,4 @@
-"""A rank's part of each global batch, fetched while the step before it runs."""
+"""A rank's part of each global batch, prefetched while the step before it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """What a model is told beside the inputs."""
+        """The named arguments of a model beside the inputs."""
         return {"targets": self.targets} | ({} if self.documents is None else {"documents": self.documents})
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -50,7 +50,7 @@ class Samples(Protocol):
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
-    """A dataset as a family of models is trained on it: as it is, or with tokens hidden."""
+    """The samples that a family of models trains on: the dataset's own, or with tokens masked."""
     family = FAMILIES[config.model.family]
     return dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
 
@@ -72,7 +72,7 @@ class Batches:
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, Batch]]:
-        """The rank's micro-batches of one step, each with how many are left after it; the next step's are read meanwhile."""
+        """The rank's micro-batches of one step, each with how many come after it; the next step's are prefetched meanwhile."""
         tokens, size = self._take(step), self.train.micro_batch
         for index in range(self.per_step):
             yield self.per_step - index - 1, split(self.device.place(tokens[index * size : (index + 1) * size]), self.end)
@@ -93,7 +93,7 @@ class Batches:
 
 
 def validation(samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> Iterator[Batch]:
-    """A rank's part of the validation sequences: the same ones at every validation, and for all ranks together at any number."""
+    """A rank's part of the validation sequences, which are the same at every validation and for any number of ranks."""
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
     for first in range(count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch):

@@ -1,4 +1,4 @@
-"""The steps that are left out: those whose loss or gradients are not finite, or lie far above what they lately were.
+"""Skips steps whose loss or gradients are not finite, or lie far above their running mean.
 
 It is judged on the device, of numbers that all ranks have summed up, so every rank leaves out the same steps and none waits to
 learn which. OLMo-core's SkipStepOptimizer looks at the same two numbers (github.com/allenai/OLMo-core).
@@ -23,7 +23,7 @@ MOMENTS = 5  # numbers of the state that are no counts: the means and variances 
 
 
 class Guard:
-    """What loss and gradient norm lately were, and which steps were left out; all of it on the device."""
+    """Running mean and variance of loss and gradient norm, and the skipped steps; all of it on the device."""
 
     def __init__(self, train: Train, world: World, state: Sequence[float] = ()) -> None:
         """`state` is that of an earlier guard, so that a resumed run leaves out what an unbroken one would."""
@@ -35,7 +35,7 @@ class Guard:
         self.seen = torch.zeros(2, device=device)
 
     def judge(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
-        """1.0 where the step is to be left out, else 0.0. `loss` is a rank's part, whose mean over the ranks is the batch's."""
+        """1.0 where the step is to be skipped, else 0.0. `loss` is the rank's share; the mean over the ranks is the batch's."""
         self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
         limit = self.mean + self.train.spike_sigmas * torch.maximum(self.variance.sqrt(), FLOOR * self.mean)
         watched = (self.steps >= MEMORY) & (self.train.spike_sigmas > 0)
@@ -48,7 +48,7 @@ class Guard:
         return out.float()
 
     def _remember(self, seen: Tensor, finite: Tensor) -> None:
-        """Takes a step up; a spike counts as the limit it went over, so that a level that stays high becomes the usual one."""
+        """Updates mean and variance by a step; a spike counts as the limit that it exceeded, so a lasting level becomes usual."""
         self.steps = self.steps + finite
         rate = finite / self.steps.clamp(1, MEMORY)
         off = seen - self.mean
@@ -56,11 +56,11 @@ class Guard:
         self.variance = (1 - rate) * (self.variance + rate * off.square())
 
     def state(self) -> tuple[float, ...]:
-        """All that another guard needs to go on; the host waits for the device."""
+        """The numbers that another guard continues from; the host waits for the device."""
         return tuple(torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist())
 
     def check(self, parts: Parts, name: str) -> int:
-        """How many steps have been left out; the host waits for the device.
+        """How many steps were skipped in all; the host waits for the device.
 
         Raises:
             RunError: `train.skips_in_a_row` steps were, one after the other, or the weights are past saving. All ranks raise

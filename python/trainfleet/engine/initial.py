@@ -1,4 +1,4 @@
-"""Beginning a run with the weights of a Hugging Face folder (train.init_from)."""
+"""Starts a run from the weights of a Hugging Face folder (train.init_from)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 
 
 def compare(found: Preset, shape: Model, folder: Path) -> None:
-    """RunError naming each dimension in which a folder's model is another one."""
+    """Raises RunError where a folder's model has another shape, naming each dimension."""
     names = [field.name for field in fields(Preset) if field.name not in FREE]
     pairs = {name: (getattr(found, name), getattr(shape, name)) for name in names}
     told = [f"model.{name} is {was} there, {now} here" for name, (was, now) in pairs.items() if was != now]

@@ -63,7 +63,7 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """What is done within it waits for no other rank: a rank that takes longer for it than the others is slow."""
+        """Times work that waits for no other rank: a rank that takes longer for it than the others is slow."""
         began = time.perf_counter()
         with self.part("forward"):
             yield
@@ -71,7 +71,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Counts what is done within it as that part of a sampled step, and names it in a profile; free in all other steps."""
+        """Times its body as that part of a sampled step, and names it in a profile; costs nothing in other steps."""
         if not self.sampled:
             yield
             return
@@ -86,8 +86,10 @@ class Stopwatch:
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Has told apart what a backward pass waits for once its gradients are there: other ranks, and what isn't hidden of the
-        reduction. `first` is the model's first module, whose output's gradient comes last."""
+        """Registers a hook that marks when the last gradient is computed; what is left of the backward pass is communication.
+
+        `first` is the model's first module, whose output's gradient is computed last.
+        """
 
         def listen(_: nn.Module, __: object, output: Tensor) -> None:
             if self.sampled and output.requires_grad:
@@ -121,7 +123,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts what is done within it as `name` and not as training."""
+        """Counts the time of its body as `name` and not as training."""
         began, (phase, step) = time.time(), self.place
         self._at(name, step)
         yield

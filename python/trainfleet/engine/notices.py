@@ -1,4 +1,4 @@
-"""EC2's notice that a spot instance is about to be taken away, two minutes before, read where each instance tells it itself.
+"""Polls an instance's metadata service for EC2's notice, two minutes ahead, that a spot instance will be reclaimed.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
@@ -22,7 +22,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the add
 
 
 class Watch(threading.Thread):
-    """Looks until there is a notice, and calls `heed` with it; one in each instance is enough. It dies with the process."""
+    """A thread that polls until there is a notice and calls `heed` with it; one per instance. It ends with the process."""
 
     def __init__(self, heed: Callable[[str], None]) -> None:
         super().__init__(name="spot", daemon=True)
@@ -40,7 +40,7 @@ class Watch(threading.Thread):
             time.sleep(EVERY)
 
     def complain(self, trouble: str) -> None:
-        """Says once that nobody would hear of a notice."""
+        """Prints once that no notice can be read."""
         if not self.trouble:
             print(f"no spot notice can be read from {service()}: {trouble}; fleet.spot says that there may be one", flush=True)
         self.trouble = trouble

@@ -23,7 +23,7 @@ RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits 
 
 
 class Recorder:
-    """The written record of a run from `progress` on; what was recorded after it, by an attempt that died, is taken back.
+    """Writes the record of a run from `progress` on; lines that a dead attempt wrote after it are removed.
 
     `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens a second it is the MFU.
     """
@@ -74,7 +74,7 @@ class Recorder:
             print(f"{skipped - before} steps left out: loss or gradients not finite, or far above the usual", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
-        """Writes down what became of saves: those that failed also to the log, as nothing else stops for them."""
+        """Records the outcomes of saves; those that failed are logged too."""
         for save in news:
             if save.error is None:
                 self._record("checkpointed", step=save.step, seconds=round(save.seconds, 3))

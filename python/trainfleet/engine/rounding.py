@@ -71,7 +71,7 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
-    """Rate, decay, betas and epsilon as tensors, made without a copy that the host waits for.
+    """Rate, decay, betas and epsilon as tensors, created on the device without a blocking copy.
 
     A float would get into a compiled step's code, and torch's cache (2.13) takes code with another float for the same: seen.
     """

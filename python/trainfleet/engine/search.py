@@ -1,4 +1,4 @@
-"""The fastest micro-batch that fits, found by trying: `train.search_micro_batch`.
+"""Searches for the fastest micro-batch that fits: `train.search_micro_batch`.
 
 Each size is tried by processes of their own, one beside each rank (`python -m trainfleet.engine.search RUN SIZE FILE`). They
 take a few steps of the real training, on its devices, layout and data, and end. So nothing of it is left in the run: no weights,
@@ -54,7 +54,7 @@ PATIENCE = 15  # looks at a failure
 
 @dataclass(frozen=True)
 class Trial:
-    """What a micro-batch came to; `seconds` is None where it does not fit."""
+    """The outcome of one micro-batch; `seconds` is None where it does not fit."""
 
     micro_batch: int
     seconds: float | None = None  # of a step
@@ -165,7 +165,7 @@ def least_memory(world: World) -> float:
 
 
 def attempt(run: Run, size: int, world: World, vote: Vote) -> Trial | None:
-    """What a size came to, the same on all ranks; None when a rank heard of a stop.
+    """The outcome of one size, the same on all ranks; None where a rank was asked to stop.
 
     Raises:
         RunError: the trial failed on a rank, for another reason than memory.
@@ -186,7 +186,7 @@ def attempt(run: Run, size: int, world: World, vote: Vote) -> Trial | None:
 
 
 def look_on(process: subprocess.Popen[bytes], world: World, vote: Vote) -> tuple[bool, bool, bool]:
-    """Whether any rank heard of a stop, any trial failed, any lacked memory. All trials have ended when it returns.
+    """Whether any rank was asked to stop, any trial failed, any ran out of memory. All trials have ended when it returns.
 
     Where one lacks memory, the others lose a peer, and may be seen to fail before it is: so a failure is looked at for a while.
     """
@@ -226,7 +226,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(config: Config, size: int, world: World) -> Trial:
-    """Takes a few steps from the beginning, each of as many sequences as any other size's; all ranks get the same answer."""
+    """Times a few steps from the beginning, of as many sequences for every size; all ranks return the same."""
     config = with_size(shortened(config), size)
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     with tempfile.TemporaryDirectory() as folder:  # nothing is saved in it
@@ -245,7 +245,7 @@ def measure(config: Config, size: int, world: World) -> Trial:
 
 
 def shortened(config: Config) -> Config:
-    """The config of a trial, whose steps are no longer than it takes to tell sizes apart.
+    """The config of a trial, with steps just long enough to compare sizes.
 
     That is two passes of the largest, so that gradients are added up where they are in the run; in a pipeline the whole step, as
     its length decides for how long ranks idle.

@@ -1,4 +1,4 @@
-"""How what one rank wishes becomes what all ranks do, at one step, with no step waiting for it."""
+"""Turns what one rank asks for (to stop, to save) into what all ranks do at the same step, without delaying any step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 @dataclass(frozen=True)
 class Wish:
-    """What a rank has to say at a step boundary, but for a stop."""
+    """What a rank asks for at a step boundary, beside a stop."""
 
     save: bool = False
     fail: bool = False
@@ -25,7 +25,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Answer:
-    """What any rank wished, the same for all."""
+    """What any rank asked for, the same on all ranks."""
 
     stop: bool = False
     save: bool = False
@@ -52,7 +52,7 @@ class Vote:
         self.heard = True
 
     def agreed(self, wish: Wish) -> Answer:
-        """What all ranks do here."""
+        """What all ranks do at this boundary."""
         answer = self.settle()
         self.look()
         self.votes = torch.tensor([self.heard, wish.save, wish.fail], dtype=torch.float32)
@@ -61,7 +61,7 @@ class Vote:
         return answer
 
     def look(self) -> bool:
-        """Whether this rank has heard of a stop."""
+        """Whether this rank was asked to stop."""
         self.heard = self.heard or (self.file is not None and self.file.exists())
         return self.heard
 

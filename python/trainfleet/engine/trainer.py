@@ -89,7 +89,7 @@ class Trainer:
             recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used())
 
     def save(self, last: bool) -> None:
-        """Begins a checkpoint of this step, or after the last step makes one."""
+        """Begins a checkpoint of this step; of the last step, waits until it is committed."""
         self.guard.check(self.parts, self.config.name)
         if self.config.checkpoint.is_off:
             return
@@ -106,6 +106,6 @@ def due(step: int, every: int) -> bool:
 
 
 def collect_garbage() -> None:
-    """Collects, and takes all that is still alive, such as the model, out of later collections."""
+    """Collects garbage, and exempts what is still alive, such as the model, from later collections."""
     gc.collect()
     gc.freeze()

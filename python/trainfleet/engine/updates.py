@@ -1,4 +1,4 @@
-"""LAMB, and Muon with AdamW beside it, as torch optimizers: sharded and split parameters too, and a step can be left out.
+"""AdamW, LAMB and Muon as torch optimizers, for sharded and split parameters too; a step can be skipped.
 
 `found_inf`, a tensor on the device, is the protocol of torch's fused optimizers: where it is 1, a step changes nothing. So the
 host never waits to learn whether a step is a good one.
@@ -48,7 +48,7 @@ class Update(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """What the parameter changes by, over the learning rate; the state takes the gradient up by `keep`, 1 or 0."""
+        """The parameter's update before the learning rate; the state changes where `keep` is 1, and stays where it is 0."""
 
     def adam(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
         """Adam's change with its bias corrected (Kingma and Ba 2014, arXiv:1412.6980)."""
@@ -73,7 +73,7 @@ class AdamW(Update):
 
 
 class Lamb(Update):
-    """Adam, with the change of each matrix as long as the matrix is (You et al. 2019, arXiv:1904.00962, algorithm 2)."""
+    """Adam, with each matrix's update scaled to the matrix's own norm (You et al. 2019, arXiv:1904.00962, algorithm 2)."""
 
     decays_in_change = True
 
@@ -89,7 +89,7 @@ class Lamb(Update):
 
 
 class Muon(Update):
-    """Momentum made orthogonal for the matrices of the blocks (Jordan 2024); AdamW for all else.
+    """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all else.
 
     A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal.
     """

@@ -81,13 +81,13 @@ def join(device: Device, apart: str = "") -> Iterator[World]:
 
 
 def _store(apart: str) -> Store:
-    """Where processes beside the ranks meet: in the ranks' own store, under another name."""
+    """The store where processes beside the ranks meet: the ranks' own, under a prefix."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return PrefixStore(apart, TCPStore(address, port, is_master=False))
 
 
 def first_to_say(key: str) -> bool:
-    """Whether no other rank has called this with the same key: what goes wrong for all of them is then printed once."""
+    """Whether this rank is the first to call this with the key, so that an error of all ranks is printed once."""
     if not dist.is_initialized():
         return os.environ.get("LOCAL_RANK", "0") == "0"  # of each node: another one may have nothing to say
     store = dist.distributed_c10d._get_default_store()

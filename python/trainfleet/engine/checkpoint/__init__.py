@@ -1,4 +1,4 @@
-"""Saving a run while it trains, and going on with it. What exists, and whether it is good, is trainfleet.checkpoints' to say.
+"""Saves a run while it trains, and resumes it. What exists, and whether it is good, trainfleet.checkpoints decides.
 
 checkpoints   what the training loop calls
 saving        a save beside training: begin, write, commit, remove old ones

@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a save: committed at `address`, or not, and why."""
+    """The outcome of a save: committed at `address`, or failed with `error`."""
 
     step: int
     address: str
@@ -58,7 +58,7 @@ class Saved:
 
 
 class Checkpoints:
-    """Saves at step boundaries while training goes on, and takes a run up again. All ranks call every method together."""
+    """Saves at step boundaries while training continues, and resumes a run. All ranks call every method together."""
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
         """`dataset` is the identity of the tokens that are trained on."""
@@ -79,7 +79,7 @@ class Checkpoints:
         return self.policy.on_failure == "stop"
 
     def wish(self) -> Wish:
-        """What this rank has to say at a step boundary; asked of each rank alone, answered to all by the vote."""
+        """What this rank asks for at a step boundary; the vote answers all ranks alike."""
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
         first, self.asked = late and not self.asked, self.asked or late
@@ -126,13 +126,13 @@ class Checkpoints:
             raise self.failed
 
     def news(self) -> list[Saved]:
-        """What became of the saves that ended since the last call."""
+        """The outcomes of the saves that ended since the last call."""
         self._look()
         done, self.done = self.done, []
         return done
 
     def resume(self, parts: Parts) -> Progress:
-        """Loads the newest good checkpoint, or else what `train.init_from` names, or nothing; where training stands then.
+        """Loads the newest good checkpoint, else what `train.init_from` names, else nothing; returns the progress.
 
         Raises:
             RunError: there are checkpoints and none is good, or they are of another run than the config asks for.
@@ -198,7 +198,7 @@ class Checkpoints:
         self._look()
 
     def _look(self) -> None:
-        """Takes note of a save that has ended."""
+        """Records the outcome of a save that has ended."""
         save = self.under_way
         if save is None or save.is_alive():
             return

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint's files, in a store: what they hold is its format, so any program that reads that reads ours."""
+"""Reads and writes torch.distributed.checkpoint's files in a store; the format is torch's, so its tools read our checkpoints."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def saved(value: object) -> io.BytesIO:
 
 
 class Streams:
-    """A checkpoint's files as torch's classes want a file system: paths are names, and nothing is in sight before the commit.
+    """The file system that torch's reader and writer see: paths are names, and nothing is visible before the commit.
 
     So `.metadata` is written in its place at once: the rename by which torch makes it appear has nothing to hide here.
     """
@@ -134,7 +134,7 @@ class Streams:
 
 
 class Tally(io.RawIOBase):
-    """Passes bytes on, and takes their size and CRC-32 before any disk has them."""
+    """Passes bytes on and computes their size and CRC-32 before any disk has them."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.size, self.crc = stream, 0, 0

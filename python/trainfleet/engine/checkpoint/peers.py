@@ -1,4 +1,4 @@
-"""What all ranks do together about checkpoints, on a line of their own: gloo, apart from training's messages.
+"""What all ranks do together about checkpoints, on a gloo group of their own, apart from training's collectives.
 
 So a save can talk in the background while training talks in the foreground. Whatever fails on one rank fails on all of them,
 with the same message: nobody is left waiting in a collective.
@@ -64,7 +64,7 @@ class Peers:
         return values or []
 
     def scatter(self, values: list[T]) -> T:
-        """This rank's one of the values that rank 0 holds."""
+        """This rank's value of those that rank 0 holds."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, values or None, src=0, group=self.group)
         return mine[0]  # type: ignore[no-any-return]
@@ -76,7 +76,7 @@ class Peers:
         return values[0]  # type: ignore[no-any-return]
 
     def all(self, what: str, work: Callable[[], T]) -> list[T]:
-        """Does it on every rank; what came of it, in rank order, at rank 0.
+        """Runs `work` on every rank; returns the results, in rank order, at rank 0.
 
         Raises:
             CheckpointError: on every rank, when any rank's part failed. Returning means that all are done.
@@ -88,7 +88,7 @@ class Peers:
         return [result for result, _ in gathered]  # type: ignore[misc]
 
     def one(self, what: str, work: Callable[[], T]) -> T:
-        """Does it on rank 0; every rank gets the result, or raises CheckpointError."""
+        """Runs `work` on rank 0; every rank returns its result, or raises CheckpointError."""
         result, failure = self.tell(attempt(0, what, work) if self.first else (None, None))
         if failure:
             raise CheckpointError([failure])

@@ -1,4 +1,4 @@
-"""Going on from the newest checkpoint that is good: every byte of it is checked before any of it is believed."""
+"""Resumes from the newest checkpoint that is good: all checksums are verified before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .peers import Peers
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that was passed over, and why."""
+    """A checkpoint that was skipped, and why."""
 
     step: int
     address: str
@@ -37,7 +37,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Found:
-    """The checkpoint to go on from, and what its run had otherwise than this one does."""
+    """The checkpoint to resume from, and the config keys that differ from its run's."""
 
     commit: Commit
     changed: dict[str, tuple[Any, Any]]
@@ -76,7 +76,7 @@ def set_aside(store: Store, passed: list[Damage]) -> None:
 
 
 def examine(peers: Peers, store: Store, step: int) -> Commit:
-    """A checkpoint's marker, once its files' checksums were found right, each by one rank; Broken on all ranks if not."""
+    """A checkpoint's marker, after the ranks have verified its files' checksums, each its share; else Broken on all ranks."""
     text, address = peers.one("can't read a checkpoint", lambda: store.marker(step)), store.address(step)
     commit = catalogue.believed(text, step, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
@@ -116,7 +116,7 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_model(store: Store, step: int, model: nn.Module) -> Commit:
-    """Fills a whole model's weights from a checkpoint, in this process alone; the checkpoint's marker comes back."""
+    """Loads a whole model's weights from a checkpoint, in this process alone; returns the checkpoint's marker."""
     commit = catalogue.read(store, step)
     if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, step, name, file))]:
         raise Broken("; ".join(faults), where=store.address(step))
@@ -127,14 +127,14 @@ def load_model(store: Store, step: int, model: nn.Module) -> Commit:
 
 
 def newest(run: Run, config: Config) -> tuple[Store, int] | None:
-    """Where the run's newest checkpoint is that looks whole."""
+    """The store and the step of the run's newest checkpoint that looks whole."""
     store = store_of(run, config.checkpoint.destination)
     whole = [entry.step for entry in catalogue.look(store) if not entry.fault]
     return (store, whole[-1]) if whole else None
 
 
 def fill(state: State, reader: Reader) -> None:
-    """Reads, into the tensors of a state, this rank's parts of them.
+    """Reads this rank's parts of a checkpoint into the tensors of a state.
 
     Raises:
         Broken: the checkpoint can't be believed, or does not hold what the state has.
@@ -166,7 +166,7 @@ def locate(address: str) -> tuple[Store, int]:
 
 
 def fits(commit: Commit, config: Config, where: str) -> None:
-    """RunError naming each key by which a checkpoint's weights are not those of the config's model."""
+    """Raises RunError where a checkpoint's weights are of another model than the config's, naming each key."""
     told = [
         f"{key} is {was} there, {now} here"
         for key, (was, now) in changes.changed(commit, config, commit.dataset).items()

@@ -1,4 +1,4 @@
-"""A save, from the copy on the host to the commit: what runs beside training."""
+"""Writes and commits a checkpoint from the copy on the host, in a thread beside training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOM = 1.02  # bytes that a checkpoint takes, for each byte of tensors
 
 
 class Save(threading.Thread):
-    """One save under way; once it is done, `error` says what went wrong.
+    """A save in progress; once it has ended, `error` says what went wrong.
 
     It dies with the process, even while it waits for another rank: a daemon, as an executor's threads are not.
     """
@@ -43,7 +43,7 @@ class Save(threading.Thread):
 
 
 def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy: Checkpoint) -> None:
-    """Commits a snapshot as a checkpoint, then lets go of the older ones that need not stay; all ranks call it.
+    """Commits a snapshot as a checkpoint, then removes older ones by the retention policy; all ranks call it.
 
     Raises:
         CheckpointError: on all ranks. Nothing of it is in sight then, and what was committed before is as it was; or, when it
@@ -67,7 +67,7 @@ def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy
 
 
 def begin(store: Store, step: int, size: int) -> None:
-    """Makes the place for a checkpoint; OSError when there is no room for it, before a byte is written."""
+    """Creates the folder of a checkpoint; OSError where the disk has no room for it, before a byte is written."""
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
     if free is not None and free < needed:
@@ -76,7 +76,7 @@ def begin(store: Store, step: int, size: int) -> None:
 
 
 def abandon(store: Store, step: int) -> None:
-    """Gives the room back that a failed save took; if even that fails, the next save at this step or the next start does it."""
+    """Removes what a failed save has written; if that fails too, the next save at this step or the next start removes it."""
     try:
         store.abandon(step)
     except OSError:

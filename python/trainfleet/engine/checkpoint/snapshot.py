@@ -1,4 +1,4 @@
-"""One rank's part of the state, copied to the host at a step boundary, so that training goes on while the copy is written.
+"""One rank's part of the state, copied to the host at a step boundary, so that training continues while it is written.
 
 What each rank writes is planned once, by all together: a tensor that several ranks hold is written, and copied, by one of them.
 The copies' memory is taken at the first save and used again at each one after it, so a save leaves the host's memory as it was.
@@ -51,7 +51,7 @@ class Snapshot:
         return sum(tensor.size.numel() * tensor.properties.dtype.itemsize for tensor in tensors)
 
     def take(self, state: State, device: Device) -> None:
-        """Copies the rank's part; training may change the state once this returns."""
+        """Copies the rank's part to the host; training may change the state once this returns."""
         self.planner.set_up_planner(state)
         for item in self.plan.items:
             found = self.planner.resolve_data(item)
@@ -65,7 +65,7 @@ class Snapshot:
         device.synchronize()
 
     def resolve_data(self, item: WriteItem) -> Tensor | io.BytesIO:
-        """The copy of one piece of the plan: all that torch's writer wants of a planner."""
+        """The copy of one item of the plan: the only method of a planner that torch's writer calls."""
         return self.data[item.index]
 
     def write(self, store: Store, step: int) -> Part:
@@ -75,7 +75,7 @@ class Snapshot:
         return Part(pieces, writer.written)
 
     def write_index(self, store: Store, step: int, parts: list[Part]) -> dict[str, File]:
-        """Writes where every piece lies, at rank 0; all files of the checkpoint come back."""
+        """Writes the index of all items, at rank 0; returns all files of the checkpoint."""
         writer = Writer(store, step)
         writer.finish(replace(self.metadata), [part.pieces for part in parts])
         return {name: file for part in parts for name, file in part.files.items()} | writer.written

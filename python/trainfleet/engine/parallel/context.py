@@ -25,7 +25,7 @@ def positions(length: int, rank: int, ranks: int) -> Tensor:
 
 
 def spread(model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Has every attention of the model see the whole sequence, of which this rank has `positions`."""
+    """Replaces every attention of the model by one over the whole sequence, of which this rank has `positions`."""
     ranks = group.size()
     model.positions, model.parts = positions(length, rank, ranks).to(device), ranks
     order = torch.cat([positions(length, other, ranks) for other in range(ranks)]).argsort().to(device)

@@ -1,4 +1,4 @@
-"""A model divided among the ranks as the layout says: this rank's part of it, and how batches go through all parts."""
+"""Divides a model among the ranks as the layout says, and runs batches through all parts."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Division(Held):
                     module.reshard()
 
     def _fill(self, batches: Iterable[Batch], most: int) -> Iterator[Batch]:
-        """The batches, each filled up to the micro-batch's size, and then such as have nothing that counts."""
+        """The batches, each padded to the micro-batch's size, and then batches of padding alone."""
         size, length = self.size, self.length
         passes = -(-most // size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
@@ -178,7 +178,7 @@ class Division(Held):
         return batch.each(lambda tokens: tokens.index_select(1, positions))
 
     def _sliced(self) -> AbstractContextManager[None]:
-        """Within it, losses are computed of logits that are in slices, forward and backward."""
+        """A context in which losses are computed from sliced logits, forward and backward."""
         return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()
 
 

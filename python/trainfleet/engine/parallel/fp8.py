@@ -18,7 +18,7 @@ MULTIPLE = 16  # of both sides of a matrix: what the instructions take (torch._s
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Has every matrix of the blocks that the instructions take multiplied in fp8; the parameters stay the same objects.
+    """Converts every matrix of the blocks that the instructions take to fp8 products; the parameters stay the same objects.
 
     Raises:
         RunError: the device has no such instructions, or torchao is not installed.

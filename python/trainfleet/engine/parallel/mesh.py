@@ -1,4 +1,4 @@
-"""Where a rank stands in the layout, and with whom it shares what: the one device mesh."""
+"""The device mesh: a rank's place in the layout, and the groups that it belongs to."""
 
 from __future__ import annotations
 

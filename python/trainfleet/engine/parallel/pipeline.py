@@ -16,7 +16,7 @@ from .tensor import find_tied, whole
 
 
 class Absent(nn.Module):
-    """In the place of a module that another stage has: passes on what it is given first."""
+    """Stands in for a module that another stage has: returns its first argument."""
 
     def forward(self, x: Tensor, *others: object) -> Tensor:
         return x
@@ -34,7 +34,7 @@ class Stage(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
-    """Takes all blocks out of the model but those of the stages in `kept`; each of these comes back as a module of its own.
+    """Removes all blocks from the model but those of the stages in `kept`; returns each of these as a module of its own.
 
     The model itself keeps the names of what is left, so a checkpoint does not tell how the run was cut.
     """
@@ -106,7 +106,7 @@ class Pipeline:
             self.schedule = ScheduleInterleaved1F1B([*made], micro_batches, loss_fn=self._loss, scale_grads=False)
 
     def train(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Leaves gradients; the mean loss comes back at the last stage, 0 at the others."""
+        """Computes the gradients; returns the mean loss at the last stage, 0 at the others."""
         self.reduction, losses = "mean", list[Tensor]()
         self.schedule.step(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses,
                            return_outputs=False)  # fmt: skip

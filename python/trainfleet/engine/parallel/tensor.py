@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism: a model's plan, carried out with DTensor."""
+"""Tensor and sequence parallelism: applies a model's plan with DTensor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
 
 
 class Gather(ParallelStyle):
-    """Has a module's first input, a part of the sequence, gathered; its gradient is summed over the ranks and scattered.
+    """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks and scattered.
 
     What is done `alike` on every rank gets a plain tensor, whose gradient every rank then has whole.
     """

@@ -29,7 +29,7 @@ def draw(model: Network, seed: int, device: Device, format: torch.dtype) -> None
 
 
 def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
-    """What of a whole tensor is this rank's, laid out as the parameter is."""
+    """This rank's slice of a whole tensor, laid out as the parameter is."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements
