@@ -120,21 +120,24 @@ def instance(name: str | None) -> InstanceType | None:
 
 @dataclass(frozen=True)
 class Node:
-    """What one node offers a job: ranks to run on it, and from what that number came."""
+    """What one node offers a job: ranks to run on it, the stack of versions that they need, and what both are derived from."""
 
     ranks: int
     reason: str
+    stack: str = "cpu"
 
 
 def node(instance_type: str | None, nodes: int) -> Node:
     """The node that an EC2 type makes; without a type, an even share of this machine, which then plays all `nodes`."""
     if row := instance(instance_type):
         unit = row.accelerator.name if row.accelerator else "CPU node"
-        return Node(max(1, row.accelerators), f"{instance_type}: {row.accelerators or 'one rank, a'} {unit}")
+        return Node(
+            max(1, row.accelerators), f"{instance_type}: {row.accelerators or 'one rank, a'} {unit}", stack_of(instance_type)
+        )
     devices = local_accelerators()
     if not devices:
         return Node(1, "a node without accelerators runs one rank")
-    return Node(max(1, devices // nodes), f"this machine's {devices} accelerators over {nodes} nodes")
+    return Node(max(1, devices // nodes), f"this machine's {devices} accelerators over {nodes} nodes", _local_stack())
 
 
 def local_accelerators() -> int:
@@ -183,10 +186,8 @@ def stack_of(instance_type: str | None) -> str:
     return _stack_for(row.accelerator) if row and row.accelerator else "cpu"
 
 
-def local_stack() -> str:
-    """The stack that this machine's accelerators need; cpu where it has none."""
-    if not local_accelerators():
-        return "cpu"
+def _local_stack() -> str:
+    """The stack that this machine's accelerators need."""
     known = local_accelerator()
     return _stack_for(known) if known else "neuron" if any(Path("/dev").glob("neuron[0-9]*")) else "cuda"
 

@@ -118,7 +118,7 @@ def test_this_machines_accelerators_are_planned(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(hardware, "local_accelerator", lambda: found)
     config, derived = load(Settings(RECIPES / "first-run.yaml", "fleet.nodes=1"))
     assert config.fleet.stack == stack
-    assert [each.why for each in derived if each.key == "fleet.stack"] == ["what this machine has"]
+    assert "accelerators" in next(each.why for each in derived if each.key == "fleet.stack")
 
 
 class Other(Cpu):

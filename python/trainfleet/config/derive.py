@@ -39,15 +39,11 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
 
     _derive_model(values["model"], tokens, put)
     fleet, train = values["fleet"], values["train"]
+    machine = node(fleet["instance_type"], fleet["nodes"])
     if fleet["ranks_per_node"] is None:
-        machine = node(fleet["instance_type"], fleet["nodes"])
         put(fleet, "fleet", "ranks_per_node", machine.ranks, machine.reason)
     if fleet["stack"] is None:
-        here = fleet["instance_type"] is None and fleet["backend"] == "local"
-        stack = hardware.local_stack() if here else hardware.stack_of(fleet["instance_type"])
-        why = f"fleet.instance_type {fleet['instance_type']}" if fleet["instance_type"] else "no fleet.instance_type"
-        why = "what this machine has" if here else why
-        put(fleet, "fleet", "stack", stack, why)
+        put(fleet, "fleet", "stack", machine.stack, machine.reason)
     if train["compile"] is None:
         put(train, "train", "compile", *compilation(values))
     if train["schedule_steps"] is None:
