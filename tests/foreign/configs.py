@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trainfleet.cli import main
 from trainfleet.config import Settings
 from trainfleet.config.positions import dotted
 from trainfleet.config.schema import Schema, is_group, load_schema, walk
@@ -165,6 +167,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     ("train: {layout: none}", "train.layout"), ("train: {recompute: 0.5, compile: false}", "train.recompute"), ("train: {recompute: some}", "train.recompute"), ("train: {recompute: 1.5}", "train.recompute"),
     ("train: {weights: bf16, precision: fp32}", "train.weights"), ("train: {weights: bf16, precision: bf16, optimizer: muon}", "train.weights"), ("train: {separate_documents: true, layout: {context: 2}}", "train.separate_documents"),
     ("train: {init_from: runs/none}", "train.init_from"), ("train: {init_from: 's3:///x'}", "train.init_from"), ("train: {init_from: ''}", "train.init_from"), ("train: {init_from: 'gs://x/y'}", "train.init_from"),
+    ("train: {init_from: " + "x" * 300 + "}", "train.init_from"), ("data: {tokenizer: " + "x" * 300 + "}", "data.tokenizer"), ("model: {preset: ./" + "x" * 300 + "}", "model.preset"),
     ("fleet: {nodes: 65}", "fleet.nodes"), ("fleet: {nodes_min: 3}", "fleet.nodes_min"), ("fleet: {backend: ssh}", "fleet.shared_folder"), ("fleet: {backend: slurm}", "fleet"), ("fleet: {instance_type: p5.48xlarge}", "fleet.instance_type"),
     (f"fleet: {{{SSH}, instance_type: p9.99xlarge}}", "fleet.instance_type"), ("fleet: {backend: ssh, shared_folder: /fsx/t, hosts: [a], nodes: 2}", "fleet.nodes"),
     (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example}}}}", "fleet.fsx"), (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example, mount_name: x, folder: /data}}}}", "fleet.shared_folder"),
@@ -186,6 +189,38 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     *[(f"fleet: {{secrets: [{word}]}}", "fleet.secrets") for word in ("''", "'A B'", "1A", "A-B", "'A=b'", "É", '"A\\n"', "'" + "A" * 200 + "'", "'$A'")],
     *[(f"fleet: {{port: {word}}}", "fleet.port") for word in ("0", "80", "1023", "65536", "99999", "-1", "'29500'")],
 ]  # fmt: skip
+
+
+def sources() -> Iterator[Case]:
+    """data.sources that hold no text, or are no files: `make plan` says so."""
+    for word in SOURCES:
+        yield Case("source", word[:60], _planned(word), refused=False)
+
+
+SOURCES = ("none", "none/", "'*.none'", "'['", "'[a'", "'**/**'", "pipe.txt", "d", "loop", "x.zip", "'~'", "e.txt", "'{a,b}'", "'d/*'", "bad.jsonl", "bad.parquet", "bad.zst", "'d/[!x]*'", "latin.txt", "'/dev/zero'", "'/dev/stdin'",
+           "'" + "x" * 300 + ".txt'", "'" + "y/" * 2000 + "z.txt'", "stdlib:x", "'stdlib:'", "up/../d", "'e.txt/x'")  # fmt: skip
+
+
+def _planned(word: str) -> Callable[[Path], object]:
+    def run(folder: Path) -> None:
+        os.mkfifo(folder / "pipe.txt")
+        (folder / "d").mkdir()
+        os.mkfifo(folder / "d" / "p.txt")
+        (folder / "d" / "l.txt").symlink_to("/dev/zero")
+        (folder / "loop").symlink_to("loop")
+        for name, content in (
+            ("x.zip", b"x"),
+            ("e.txt", b""),
+            ("bad.jsonl", b"{\n"),
+            ("bad.parquet", b"x" * 50),
+            ("bad.zst", b"x" * 50),
+            ("latin.txt", b"\xe9" * 50),
+        ):
+            (folder / name).write_bytes(content)
+        (folder / "config.yaml").write_text(f"name: a\ndata: {{name: t, sources: [{word}]}}\n")
+        main(["plan", "CONFIG=config.yaml"])
+
+    return run
 
 
 def drawn(seed: int, count: int) -> Iterator[Case]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..door import printable, shortened
 from ..errors import RunError, TrainfleetError, tell
 from ..output import guarded
 from ..runs import unwritable
@@ -17,6 +18,8 @@ from ..spelling import suggest
 from .variables import Variables, read_variables
 
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
+
+NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)  # of what can't be such a file
 
 # verb → the variables that it takes
 VERBS = {
@@ -69,6 +72,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def explained(error: OSError) -> TrainfleetError | None:
     """What to tell a user of an error that is the environment's fault; None when it is ours."""
+    if error.errno in NAMES and error.filename:
+        where = shortened(printable(str(error.filename)), 255)
+        return RunError("can't be used as a path", where=where, why=error.strerror or "", next="ls -ld, on its way")
     if error.errno not in ENVIRONMENT:
         return None
     if error.filename:

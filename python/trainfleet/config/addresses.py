@@ -78,7 +78,7 @@ def _beginning(config: Config, address: str) -> Iterator[tuple[str, str]]:
 def absent(config: Config) -> Iterator[tuple[str, str]]:
     """What is named and is not there, where this machine is the nodes and so can tell."""
     address = config.train.init_from
-    if address and not _fault(address, (S3,), up=True) and not address.startswith(S3) and not Path(address).exists():
+    if address and not _fault(address, (S3,), up=True) and not address.startswith(S3) and not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
         if any((RUNS / config.name / "checkpoints").glob("step-*")):
             return  # after its first checkpoint a run no longer looks there
         yield "train.init_from", f"{address!r} is not there; it names a run's folder, a checkpoint, or a Hugging Face folder"

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .. import s3, streams
-from ..errors import DataError
+from ..door import shortened
+from ..errors import DataError, TrainfleetError
 
 STDLIB = "stdlib"
 BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
@@ -43,12 +44,17 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
     """The files of one source, sorted; of a folder those with a known suffix. DataError when there is nothing to read."""
     if is_stdlib(source):
         return [File(f"{STDLIB}:{path}", size, "") for path, size in _walk(_library(), (".py",))]
-    if is_remote(source):
-        found = _objects(source, suffixes)
-    elif Path(source).is_dir():
-        found = [stat(str(Path(source) / path)) for path, _ in _walk(Path(source), suffixes)]
-    else:
-        return [stat(path) for path in _match(source, suffixes)]
+    try:
+        if is_remote(source):
+            found = _objects(source, suffixes)
+        elif Path(source).is_dir():
+            found = [stat(str(Path(source) / path)) for path, _ in _walk(Path(source), suffixes)]
+        else:
+            return [stat(path) for path in _match(source, suffixes)]
+    except TrainfleetError:
+        raise
+    except (OSError, ValueError) as error:  # no name that a file can have
+        raise unreadable(shortened(source, 255), getattr(error, "strerror", None) or str(error)) from error
     if not found:
         raise unreadable(source, f"it holds no {', '.join(suffixes)} file")
     return found
