@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # requirements*.lock from pyproject.toml, each file of each package by its SHA-256 (check: current?, apply: write them, verify = check).
-# Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
+# -extras: what is only for .parquet, fp8 and make eval TASKS: scripts/venv.sh apply requirements-extras.lock. Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
 # the package registry; those of the CPU builds from docker/stack.lock.yaml, as PyTorch's own index has other files of the same version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,6 +26,7 @@ write() { # where to
   requirements other <<< "$all" | add_cpu_builds > "$1/requirements.lock"
   requirements cuda <<< "$all" > "$1/requirements-cuda.lock"
   compile --extra data --extra test --extra check | requirements other | add_cpu_builds > "$1/requirements-test.lock"
+  compile --extra data --extra fp8 --extra eval | requirements other | add_cpu_builds > "$1/requirements-extras.lock"
 }
 
 case ${1:-} in
@@ -34,7 +35,7 @@ case ${1:-} in
     fresh=$(mktemp -d)
     trap 'rm -rf "$fresh"' EXIT
     write "$fresh"
-    for lock in requirements{,-cuda,-test}.lock; do diff "$lock" "$fresh/$lock"; done
+    for lock in requirements{,-cuda,-test,-extras}.lock; do diff "$lock" "$fresh/$lock"; done
     ;;
   *) echo "usage: lock.sh check|apply|verify" >&2 && exit 2 ;;
 esac

@@ -77,4 +77,4 @@ def test_without_torchao_the_line_that_installs_it_is_told(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(RunError) as error:
         fp8.convert([], Able())
-    assert "needs the package torchao" in error.value.what and "'.[fp8]'" in error.value.next
+    assert "needs the package torchao" in error.value.what and "requirements-extras.lock" in error.value.next

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-cuda.lock")
+LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-extras.lock", "requirements-cuda.lock")
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ]+)( ; [^\\]+)? \\")
 HASH = re.compile(r"    --hash=sha256:([0-9a-f]{64})( \\)?")
 STACK = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
@@ -48,6 +48,7 @@ def test_what_pyproject_asks_for_is_locked() -> None:
     wanted = {
         "requirements.lock": project["dependencies"],
         "requirements-test.lock": [*extras["data"], *extras["test"], *extras["check"]],
+        "requirements-extras.lock": [*extras["data"], *extras["fp8"], *extras["eval"]],
     }
     for name, requirements in wanted.items():
         packages = {re.sub(r"\[.*\]", "", line.partition(";")[0].strip()).lower() for line in requirements}
@@ -57,7 +58,7 @@ def test_what_pyproject_asks_for_is_locked() -> None:
 
 def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
     torch = STACK["components"]["torch"]
-    for name in LOCKS[:2]:
+    for name in LOCKS[:3]:
         hashes = locked(name)[f"torch=={torch['version']}"]
         assert set(torch["cpu_wheels"].values()) < hashes and len(hashes) > 10
     cuda = {package.partition("==")[0] for package in locked("requirements-cuda.lock")}

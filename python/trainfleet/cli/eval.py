@@ -28,7 +28,7 @@ def judge(run: Run, tasks: str) -> int:
     """
     if importlib.util.find_spec("lm_eval") is None:
         message = "needs lm-eval, which is not installed"
-        raise ConfigError([Problem(0, "TASKS", "", message)], next=".venv/bin/python -m pip install '.[eval]'")
+        raise ConfigError([Problem(0, "TASKS", "", message)], next="scripts/venv.sh apply requirements-extras.lock")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
         if code := run_module("trainfleet.engine.export", str(run.folder), str(model)):

@@ -33,7 +33,7 @@ def convert(blocks: Iterable[nn.Module], device: Device) -> None:
     except ImportError as error:
         raise RunError(
             "train.precision: fp8 needs the package torchao",
-            where=device.name, why=str(error), next=".venv/bin/python -m pip install '.[fp8]', on every node",
+            where=device.name, why=str(error), next="scripts/venv.sh apply requirements-extras.lock, on every node",
         ) from error  # fmt: skip
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=is_taken)
