@@ -44,7 +44,7 @@ class Event:
 LAUNCHER, RANK_0, RANKS = Owner
 NONE = type(None)
 EVENTS = {
-    "launched": Event(LAUNCHER, "the ranks of a launch are started", {"nodes": int, "ranks_per_node": int}),
+    "launched": Event(LAUNCHER, "the ranks of a launch are started", {"nodes": int, "ranks_per_node": int}, {"started": Number}),
     "queued": Event(LAUNCHER, "the job waits for machines, or for them to start", {"phase": str, "reason": str}),
     "running": Event(LAUNCHER, "a job that waited runs", {"attempt": int}, {"hosts": list}),
     "restarted": Event(LAUNCHER, "another attempt follows", {"attempt": int, "cause": str, "who": str},
@@ -58,6 +58,9 @@ EVENTS = {
     "initialized": Event(RANK_0, "the weights are those of another model", {"source": str}),
     "resumed": Event(RANK_0, "training goes on from a checkpoint",
                      {"step": int, "world_size": int, "saved_by": int, "changed": dict}),
+    "began": Event(RANK_0, "training begins: all is loaded", {"step": int}),
+    "lost": Event(RANK_0, "steps of an attempt that died are done again, and their lines taken out of the metrics",
+                  {"step": int, "steps": int, "spans": list}),
     "damaged": Event(RANK_0, "a checkpoint was set aside", {"step": int, "address": str, "why": str}),
     "tried": Event(RANK_0, "a micro-batch was measured", {"message": str}),
     "searched": Event(RANK_0, "the fastest micro-batch is known", {"message": str}),

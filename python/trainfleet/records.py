@@ -56,6 +56,7 @@ class Results(TypedDict, total=False):
     goodput: Number
     usd: Number
     seconds: dict[str, Number] | None
+    ledger: dict[str, Number] | None
     last_checkpoint: Name | None
     restarts: Count
     started: Moment | None

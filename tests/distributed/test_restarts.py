@@ -49,6 +49,23 @@ def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, flo
     desk.assert_nothing_runs()
 
 
+def test_every_second_of_a_run_with_three_faults_is_counted_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    launcher = desk.start("train", "SET=train.steps=240 checkpoint.every=40 train.log_every=10")
+    for attempt, step in enumerate((50, 110, 170), 1):
+        desk.await_step(step)
+        os.kill(pid_of(desk.run, attempt % 2), signal.SIGKILL)
+    output = launcher.communicate(timeout=200)[0]
+    assert launcher.returncode == 0, output
+    results, events = desk.results(), Run(desk.run).read_events()
+    began = next(event["started"] for event in events if event["event"] == "launched")
+    ledger = results["ledger"]
+    assert results["restarts"] == 3 and abs(sum(ledger.values()) - (events[-1]["time"] - began)) < 1, ledger
+    assert {"useful", "repeated", "start", "down", "checkpoint", "compile"} <= ledger.keys() and min(ledger.values()) > 0
+    assert results["goodput"] == pytest.approx(ledger["useful"] / sum(ledger.values()), abs=1e-3)
+    assert sum(event["steps"] for event in events if event["event"] == "lost") >= 20
+
+
 def test_what_would_only_happen_again_is_not_tried_again(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.type("tokenize")

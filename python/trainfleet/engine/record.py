@@ -19,6 +19,7 @@ from .schedule import learning_rate
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")  # of a line: when, and what its seconds were spent on
 RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits for the disk
 
 
@@ -32,7 +33,13 @@ class Recorder:
         self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
         self.resumed = progress.step
         self.mark = progress.step, 0.0  # step and training seconds at the last line
-        self.lines = [line for line in run.read_metrics() if line["step"] <= progress.step]
+        before = list(run.read_metrics())
+        self.lines = [line for line in before if line["step"] <= progress.step]
+        self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)  # at the last line
+        if lost := [line for line in before if line["step"] > progress.step]:
+            spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
+            run.record("lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans)
+        run.record("began", step=progress.step)
         self.spent: dict[str, float] = run.read_results().get("seconds") or {}  # by earlier attempts
         self.board: SummaryWriter | None = None
         self.updated = 0.0
@@ -58,6 +65,7 @@ class Recorder:
             "memory_bytes": memory,
             **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
             "skipped": skipped,
+            **self._span(first=marked == self.resumed),
         }
         self._tell_skips(skipped)
         self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
@@ -65,6 +73,15 @@ class Recorder:
         print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s{validated}", flush=True)
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
+
+    def _span(self, first: bool) -> dict[str, float]:
+        """When this line is written, the seconds since the last one, and those of them that were no steps (watch/ledger.py)."""
+        now, apart = time.time(), dict(self.watch.apart)
+        since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
+        compiling = {"in_compile": round(self.watch.to_first_step - self.watch.startup, 3)} if first else {}
+        span = round(now - self.written, 3)
+        self.written, self.apart = now, apart
+        return {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, skipped: int) -> None:
         """Says that steps were left out since the last line, if any were."""
@@ -145,7 +162,7 @@ class Recorder:
         """Adds a line to TensorBoard's file; where that fails, the next one begins another file."""
         board, self.board = self._board(), None
         for key, value in line.items():
-            if key != "step" and value is not None:
+            if key not in ("step", *SPAN) and value is not None:
                 board.add_scalar(f"train/{key}", value, line["step"])
         board.flush()
         self.board = board

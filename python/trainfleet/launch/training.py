@@ -23,6 +23,7 @@ from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
 from ..watch.interrupts import Interrupts
+from ..watch.ledger import goodput, ledger
 from . import execution
 
 
@@ -109,7 +110,8 @@ def carry_out(plan: Plan, request: Request, run: Run, interrupts: Interrupts, ru
     if request.job.kind == "tokenize":
         return execution.tokenize(plan, request, interrupts, handle)
     if not handle:
-        run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node)
+        began = run.read_results().get("started") or time.time()
+        run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
     return execution.execute(plan, request, interrupts, Live(run, plan.config.train.steps), handle)
 
 
@@ -134,6 +136,12 @@ def export(run: Run, config: Config) -> int:
     return run_module("trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)))
 
 
+def spending(run: Run) -> dict[str, object]:
+    """What results.json says of the run's seconds; {} where nothing tells."""
+    spent = ledger(run.read_events(), run.read_metrics())
+    return {"ledger": spent, "goodput": goodput(spent)} if spent else {}
+
+
 def report(run: Run, config: Config, status: str) -> None:
     """Leaves status and cost in results.json, and plots and report.html of what has been logged, also of a run that failed.
 
@@ -142,7 +150,7 @@ def report(run: Run, config: Config, status: str) -> None:
     try:
         price = backend_of(config).price()
         spent = Budget(run, config, price).spent()
-        run.update_results(status=status, **({} if price is None else {"usd": round(spent, 4)}))
+        run.update_results(status=status, **spending(run), **({} if price is None else {"usd": round(spent, 4)}))
         if run.metrics.exists():
             plots.draw(run)
             html.write(run)

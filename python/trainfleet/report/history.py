@@ -14,6 +14,7 @@ from .. import door
 from ..errors import ConfigError, InputError
 from ..lease import read_tenure
 from ..runs import Record, Run, is_locked
+from ..watch.ledger import ledger
 
 BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
@@ -88,9 +89,16 @@ class History:
         speed, left = self.measured("tokens_per_second"), self.steps_total - self.step
         return left * self.tokens_per_step / speed if speed and self.tokens_per_step and left > 0 else None
 
+    @cached_property
+    def ledger(self) -> dict[str, float]:
+        """What all seconds of the run were spent on so far; {} for a run that began before that was written down."""
+        return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
+
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage, of all attempts together; no second is counted twice."""
+        """Seconds of each use, or, of an older run, of each stage; no second is counted twice."""
+        if self.ledger:
+            return self.ledger
         seconds = {name: value for name, raw in (self.results.get("seconds") or {}).items() if (value := number(raw)) is not None}
         if self.results.get("started"):  # then startup begins at the command, and what it did before the ranks is within
             seconds["startup"] = max(0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0))

@@ -92,7 +92,7 @@ def _tiles(history: History) -> str:
         ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
         ("Tokens a second", quantity(speed), "of all ranks" + (f"; {quantity(speed / world)} a rank" if speed and world else "")),
         ("MFU", percent(history.measured("mfu")), "model FLOPs a token × tokens a second ÷ peak FLOP/s of all ranks"),
-        ("Goodput", percent(number(results.get("goodput"))), "seconds in training steps ÷ all seconds from the command on"),
+        ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),
         ("To the first step", duration(first_step), "from the command, everything included"),
         ("Cost", *_cost(history)),
     ]

@@ -1,0 +1,115 @@
+"""What a run's seconds were spent on: every one between its commands' beginnings and ends, each counted once.
+
+Known are moments, by the clocks of launcher and rank 0: a command began, ranks were launched, an engine let them run, training
+began, an attempt failed and another one followed, the last step was done. And spans: each line of metrics tells how long it took
+since the line before, and how much of that was a checkpoint, a validation or a compiler. Between the spans time belongs to what
+is under way then. Where two clocks disagree, a moment counts as no earlier than the one before it, so that the sum stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+USES = ("useful", "repeated", "validate", "checkpoint", "compile", "prepare", "queue", "start", "down")
+AFTER = {  # what is under way behind an event, until something else is told
+    "launched": "start",
+    "queued": "queue",
+    "running": "start",
+    "began": "start",
+    "restarted": "start",
+    "fault": "down",
+    "verdict": "down",
+    "notice": "checkpoint",
+}
+ENDS = ("finished", "stopped")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds of training that ended at `time` (unix), and what of them other things took. `kept`: no crash lost its steps."""
+
+    time: float
+    seconds: float
+    kept: bool
+    checkpoint: float = 0.0
+    validate: float = 0.0
+    compile: float = 0.0
+
+    @classmethod
+    def of(cls, line: Record, kept: bool) -> Span | None:
+        """The span of a line of metrics; None where that tells none, as before format 2."""
+        if not isinstance(line.get("time"), (int, float)) or not isinstance(line.get("span"), (int, float)):
+            return None
+        apart = {name: float(line.get(f"in_{name}") or 0.0) for name in ("checkpoint", "validate", "compile")}
+        return cls(float(line["time"]), max(0.0, float(line["span"])), kept, **apart)
+
+    def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
+        """How so many seconds of it, of which `step` are its first step's own work, divide among the uses."""
+        rest = seconds
+        for name, wanted in (("checkpoint", self.checkpoint), ("validate", self.validate), ("compile", self.compile - step)):
+            spent = min(max(0.0, wanted), rest)
+            rest -= spent
+            yield name, spent
+        yield "useful" if self.kept else "repeated", rest
+
+
+def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | None = None) -> dict[str, float]:
+    """Seconds by use, {} where nothing tells; they add up to the time from each command's beginning to its end.
+
+    `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines are taken out of the metrics.
+    """
+    spans = [span for line in metrics if (span := Span.of(line, True))]
+    usual = median([span.seconds for span in spans if not span.compile] or [0.0])
+    for event in events:
+        spans += [span for line in event.get("spans", ()) if event["event"] == "lost" and (span := Span.of(line, False))]
+    spent = dict.fromkeys(USES, 0.0)
+    for launch in _launches(events):
+        _sweep(launch, spans, usual, now if launch[-1] is events[-1] else None, spent)
+    return {use: round(seconds, 3) for use, seconds in spent.items() if seconds > 0}
+
+
+def _launches(events: Sequence[Record]) -> list[list[Record]]:
+    """The events of each command that told when it began, from `launched` on."""
+    launches: list[list[Record]] = []
+    for event in events:
+        if event["event"] == "launched":
+            launches.append([])
+        if launches:
+            launches[-1].append(event)
+    return [launch for launch in launches if "started" in launch[0]]
+
+
+def _sweep(launch: Sequence[Record], spans: Sequence[Span], usual: float, now: float | None, spent: dict[str, float]) -> None:
+    """Adds the seconds of one command: from moment to moment, each with what was under way."""
+    begin = float(launch[0]["started"])
+    end = max(now or 0.0, *(event["time"] for event in launch))
+    mine = [span for span in spans if begin <= span.time <= end]
+    ended = {event["event"] for event in launch} & {*ENDS}
+    last = max((span.time for span in mine), default=end)
+    at, use, stepping = begin, "prepare", False
+    moments: list[tuple[float, int, Record | Span]] = [(event["time"], 1, event) for event in launch]
+    moments += [(span.time, 0, span) for span in mine]
+    for time, _, what in sorted(moments, key=lambda moment: moment[:2]):
+        if isinstance(what, Span):
+            from_ = max(at, time - what.seconds)
+            spent[use] += max(0.0, from_ - at)
+            for name, seconds in what.uses(max(0.0, time - from_), usual):
+                spent[name] += seconds
+            use = "checkpoint" if ended and time >= last else "down"
+        elif what["event"] in AFTER or what["event"] in ENDS:
+            spent[use] += max(0.0, time - at)
+            use = AFTER.get(what["event"], "checkpoint")
+        else:
+            continue
+        at, stepping = max(at, time), isinstance(what, Span)
+    spent["useful" if now is not None and stepping else use] += max(0.0, end - at)
+
+
+def goodput(spent: dict[str, float]) -> float | None:
+    """The part of all seconds that steps took which still count; None where nothing is known."""
+    total = sum(spent.values())
+    return round(spent.get("useful", 0.0) / total, 4) if total else None
