@@ -9,7 +9,7 @@ export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .SUFFIXES: # no rules of make's own
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling inspect sample status logs stop checkpoints verify eval export report clean test drills check
+.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling rehearse inspect sample status logs stop checkpoints verify eval export report clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -42,6 +42,9 @@ profile: .venv/.stamp ## a short run, and where its time goes [NODES]
 
 scaling: .venv/.stamp ## one job at several sizes: how it scales [NODES='1 2 4' WEAK]
 	@.venv/bin/python -m trainfleet scaling
+
+rehearse: .venv/.stamp ## break a short run on purpose: does it survive? [FAULTS]
+	@.venv/bin/python -m trainfleet rehearse
 
 inspect: .venv/.stamp ## a sample of the training order, as text [SAMPLE=0 VERIFY=1]
 	@.venv/bin/python -m trainfleet inspect

@@ -32,6 +32,7 @@ VERBS = {
     "train": ("CONFIG", "SET", "NODES"),
     "profile": ("CONFIG", "SET", "NODES"),
     "scaling": ("CONFIG", "SET", "NODES", "WEAK", "STEPS"),
+    "rehearse": ("CONFIG", "SET", "FAULTS"),
     "inspect": ("CONFIG", "SET", "SAMPLE", "VERIFY"),
     "sample": ("CONFIG", "SET", "PROMPT"),
     "status": ("CONFIG", "SET"),

@@ -30,6 +30,7 @@ VARIABLES = {
     "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",
     "LIFT": "a host to let out of quarantine",
+    "FAULTS": "which faults: FAULTS='rank-killed disk-full' (all of them)",
     "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]

@@ -1,0 +1,64 @@
+"""make rehearse: breaks a short run of its own on purpose, in each way that works here, and says which promises it kept."""
+
+from __future__ import annotations
+
+import sys
+
+from ..config import load
+from ..errors import ConfigError, Problem
+from ..report.history import duration
+from ..spelling import suggest
+from ..watch.faults import FAULTS, Fault, rehearse
+from ..watch.rehearsal import Outcome, stage
+from .settings import settings_of
+from .variables import Variables
+
+WIDTHS = (18, 14, 12, 10, 15)
+HEADS = ("fault", "noticed after", "verdict", "lost steps", "trains again in")
+
+
+def main(variables: Variables, started: float) -> int:
+    faults = chosen(variables.get("FAULTS", ""))
+    config, _ = load(settings_of(variables))
+    if config.fleet.backend != "local":
+        message = "hosts can't be rehearsed on yet: faults are played on this machine, on nodes that it plays"
+        raise ConfigError([Problem(0, "", "fleet.backend", message)], next="make rehearse SET='fleet.backend=local'")
+    print("a run of its own, in a folder of its own; none of yours is touched", flush=True)
+    outcomes = []
+    with stage() as made:
+        print(row(*HEADS), flush=True)
+        for outcome in rehearse(faults, made):
+            outcomes.append(outcome)
+            print(describe(outcome), flush=True)
+    broken = [outcome for outcome in outcomes if outcome.broken]
+    for outcome in broken:
+        print(f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}", file=sys.stderr)
+    kept = len(outcomes) - len(broken) - sum(bool(outcome.skipped) for outcome in outcomes)
+    print(f"\n{kept} of {len(outcomes)} faults were survived as promised; everything is put back")
+    return 1 if broken else 0
+
+
+def chosen(names: str) -> list[Fault]:
+    """The faults by name, all of them where none is named.
+
+    Raises:
+        ConfigError: one is no fault.
+    """
+    wanted = names.replace(",", " ").split()
+    problems = [Problem(0, "FAULTS", "", f"{name} is no fault{suggest(name, FAULTS)}") for name in wanted if name not in FAULTS]
+    if problems:
+        raise ConfigError(problems, next=f"one or more of: {' '.join(FAULTS)}")
+    return [FAULTS[name] for name in wanted] or list(FAULTS.values())
+
+
+def describe(outcome: Outcome) -> str:
+    """The fault's line of the table."""
+    if outcome.skipped:
+        return f"{row(outcome.name)} not tried: {outcome.skipped}"
+    figures = (duration(outcome.noticed), outcome.verdict, str(outcome.lost), duration(outcome.again))
+    return f"{row(outcome.name, *figures)} {'BROKEN: ' + '; '.join(outcome.broken) if outcome.broken else 'kept'}"
+
+
+def row(*cells: str) -> str:
+    """Cells, each as wide as its column."""
+    return " ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=False))

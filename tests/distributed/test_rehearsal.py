@@ -1,0 +1,37 @@
+"""make rehearse with real ranks: promises are kept, and with a mechanism taken out they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_line import Desk
+
+from trainfleet.cli.rehearse import main
+from trainfleet.watch.rehearsal import Stage
+
+WITHOUT_RESTARTS = "import trainfleet.watch.attempts as attempts\nattempts.ATTEMPTS = 1\n"
+
+
+def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
+    said = Desk(tmp_path).type("rehearse", "FAULTS=rank-killed nan")
+    table = {line.split()[0] for line in said.splitlines() if line.endswith("kept")}
+    assert table == {"rank-killed", "nan"} and "2 of 2 faults were survived as promised" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_with_a_mechanism_taken_out_a_promise_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Desk(tmp_path)
+    package, begin = tmp_path / "less", Stage.begin
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(WITHOUT_RESTARTS)
+
+    def begin_without(self: Stage, name: str, words: str = "", environment: Any = None, limit: Any = lambda: None) -> Any:
+        return begin(self, name, words, {"PYTHONPATH": str(package)}, limit)
+
+    monkeypatch.setattr(Stage, "begin", begin_without)
+    assert main({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": "rank-killed"}, 0.0) == 1
+    assert "BROKEN: the command ended with 1" in capsys.readouterr().out
