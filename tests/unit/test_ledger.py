@@ -114,3 +114,11 @@ def test_status_and_report_show_what_the_ledger_says(tmp_path: Path, monkeypatch
         "start",
         "down",
     }
+
+
+def test_a_launcher_that_was_killed_counts_up_to_its_ranks_last_step() -> None:
+    events = [event(0, "launched", started=0), event(2, "began", step=0), event(100, "launched", started=90),
+              event(101, "began", step=2), event(105, "finished", step=3)]  # fmt: skip
+    assert ledger(events, [line(1, 4, 2), line(2, 6, 2), line(3, 104, 3)]) == {
+        "useful": 7.0, "start": 3.0, "prepare": 10.0, "checkpoint": 1.0
+    }  # fmt: skip

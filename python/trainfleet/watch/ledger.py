@@ -8,6 +8,7 @@ is under way then. Where two clocks disagree, a moment counts as no earlier than
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -67,8 +68,11 @@ def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | Non
     for event in events:
         spans += [span for line in event.get("spans", ()) if event["event"] == "lost" and (span := Span.of(line, False))]
     spent = dict.fromkeys(USES, 0.0)
-    for launch in _launches(events):
-        _sweep(launch, spans, usual, now if launch[-1] is events[-1] else None, spent)
+    launches = _launches(events)
+    for launch, follower in zip(launches, [*launches[1:], None], strict=False):
+        until = float(follower[0]["started"]) if follower else math.inf
+        mine = [span for span in spans if launch[0]["started"] <= span.time < until]
+        _sweep(launch, mine, usual, None if follower else now, spent)
     return {use: round(seconds, 3) for use, seconds in spent.items() if seconds > 0}
 
 
@@ -86,17 +90,17 @@ def _launches(events: Sequence[Record]) -> list[list[Record]]:
 def _sweep(launch: Sequence[Record], spans: Sequence[Span], usual: float, now: float | None, spent: dict[str, float]) -> None:
     """Adds the seconds of one command: from moment to moment, each with what was under way."""
     begin = float(launch[0]["started"])
-    end = max(now or 0.0, *(event["time"] for event in launch))
-    mine = [span for span in spans if begin <= span.time <= end]
+    last = max((span.time for span in spans), default=begin)
+    end = max(now or 0.0, last, *(event["time"] for event in launch))  # a launcher that was killed has no last word
     ended = {event["event"] for event in launch} & {*ENDS}
-    last = max((span.time for span in mine), default=end)
     at, use, stepping = begin, "prepare", False
     moments: list[tuple[float, int, Record | Span]] = [(event["time"], 1, event) for event in launch]
-    moments += [(span.time, 0, span) for span in mine]
+    moments += [(span.time, 0, span) for span in spans]
     for time, _, what in sorted(moments, key=lambda moment: moment[:2]):
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
-            spent[use] += max(0.0, from_ - at)
+            work = "useful" if what.kept else "repeated"
+            spent[work if stepping else use] += max(0.0, from_ - at)  # between two spans there is but the rounding
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds
             use = "checkpoint" if ended and time >= last else "down"
