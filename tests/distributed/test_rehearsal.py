@@ -9,7 +9,7 @@ import pytest
 from test_line import Desk
 
 from trainfleet.cli.rehearse import main
-from trainfleet.watch.rehearsal import Stage
+from trainfleet.launch.rehearsal import Stage
 
 WITHOUT_RESTARTS = "import trainfleet.watch.attempts as attempts\nattempts.ATTEMPTS = 1\n"
 

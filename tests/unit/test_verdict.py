@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,9 @@ def test_a_node_whose_log_is_closed_tells_by_its_exit_code_that_it_is_the_disk(r
     found = verdict(run, status=Status(Phase.ENDED, exits=exits))
     assert found.cause == "disk" and exits[found.node or 0] == UNLOGGED
     assert "its log can't be written" in found.words
+
+
+def test_the_engine_s_own_reason_is_evidence(run: Run) -> None:
+    write(run, 0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1")
+    found = verdict(run, status=replace(BAD, reason="Host EC2 (instance i-0db7083f3fcbebb65) terminated."))
+    assert (found.cause, found.node, found.sure) == ("lost-node", None, True)

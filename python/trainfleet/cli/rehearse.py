@@ -6,11 +6,11 @@ import sys
 
 from ..config import load
 from ..errors import ConfigError, Problem
+from ..launch.faults import FAULTS, Fault, rehearse
+from ..launch.rehearsal import Outcome, require_here, stage
+from ..launch.settings import settings_of
 from ..report.history import duration
 from ..spelling import suggest
-from ..watch.faults import FAULTS, Fault, rehearse
-from ..watch.rehearsal import Outcome, stage
-from .settings import settings_of
 from .variables import Variables
 
 WIDTHS = (18, 14, 12, 10, 15)
@@ -20,9 +20,7 @@ HEADS = ("fault", "noticed after", "verdict", "lost steps", "trains again in")
 def main(variables: Variables, started: float) -> int:
     faults = chosen(variables.get("FAULTS", ""))
     config, _ = load(settings_of(variables))
-    if config.fleet.backend != "local":
-        message = "hosts can't be rehearsed on yet: faults are played on this machine, on nodes that it plays"
-        raise ConfigError([Problem(0, "", "fleet.backend", message)], next="make rehearse SET='fleet.backend=local'")
+    require_here(config)
     print("a run of its own, in a folder of its own; none of yours is touched", flush=True)
     outcomes = []
     with stage() as made:

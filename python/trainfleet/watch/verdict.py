@@ -160,6 +160,8 @@ def _seen(status: Status, alarm: Alarm | None) -> Iterator[Line]:
     now = _clock(time.time())
     if alarm:
         yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
+    for words in status.reason.splitlines():  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
+        yield Line(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
         yield Line(now - 1, node, None, "watch", f"lost node {node}: {why}")
     for node, code in status.exits.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .causes import CAUSES, Then
+from ..watch.causes import CAUSES, Then
 from .rehearsal import BREAK_AT, EVERY, STEPS, Outcome, Stage
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import fence
+from ..backends import backend_of
 from ..beats import read_beats
-from ..errors import BackendError, RunError
+from ..config import Config
+from ..errors import BackendError, ConfigError, Problem, RunError
 from ..processes import die_with_parent
 from ..runs import Record, Run, run_of, take_lock
 
@@ -144,6 +146,13 @@ class Stage:
         while (found := self.processes()) and time.monotonic() < until:
             time.sleep(0.1)
         return found
+
+
+def require_here(config: Config) -> None:
+    """ConfigError where the nodes are not this machine's: faults are not played on hosts yet."""
+    if not backend_of(config).is_here:
+        message = "hosts can't be rehearsed on yet: faults are played on this machine, on nodes that it plays"
+        raise ConfigError([Problem(0, "", "fleet.backend", message)], next="make rehearse SET='fleet.backend=local'")
 
 
 @contextmanager
