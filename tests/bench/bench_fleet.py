@@ -21,6 +21,7 @@ from trainfleet import events
 from trainfleet.beats import Beat, Beats, write_beats
 from trainfleet.engine.tree import FAN, levels
 from trainfleet.heartbeat import Node, Orders
+from trainfleet.nodes.pace import MOST_NODES
 from trainfleet.report.summary import status
 from trainfleet.runs import Run
 from trainfleet.watch.diagnosis import diagnose, read_lines
@@ -146,13 +147,13 @@ def stand(folder: Path, ranks: int) -> str:
 def plan(ranks: int) -> str:
     """`make plan` of 8B parameters on as many GPUs, whole process."""
     package = Path(__file__).parents[2] / "python"
-    nodes, recipe = max(1, ranks // LOCAL), package / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml"
+    nodes, recipe = min(max(1, ranks // LOCAL), MOST_NODES), package / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml"
     words = [f"CONFIG={recipe}", f"NODES={nodes}", f"SET=train.global_batch={64 * nodes * LOCAL}"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], env=os.environ | {"PYTHONPATH": str(package)},
                           capture_output=True, text=True, check=True)  # fmt: skip
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    return f"plan     {1e3 * seconds:10.0f} ms  {len(done.stdout):9,} bytes printed"
+    return f"plan     {1e3 * seconds:10.0f} ms  {len(done.stdout):9,} bytes printed, for {nodes} nodes"
 
 
 def main(sizes: list[int]) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet.backends import terms_of
+from trainfleet.config import Settings, load
 from trainfleet.config.hosts import Host
-from trainfleet.errors import BackendError
+from trainfleet.errors import ConfigError
 from trainfleet.nodes import gate, pace, together
 from trainfleet.nodes.answers import Failure, Result
 from trainfleet.nodes.health import judge
@@ -47,7 +49,7 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(tm
     assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
         (7, "met\n")
     ] * count
-    assert not list(Path("/tmp").glob("trainfleet-*-0"))
+    assert not list(Path("/tmp").glob(f"trainfleet-{16 * '[0-9a-f]'}-0"))
 
 
 def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,8 +128,14 @@ def test_a_lost_host_is_noticed_in_some_looks(count: int) -> None:
     assert pace.lost_after(count) <= 9 + 3 * pace.look_every(count)
 
 
-def test_what_one_head_cant_carry_is_refused_by_name_of_what_can() -> None:
-    pace.refuse(pace.MOST_NODES)
-    with pytest.raises(BackendError, match="513 nodes are too many for the ssh backend") as refused:
-        pace.refuse(pace.MOST_NODES + 1)
-    assert "slurm, batch or sagemaker" in refused.value.next
+def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path) -> None:
+    text = "name: x\nfleet: {{backend: ssh, shared_folder: /fsx/x, nodes: {}}}\ntrain: {{global_batch: {}}}\n"
+    for nodes in (pace.MOST_NODES, pace.MOST_NODES + 1):
+        (tmp_path / "config.yaml").write_text(text.format(nodes, nodes))
+        if nodes == pace.MOST_NODES:
+            assert load(Settings(tmp_path / "config.yaml"), terms_of)[0].fleet.nodes == nodes
+            continue
+        with pytest.raises(ConfigError) as refused:
+            load(Settings(tmp_path / "config.yaml"), terms_of)
+        assert "config.yaml:2: fleet.nodes: one head can't watch over 513 nodes" in str(refused.value)
+        assert "slurm, batch and sagemaker" in str(refused.value)

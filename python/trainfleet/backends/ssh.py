@@ -93,6 +93,9 @@ class Ssh:
         fleet = config.fleet
         if fleet.shared_folder is None:
             yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
+        if fleet.nodes > pace.MOST_NODES:
+            most = f"{pace.MOST_NODES} is the most (most_nodes); for more there are the backends slurm, batch and sagemaker"
+            yield "fleet.nodes", f"one head can't watch over {fleet.nodes} nodes by SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
         except ValueError:  # which a rule of the config says
@@ -105,10 +108,8 @@ class Ssh:
         """A script a host, on the first sound hosts; those in quarantine or out of reach are passed over.
 
         Raises:
-            BackendError: fewer hosts are sound than there are to be nodes, with all that is wrong, by host; or a head can't carry
-                so many.
+            BackendError: fewer hosts are sound than there are to be nodes; all that is wrong, by host.
         """
-        pace.refuse(job.nodes)
         sound, unsound = self.survey([host for host in self.transport.hosts if host.name not in without], job.attempt > 1)
         if len(sound) < job.nodes:
             left_out = {host: without[host.name] for host in self.transport.hosts if host.name in without}

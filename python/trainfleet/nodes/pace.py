@@ -6,12 +6,10 @@ questions to one; a host is lost when it has missed some, never because its turn
 
 from __future__ import annotations
 
-from ..errors import BackendError
-
 ANSWERS = 64  # a second
 LOOK_EVERY = 1.0  # seconds, for as many hosts as that allows
 LOST_AFTER = 9.0  # seconds without an answer, for as many; a dead link shows after 8 (nodes/transport.py)
-MOST_NODES = 512  # of a job: each is asked every 8 s, and missed after 30
+MOST_NODES = 512  # of a job over SSH: each is asked every 8 s, and missed after 30
 
 
 def look_every(hosts: int) -> float:
@@ -27,11 +25,3 @@ def lost_after(hosts: int) -> float:
 def spread(hosts: int) -> float:
     """Seconds that it takes until all hosts have been asked something that they answer at once."""
     return hosts / ANSWERS
-
-
-def refuse(nodes: int) -> None:
-    """BackendError for a job that one head can't carry over SSH."""
-    if nodes > MOST_NODES:
-        why = f"one head asks every node how it is, and is too slow for more than {MOST_NODES}"
-        next = f"fleet.backend: slurm, batch or sagemaker carries more; or NODES={MOST_NODES}"
-        raise BackendError(f"{nodes} nodes are too many for the ssh backend", where="fleet.nodes", why=why, next=next)
