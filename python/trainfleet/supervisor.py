@@ -34,6 +34,7 @@ from types import FrameType
 from typing import Any
 
 from . import fence, temporary
+from .errors import telling
 from .kernel import Kernel
 from .output import hide_bytes
 from .processes import die_with_parent, identity, signal_group
@@ -56,6 +57,7 @@ RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee pu
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
+@telling
 def main(arguments: list[str]) -> int:
     if arguments[0] == "--detach":
         return detach(Path(arguments[1]), json.load(sys.stdin))

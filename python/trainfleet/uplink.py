@@ -126,8 +126,7 @@ class Uplink:
         until = time.monotonic() + TO_BEGIN
         while True:
             try:
-                for link in self.links:
-                    link.pull(is_asked, "asked/")
+                self.links[0].pull(is_asked, "asked/")
                 if restore and self.node == 0:
                     self.links[0].pull(lambda name: bool(RESTORED.fullmatch(name)))
                 return
@@ -141,7 +140,7 @@ class Uplink:
         try:
             for link in self.links:
                 link.push(is_node_s)
-                link.pull(is_asked, "asked/")
+            self.links[0].pull(is_asked, "asked/")
             if time.monotonic() - self.signed > SIGN:
                 s3.write(self.sign, b"")
                 self.signed = time.monotonic()

@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +45,11 @@ class Limits:
     end: float = 600.0
     step: float = 10.0  # at least
     steps: float = 10.0  # or this many usual steps
+
+    def later(self, seconds: float) -> Limits:
+        """The same for who sees the ranks so much later."""
+        return replace(self, silent=self.silent + seconds, silent_elsewhere=self.silent_elsewhere + seconds,
+                       silent_together=self.silent_together + 10 * seconds)  # fmt: skip
 
     def of(self, phase: str, usual_step: float | None) -> float:
         if phase == "step":

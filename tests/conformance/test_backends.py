@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
+from conformance.cluster import site
+from conformance.queueing import Queue
 from fleet.lab import lab
+from trainfleet import s3
 from trainfleet.backends import BACKENDS, Backend, backend_of, terms_of
 from trainfleet.backends.base import Can, Handle, Phase, Status, keep, kept
 from trainfleet.config import Config, Settings, dump_resolved, load
@@ -94,6 +99,8 @@ class Bench:
     running: Callable[[], list[str]]
     scripts: Callable[[Request], list[str]]  # what the nodes were given to run, by node
     type: Callable[[int, str], object]  # runs a script on a node, as a person would
+    forget: Callable[[], None] = lambda: None  # what the nodes have left elsewhere than in `folder`
+    prelude: str = ""  # of a program that has this backend
 
     @property
     def backend(self) -> Backend:
@@ -111,6 +118,7 @@ class Bench:
         return self.backend.plan(replace(job, environment=environment), {})
 
     def said(self, request: Request, node: int) -> str:
+        self.backend.place(Run(Path("runs/probe"))).refresh()
         return (self.folder / request.logs[node]).read_text()
 
     def records(self, request: Request) -> list[dict[str, Any]]:
@@ -150,17 +158,55 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def config_of(backend: str, folder: Path, **fleet: Any) -> Config:
+def config_of(backend: str, folder: Path, more: Mapping[str, str] | None = None, **fleet: Any) -> Config:
     path = folder / f"{backend}.yaml"
     path.write_text(yaml.safe_dump({"name": "probe", "fleet": {"backend": backend, "nodes": 2} | fleet}))
-    return load(Settings(path), terms_of)[0]
+    return load(Settings(path, ", ".join(f"{key}={value}" for key, value in (more or {}).items())), terms_of)[0]
 
 
-@pytest.fixture(scope="module", params=sorted(BACKENDS))
+@contextmanager
+def queue(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """The backend for tests alone: no shared disk, a queue, an engine that tries again; all goes through S3."""
+    with site(folder / "engine") as cluster, patch.context() as inner:
+        cluster.queue = 0.2
+        inner.setitem(BACKENDS, Queue.name, Queue)
+        inner.setenv("CLUSTER", str(cluster.folder))
+        inner.chdir(folder)
+        (cluster.folder / "probe.py").write_text(PROBE)
+        paths = {"data.store": "s3://bucket/sets", "checkpoint.destination": "s3://bucket/checkpoints"}
+        config = config_of(Queue.name, folder, paths, shared_folder="s3://bucket/some")
+
+        def running() -> list[str]:
+            return [str(pid) for pid in cluster.processes() if " -m probe" in cluster.words(pid)]
+
+        def given(request: Request) -> list[str]:
+            disks = [cluster.disk(f"job-{request.token}", 1, node) for node in range(request.job.nodes)]
+            return [(disk / "node.sh").read_text() for disk in disks]
+
+        def typed(node: int, script: str) -> None:
+            assert cluster.start(f"by-hand/1/{node}", 2, script).wait(60) == 0
+
+        def forget() -> None:
+            s3.remove_all(found.address for found in s3.list_objects("s3://bucket/some/"))
+            shutil.rmtree(folder / "runs", ignore_errors=True)
+
+        prelude = f"""import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from conformance import queueing
+queueing.register()
+"""
+        yield Bench(Queue.name, config, folder, running, given, typed, forget, prelude)
+
+
+@pytest.fixture(scope="module", params=[*sorted(BACKENDS), Queue.name])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "python"))
+        if request.param == Queue.name:
+            with queue(folder, patch) as made:
+                yield made
+            return
         if request.param == "local":
             patch.chdir(folder)
             (folder / "probe.py").write_text(PROBE)
@@ -200,6 +246,7 @@ def clean(bench: Bench) -> Iterator[None]:
     yield
     for log in (bench.folder / "runs/probe/logs").glob("*"):
         log.unlink()
+    bench.forget()
     assert not bench.running() and not list(bench.folder.rglob("pwned"))
 
 
@@ -302,7 +349,11 @@ def test_every_line_is_in_the_log_with_its_time(bench: Bench) -> None:
 def test_it_runs_in_the_folder_that_has_the_runs(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0")
     bench.until_ended(bench.backend.submit(request))
-    assert {record["folder"] for record in bench.records(request)} == {"/fsx" if bench.name == "ssh" else str(bench.folder)}
+    folders = {record["folder"] for record in bench.records(request)}
+    if Can.SHARED in bench.backend.can:
+        assert folders == {"/fsx" if bench.name == "ssh" else str(bench.folder)}
+    else:
+        assert len(folders) == 2, "each node has its own"
 
 
 def test_stopped_at_once_nothing_is_left(bench: Bench) -> None:
@@ -311,7 +362,7 @@ def test_stopped_at_once_nothing_is_left(bench: Bench) -> None:
     bench.until_said(request, '"words"')
     assert bench.backend.status(handle).phase is Phase.RUNNING and len(bench.running()) >= 2
     bench.backend.stop(handle, at_once=True)
-    if bench.name == "ssh":  # by its environment, also what has left the session
+    if bench.name != "local":  # by its environment, also what has left the session
         assert not bench.running()
     bench.backend.stop(handle, at_once=True)
     for line in bench.running():  # on one machine a grandchild that left the session is not followed
@@ -400,7 +451,9 @@ def test_it_ends_with_its_launcher_or_outlives_it_as_declared(bench: Bench) -> N
     config.write_text(dump_resolved(bench.config))
     record = bench.folder / "request.json"
     record.write_text(json.dumps(request.record()))
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(config), str(record)], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", bench.prelude + LAUNCHER, str(config), str(record)], stdout=subprocess.PIPE, text=True
+    )
     assert launcher.stdout is not None
     handle = Handle(**{**(told := json.loads(launcher.stdout.readline())), "hosts": tuple(told["hosts"])})
     bench.until_said(request, '"words"')
@@ -437,5 +490,5 @@ def test_more_nodes_than_there_are_is_refused_at_plan_time(bench: Bench) -> None
     if bench.name == "local":  # this machine plays as many as it is asked to
         assert len(bench.plan("exit", "0", "0", nodes=3).artifacts) == 3
         return
-    with pytest.raises(BackendError, match="3 nodes are wanted, 2 of 2 hosts"):
+    with pytest.raises(BackendError, match=r"3 nodes are wanted, (2 of 2 hosts|the queue has 2)"):
         bench.plan("exit", "0", "0", nodes=3)

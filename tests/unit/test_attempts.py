@@ -9,6 +9,7 @@ import pytest
 
 from trainfleet import runs
 from trainfleet.backends.base import Handle, Phase, Status
+from trainfleet.backends.place import Here
 from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError, RunError
 from trainfleet.plan.job import Job
@@ -74,7 +75,7 @@ def job(run: Run, nodes: int = 2) -> Job:
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    follower = Follower(backend, run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
+    follower = Follower(backend, Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
     jobs = jobs or [job(run)]
     return persevere(follower, backend.plan(jobs[0], {}), jobs, lambda job: None), said
 
@@ -173,3 +174,36 @@ def test_a_verdict_is_told_also_where_there_is_no_room_to_keep_it(tmp_path: Path
     monkeypatch.setattr(runs, "write_atomic", full)
     told = attempts.conclude(Run(tmp_path), Verdict("disk", "w", 0, None, "a", (), "df -h"), "stopped all nodes")
     assert told.done == "stopped all nodes" and "(disk)" in str(told)
+
+
+def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of a run in S3 fails for a while: the job goes on, is not watched meanwhile, and then is again."""
+    looks, looked = list[str](), list[str]()
+
+    class Away(Here):
+        pace = 0.0
+
+        def refresh(self) -> None:
+            looks.append("look")
+            if 3 <= len(looks) <= 6:
+                raise BackendError("S3 gives no good answer")
+
+    class Watch:
+        def __init__(self, *_: object) -> None:
+            looked.append(f"anew at {len(looks)}")
+
+        def look(self) -> None:
+            looked.append(f"look {len(looks)}")
+
+        def newly_slow(self) -> list[object]:
+            return []
+
+    backend = Script(run, [])
+    monkeypatch.setattr(backend, "status", lambda handle: Status(Phase.RUNNING) if len(looks) < 9 else OK)
+    monkeypatch.setattr(follow, "Sentry", Watch)
+    said: list[str] = []
+    config, _ = load(Settings(FOLDER / "first-run.yaml"))
+    follower = Follower(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
+    assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
+    assert said == ["what the nodes do is not seen: S3 gives no good answer"]
+    assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]

@@ -189,8 +189,14 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
         with pytest.MonkeyPatch.context() as patch:
             for name in ("write", "read_range", "list_objects", "remove_all"):
                 patch.setattr(s3, name, request(getattr(s3, name)))
+            if draw.random() < 0.3 and do is not node_s:  # a look that is not shown all that is there
+                whole = s3.list_objects
+                patch.setattr(s3, "list_objects", lambda prefix: [found for found in whole(prefix) if draw.random() < 0.7])
             with suppress(Cut):
                 do()
+
+    def node_s() -> None:
+        push(node)
 
     for _ in range(60):
         name, size = draw.choice(names), draw.randrange(200)
@@ -201,7 +207,7 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
                 (node / name).parent.mkdir(parents=True, exist_ok=True)
                 runs.write_atomic(node / name, "x" * size)
             case "push":
-                cut_off(lambda: push(node))
+                cut_off(node_s)
             case "look":
                 cut_off(lambda: place().refresh())
     link = Link(node, RUN)
@@ -230,7 +236,9 @@ def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Count
 def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counting, here: Path, node: Path) -> None:
     s3.write(f"{RUN}/asked/stop", b"of an earlier launch")
     mine, launcher = runs.run_of("demo"), place()
+    launcher.refresh()
     launcher.lead()
+    mine.stop.unlink()
     for name, text in {"config.yaml": "name: demo\n", "results.json": '{"restarts": 1}', "heartbeats/attempts/3": "{}",
                        "heartbeats/dump": "12", "events/launcher-a.jsonl": "{}\n", "handle.json": "{}"}.items():  # fmt: skip
         write(mine.folder, name, text)
@@ -439,3 +447,26 @@ def test_what_was_written_last_arrives_when_the_supervisor_is_killed(
     last = (tmp_path / "machine/runs/demo/logs/node-0.log").read_text().splitlines()[-1]
     until(seen(here, last))
     until(lambda: not place().is_running())
+
+
+def test_another_launcher_is_refused_while_one_renews_its_lease(
+    server: Counting, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.write(f"{RUN}/head.json", b'{"host": "desk", "pid": 1, "term": 1, "time": 5.0, "code": null}')
+    place().refresh()
+    with pytest.raises(BackendError, match="is running already") as caught:
+        place().lead()
+    assert "desk" in caught.value.where
+    now = s3.clock(RUN)
+    monkeypatch.setattr(s3, "clock", lambda address: now + 60)
+    place().lead()
+
+
+def test_a_node_that_gets_nothing_from_s3_says_so_and_ends(
+    server: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(uplink.BUCKET, "s3://nowhere/some")
+    monkeypatch.setenv(uplink.RUN, "demo")
+    monkeypatch.setattr(uplink, "TO_BEGIN", 0.0)
+    monkeypatch.chdir(tmp_path)
+    assert uplink.main(["restore", "runs/demo/logs/node-0.log", "runs/demo"]) == 1

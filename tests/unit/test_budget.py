@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.backends.base import Handle, Phase, Status
+from trainfleet.backends.place import Here
 from trainfleet.config import Config, Settings, load
 from trainfleet.errors import ConfigError
 from trainfleet.plan.estimate import estimate, list_price
@@ -85,7 +86,7 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
     costs = Budget(run, config, P5)
     assert not costs.is_spent(), "it has just begun"
     costs.price = 1e9
-    Follower(Hosts(run), run, Interrupts(), lambda waits: None, said.append, costs).carry_out(request)  # type: ignore[arg-type]
+    Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs).carry_out(request)  # type: ignore[arg-type]
     assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
 
 

@@ -23,7 +23,7 @@ REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 class Hosts:
     """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small files, asked of any host."""
 
-    words, pace = " on the fleet", 1.0
+    words, pace, lag = " on the fleet", 1.0, 0.0
 
     def __init__(self, transport: Transport, config: Config, python: str, code: str, run: Run) -> None:
         self.transport, self.config, self.run = transport, config, run
@@ -38,6 +38,8 @@ class Hosts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.transport.close()
+
+    def lead(self) -> None: ...  # the fleet's head does
 
     def refresh(self) -> None:
         failures: dict[Host, Failure] = {}

@@ -14,6 +14,9 @@ class Place(Protocol):
 
     words         " on this machine", " on the fleet": said after "is not running"
     pace          seconds between two refreshes that are worth it
+    lag           seconds that what is seen of ranks may be old
+    lead          this process launches the run: what it writes goes where nodes see it, with each refresh; BackendError when
+                  another launcher is at work
     refresh       brings the run folder up to date here; BackendError when nobody who has it answers
     is_running    whether a launcher was at work on the run at the last refresh
     ask_to_stop   leaves the request that ranks look for at every step
@@ -23,9 +26,11 @@ class Place(Protocol):
 
     words: str
     pace: float
+    lag: float
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def lead(self) -> None: ...
     def refresh(self) -> None: ...
     def is_running(self) -> bool: ...
     def ask_to_stop(self) -> None: ...
@@ -36,7 +41,7 @@ class Place(Protocol):
 class Here:
     """A run of this machine: its folder is the truth."""
 
-    words, pace = " on this machine", 0.3
+    words, pace, lag = " on this machine", 0.3, 0.0
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -45,6 +50,8 @@ class Here:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def lead(self) -> None: ...
 
     def refresh(self) -> None: ...
 

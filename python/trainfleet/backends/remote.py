@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from .. import s3
+from ..config import Config
 from ..errors import BackendError, S3Error
+from ..lease import read_tenure
 from ..link import Link
 from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
 
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")  # written by the launcher and by ranks, in turn
+VACANT = 15.0  # seconds that a launcher's lease in S3 is not renewed after which another may lead
 SILENT = 6 * SIGN  # seconds without a sign of any node after which none is at work
 
 
 class Bucket:
     """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs are below <root>/data/.
 
-    `others`: what else the run has in S3, which `folders` lists too: its checkpoints, its dataset.
+    `others`: what else the run has in S3, which `folders` lists too: its checkpoints, its dataset. `has_job`: whether the engine
+    has a job of the run that has not ended, which may wait in a queue.
     """
 
-    words, pace = " in its bucket", 2.0
+    words, pace, lag = " in its bucket", 2.0, 30.0
 
-    def __init__(self, run: Run, root: str, dataset: str, others: Iterable[str] = ()) -> None:
-        self.run, self.root, self.others = run, root.rstrip("/"), tuple(others)
+    def __init__(
+        self, run: Run, root: str, dataset: str, others: Iterable[str] = (), has_job: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.run, self.root, self.others, self.has_job = run, root.rstrip("/"), tuple(others), has_job
         self.links = [Link(run.folder, f"{self.root}/runs/{run.name}"), Link(DATA / dataset, f"{self.root}/data/{dataset}")]
         self.address, self.leads = self.links[0].address, False
 
@@ -40,11 +46,14 @@ class Bucket:
     def lead(self) -> None:
         """From now on this process is the launcher: what it writes, such as the config that nodes read, goes there too.
 
-        What an earlier launch was asked is taken back.
+        Raises:
+            BackendError: another launcher is at work, or S3 does not answer.
         """
+        tenure = read_tenure(self.run.folder)
+        if tenure and self._is_led():
+            what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
+            raise BackendError(what, where=f"{self.address}, launched on {tenure.host}", next=next)
         self.leads = True
-        with _as_backend():
-            s3.remove(f"{self.address}/asked/stop")
 
     def refresh(self) -> None:
         """Brings what nodes and launcher have written, where no launcher on this machine does so already.
@@ -67,10 +76,18 @@ class Bucket:
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Whether a node has given a sign of life lately, by S3's clock."""
+        """Whether a launcher or a node has given a sign of life lately, by S3's clock, or the engine has a job."""
+        return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
+
+    def _is_led(self) -> bool:
+        """Whether a launcher holds the run, as the last refresh has brought its lease."""
+        tenure = read_tenure(self.run.folder)
+        return tenure is not None and tenure.code is None and self._is_new("head.json", VACANT)
+
+    def _is_new(self, name: str, seconds: float) -> bool:
         with _as_backend():
-            signs = [found.modified for found in s3.list_objects(f"{self.address}/{NODES}/")]
-            return bool(signs) and s3.clock(self.address) - max(signs) < SILENT
+            times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
+            return bool(times) and s3.clock(self.address) - max(times) < seconds
 
     def ask_to_stop(self) -> None:
         with _as_backend():
@@ -106,3 +123,21 @@ def _as_backend() -> Iterator[None]:
         yield
     except S3Error as error:
         raise BackendError(error.what, where=error.where, why=error.why, next=error.next) from error
+
+
+def unshared(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with a config whose nodes share no disk: (key, message) each."""
+    for key, value, what in (
+        ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
+        ("data.store", config.data.store, "the dataset"),
+        ("checkpoint.destination", config.checkpoint.destination, "checkpoints"),
+    ):
+        if not (value or "").startswith(s3.SCHEME):
+            yield key, f"{value!r}: the nodes of {config.fleet.backend} share no disk; name s3://bucket/prefix for {what}"
+
+
+def bucket_of(config: Config, run: Run, has_job: Callable[[], bool]) -> Bucket:
+    """The place of a run of a config in which `unshared` finds nothing wrong."""
+    fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
+    others = [f"{data.store}/{data.name}", f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
+    return Bucket(run, fleet.shared_folder or "", data.name, others, has_job)

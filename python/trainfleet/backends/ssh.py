@@ -91,7 +91,7 @@ class Ssh:
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         fleet = config.fleet
-        if fleet.shared_folder is None:
+        if not (fleet.shared_folder or "").startswith("/"):
             yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
         if fleet.nodes > pace.MOST_NODES:
             most = f"{pace.MOST_NODES} is the most (most_nodes); for more there are the backends slurm, batch and sagemaker"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from .. import runs
 from ..backends import backend_of
 from ..backends.base import Handle, kept
+from ..backends.place import Place
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
 from ..errors import BackendError, JobFailed
@@ -30,18 +31,25 @@ STOPPED = 130  # the exit code of a command that was stopped, as a shell gives i
 
 
 @contextmanager
-def in_charge(config: Config, run: runs.Run) -> Iterator[Office]:
+def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Office]:
     """Holds the run's lock, or refuses because another command is at work in it.
 
     Where nodes share the folder with other machines than this, it holds the launcher's office too.
     """
+    place.lead()
     office = Office(run.folder)
-    if backend_of(config).is_here:
-        with held(run):
+    try:
+        if backend_of(config).is_here:
+            with held(run):
+                yield office
+            return
+        with office, held(run, patience=TAKEOVER):  # the office first: it makes a launcher leave that was wrongly taken for dead
             yield office
-        return
-    with office, held(run, patience=TAKEOVER):  # the office first: it makes a launcher leave that was wrongly taken for dead
-        yield office
+    finally:
+        try:
+            place.refresh()  # its last words
+        except BackendError as error:
+            print(f"warning: others do not see how it ended: {error}", file=sys.stderr)
 
 
 @contextmanager
@@ -100,7 +108,7 @@ def take_over(plan: Plan, run: runs.Run) -> Plan:
 
 
 def execute(
-    plan: Plan, request: Request, interrupts: Interrupts, live: Live | TokenizeLive, running: Handle | None = None
+    plan: Plan, request: Request, place: Place, interrupts: Interrupts, live: Live | TokenizeLive, running: Handle | None = None
 ) -> bool:
     """Whether every node ended well; False when it was stopped before that. `running`: the job has been submitted already.
 
@@ -110,7 +118,7 @@ def execute(
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
     jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
-    follower = Follower(backend, run, interrupts, live.update, live.line.say, Budget(run, plan.config, backend.price()))
+    follower = Follower(backend, place, run, interrupts, live.update, live.line.say, Budget(run, plan.config, backend.price()))
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
     if interrupts.count > 1 or (follower.asked and not request.job.torchrun):
@@ -126,10 +134,10 @@ def refit(run: runs.Run, config: Config) -> None:
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
-def tokenize(plan: Plan, request: Request, interrupts: Interrupts, running: Handle | None = None) -> bool:
+def tokenize(plan: Plan, request: Request, place: Place, interrupts: Interrupts, running: Handle | None = None) -> bool:
     """Whether the dataset is whole now; False after a stop."""
     if not running and runs.is_locked(request.job.folder):  # its node 0 holds the lock, on whatever machine that is
         raise BackendError(
             f"another command is tokenizing {request.job.name}", where=str(request.job.folder), next="wait for it, or make stop"
         )
-    return execute(plan, request, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), running)
+    return execute(plan, request, place, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), running)

@@ -20,10 +20,12 @@ def tokenize(plan: Plan, started: float) -> int:
         from .handover import hand_over  # loads SSH
 
         return hand_over("tokenize", plan, started, summarize=False)
-    with execution.in_charge(plan.config, run) as office, Interrupts() as interrupts:
+    place = backend_of(plan.config).place(run)
+    place.refresh()
+    with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
         for request in plan.requests:
             runs.write_atomic(run.config, dump_resolved(plan.config))
-            if not execution.tokenize(plan, request, interrupts):
+            if not execution.tokenize(plan, request, place, interrupts):
                 print("stopped; the units that were done stay: make tokenize goes on from there")
                 office.code = execution.STOPPED
                 return office.code

@@ -8,6 +8,7 @@ import time
 from .. import hardware, runs
 from ..backends import backend_of
 from ..backends.base import Can, Handle
+from ..backends.place import Place
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
@@ -35,19 +36,21 @@ def train(plan: Plan, started: float, summarize: bool = True) -> int:
         from .handover import hand_over  # loads SSH
 
         return hand_over("train", plan, started, summarize)
+    place = backend.place(run)
+    place.refresh()
     require_same(plan.config, run)
     if execution.is_finished(plan, run):
         return execution.say_finished(plan, run)
     Budget(run, plan.config, backend.price()).require()
-    with execution.in_charge(plan.config, run) as office, Interrupts() as interrupts:
+    with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
         try:
-            office.code = launch(plan, run, interrupts, started, office)
+            office.code = launch(plan, run, place, interrupts, started, office)
         except TrainfleetError:
             report(run, plan.config, "failed")
             raise
         finally:
             run.stop.unlink(missing_ok=True)
-    if summarize and backend.is_here:  # elsewhere it is printed where the command was typed
+    if summarize and (backend.is_here or Can.SHARED not in backend.can):  # on a head it is printed where the command was typed
         print_summary(run)
     return office.code
 
@@ -75,7 +78,7 @@ def require_engine(config: Config) -> None:
         raise ConfigError([Problem(0, "", "fleet.instance_type", message)], next="make plan")
 
 
-def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office: Office) -> int:
+def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, office: Office) -> int:
     """The command's exit code, once nothing of the run is running any more."""
     running = execution.left_running(plan.config, run) if office.predecessor else None
     if office.predecessor and not running:
@@ -92,7 +95,7 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office:
     )  # fmt: skip
     seconds = {}
     for request in plan.requests:
-        began, done = time.time(), carry_out(plan, request, run, interrupts, running)
+        began, done = time.time(), carry_out(plan, request, run, place, interrupts, running)
         if request.job.kind == "tokenize":
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
@@ -101,18 +104,20 @@ def launch(plan: Plan, run: Run, interrupts: Interrupts, started: float, office:
     return export(run, plan.config) if code == 0 and plan.config.checkpoint.export else code
 
 
-def carry_out(plan: Plan, request: Request, run: Run, interrupts: Interrupts, running: tuple[Handle, Request] | None) -> bool:
+def carry_out(
+    plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, running: tuple[Handle, Request] | None
+) -> bool:
     """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
     handle = None
     if running and running[1].job.kind == request.job.kind:
         handle, request = running
         print(f"{run.name} runs on, as the launcher before this one left it", flush=True)
     if request.job.kind == "tokenize":
-        return execution.tokenize(plan, request, interrupts, handle)
+        return execution.tokenize(plan, request, place, interrupts, handle)
     if not handle:
         began = run.read_results().get("started") or time.time()
         run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
-    return execution.execute(plan, request, interrupts, Live(run, plan.config.train.steps), handle)
+    return execution.execute(plan, request, place, interrupts, Live(run, plan.config.train.steps), handle)
 
 
 def restarts_of(run: Run, predecessor: Tenure | None) -> int:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from .. import fence
 from ..backends.base import Backend, Handle, Phase, Status, keep
+from ..backends.place import Place
+from ..errors import BackendError
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
-from ..watchdog import Alarm, Sentry
+from ..watchdog import Alarm, Limits, Sentry
 from .budget import Budget
 from .interrupts import Interrupts
 
@@ -37,6 +39,7 @@ class Follower:
     """Stays with the attempts of one request's job."""
 
     backend: Backend
+    place: Place
     run: Run
     interrupts: Interrupts
     show: Callable[[str], None]  # how it goes on; the word is what the job waits for, if it does
@@ -45,20 +48,26 @@ class Follower:
     asked: bool = False
     seen: Status | None = None
     sentry: Sentry | None = None
+    refreshed: float = 0.0  # by the monotonic clock
+    trouble: bool = False  # the run folder can't be brought up to date
 
     def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, nothing of it runs on any node that can be reached."""
         self.seen = self.sentry = None
+        self.place.refresh()
         handle = running or self.backend.submit(request)
         try:
             keep(self.run, handle, request)
-            return self._stay(handle, request)
+            outcome = self._stay(handle, request)
+            self.place.refresh()
+            return outcome
         finally:
             self.backend.stop(handle, at_once=True)
 
     def _stay(self, handle: Handle, request: Request) -> Outcome:
         failed_at, alarm = None, None
         while not (status := self.backend.status(handle)).ended:
+            self._refresh()
             self._notice(status, request.job)
             self.show(status.reason if status.phase in WAITING else "")
             if self._stops(handle, request):
@@ -76,8 +85,23 @@ class Follower:
         self.show("")
         return Outcome(status, alarm)  # as it was before the rest were stopped: that they were killed says nothing
 
+    def _refresh(self) -> None:
+        """Brings the run folder up to date. While that can't be, nothing that is seen there is held against the ranks."""
+        if time.monotonic() - self.refreshed < self.place.pace:
+            return
+        try:
+            self.place.refresh()
+            self.trouble = False
+        except BackendError as error:
+            if not self.trouble:
+                self.say(f"what the nodes do is not seen: {error}")
+            self.trouble, self.seen, self.sentry = True, None, None
+        self.refreshed = time.monotonic()
+
     def _notice(self, status: Status, job: Job) -> None:
         """Records what is new: why the job waits, and that it runs. Its ranks are watched from then on, in each attempt anew."""
+        if self.trouble:
+            return
         before, self.seen = self.seen, status
         waited = before is not None and before.phase in WAITING
         if status.phase in WAITING:
@@ -88,7 +112,8 @@ class Follower:
             if waited:
                 self.run.note("running", attempt=status.attempt, hosts=list(status.hosts))
             attempt = fence.current(self.run.folder).order
-            self.sentry = Sentry(self.run.folder, job.nodes * job.ranks_per_node, attempt) if job.torchrun else None
+            ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.place.lag)
+            self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.torchrun else None
 
     def _stops(self, handle: Handle, request: Request) -> bool:
         """Passes a request to stop on; whether all ends at once: it was the second one, or nothing runs that could be asked."""
