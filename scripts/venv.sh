@@ -11,12 +11,12 @@ cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds w
 uses_uv() { [ "${TRAINFLEET_PIP:-}" != pip ] && command -v uv > /dev/null; }
 pip_option() { python3 -m pip config get "global.$1" 2> /dev/null || true; } # one that is not set is no error
 is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # one whose making was stopped is not
+needs_cuda() { "$python" -c 'import importlib.metadata as m; exit(not any("nvidia" in r for r in m.requires("torch") or ()))' 2> /dev/null; }
 has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
 install() { # as pip install, silent unless it fails; nothing that the locks do not name by its SHA-256
   if uses_uv; then
-    # uv does not read pip's configuration: hand on the one setting that decides which build is found.
-    local links=${UV_FIND_LINKS:-$(pip_option find-links)}
+    local links=${UV_FIND_LINKS:-$(pip_option find-links)} # of pip's configuration, which uv does not read: where else wheels are
     env ${links:+UV_FIND_LINKS="$links"} uv pip install --quiet --python "$python" --require-hashes --no-deps "$@"
   else
     "$python" -m pip install --quiet --quiet --disable-pip-version-check --require-hashes --no-deps "$@"
@@ -29,11 +29,6 @@ install_cpu_torch() { # a tenth of the usual build's size; where it can't be had
   (export PIP_DEFAULT_TIMEOUT=8 PIP_RETRIES=0 UV_HTTP_TIMEOUT=8 UV_HTTP_RETRIES=0
     install --index-url "$cpu_index" --requirement .venv/torch.lock || install --requirement .venv/torch.lock) 2> /dev/null ||
     echo "PyTorch's index of CPU builds can't be reached, or has none that the lock knows; taking the usual build of torch"
-}
-
-install_cuda() { # what torch's usual build for Linux needs beside it
-  local needs='import sys; from importlib import metadata as m; sys.exit(not any("nvidia" in r for r in m.requires("torch") or ()))'
-  ! "$python" -c "$needs" 2> /dev/null || install --requirement requirements-cuda.lock
 }
 
 take_turns() { # of two first makes the second waits, and finds the packages there; flock is Python's, as macOS has no program for it
@@ -52,7 +47,7 @@ apply() {
   is_whole || { rm -rf .venv; if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi; }
   install_cpu_torch "$@"
   install "${files[@]}"
-  install_cuda
+  ! needs_cuda || install --requirement requirements-cuda.lock # which torch's usual build for Linux asks for
   touch .venv/.stamp
 }
 
