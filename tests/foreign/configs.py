@@ -155,6 +155,8 @@ PATHS = ("/fsx/../../etc", "/../x", "/", "//", "fsx", "./fsx", "../fsx", "~/fsx"
 BUCKETS = ("s3://", "s3:///x", "s3://A/x", "s3://ab", "s3://a_b/x", "s3://-ab/x", "s3://ab-/x", "s3://a..b/x", "s3://192.168.0.1/x", "s3://" + "a" * 64 + "/x",
            "S3://bucket/x", "s3:/bucket/x", "gs://bucket/x", "http://bucket/x", "file:///x", "s3://xn--abc/x", "s3://bücket/x", "s3://bucket//x", "'s3://buc ket/x'")  # fmt: skip
 CONTRADICTIONS: list[tuple[str, str]] = [
+    (f"fleet: {{{SSH}, instance_type: p5.48xlarge, ranks_per_node: 16}}", "fleet.ranks_per_node"), (f"fleet: {{{SSH}, instance_type: p5.48xlarge, stack: neuron}}", "fleet.stack"),
+    (f"fleet: {{{SSH}, instance_type: trn1.32xlarge, stack: cuda}}", "fleet.stack"), (f"fleet: {{{SSH}, instance_type: c5n.18xlarge, stack: cuda}}", "fleet.stack"),
     ("model: {heads: 7}", "model.heads"), ("model: {heads: 5, kv_heads: 3, hidden_size: 320}", "model.kv_heads"), ("model: {hidden_size: 100, heads: 4, kv_heads: 4}", "model"),
     ("model: {kv_heads: 8}", "model.kv_heads"), ("model: {family: bert, kv_heads: 2}", "model"), ("model: {family: gpt2, rope_scaling: 2}", "model.rope_scaling"),
     ("model: {family: llama, dropout: 0.5}", "model.dropout"), ("model: {preset: null}", "model"), ("model: {preset: none}", "model.preset"), ("model: {preset: ./none}", "model.preset"),

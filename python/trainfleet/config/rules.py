@@ -50,6 +50,21 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
+def _machine(config: Config) -> Iterator[tuple[str, str]]:
+    """What fleet.instance_type has against the keys that say otherwise."""
+    fleet, row = config.fleet, hardware.instance(config.fleet.instance_type)
+    if row is None:
+        return
+    if fleet.stack == "cpu":
+        return  # whatever devices there are, its ranks compute on CPUs
+    kind = row.accelerator.kind if row.accelerator else "no"
+    if fleet.stack.partition("-")[0] != kind:
+        yield "fleet.stack", f"{fleet.stack}: {row.name} has {kind} devices; {hardware.stack_of(row.name)} works"
+    elif fleet.ranks_per_node > row.accelerators:
+        most = f"{row.name} has {row.accelerators} devices, and two ranks can't share one"
+        yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: {most}; {row.accelerators} works"
+
+
 def _hosts(config: Config) -> Iterator[tuple[str, str]]:
     fleet = config.fleet
     try:
@@ -295,6 +310,6 @@ def _nearest(batch: int, ways: int) -> str:
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 RULES: tuple[Rule, ...] = (
-    _instance_type, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
+    _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
     _schedule, _recompute, _formats, _profile,
 )  # fmt: skip
