@@ -152,7 +152,7 @@ def row(shape: str, who: str, found: dict[str, Any]) -> str:
 def compare(shape: str, steps: int, extra: str) -> None:
     """Prints and keeps a row for each of the two, and what they are to be seen beside."""
     told = SHAPES[shape]
-    settings = f"{told.settings} {extra}"
+    settings = f"{told.settings} fleet.stack={devices.nearest().kind} {extra}"
     config, _ = load(Settings(Path("config.yaml"), settings))
     print(f"{shape}: {settings}; by arithmetic {memory_of(config, True).total / 2**30:.1f} GiB", flush=True)
     name = f"{shape}-{int(time.time())}"

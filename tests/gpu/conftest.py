@@ -28,7 +28,7 @@ CONFIG = f"""
 name: base
 data: {{name: text, sources: [text], vocabulary_size: 384, validation_fraction: 0.1}}
 model: {SHAPE}
-fleet: {{nodes: 1, ranks_per_node: 1}}
+fleet: {{nodes: 1, ranks_per_node: 1, stack: KIND}}
 train: {{steps: 8, schedule_steps: 40, warmup_steps: 2, precision: fp32, compile: false, recompute: none, global_batch: 8,
   micro_batch: 4, sequence_length: 128, log_every: 1, validate_every: 4, validation_sequences: 6, layout: {{shard: 1}}}}
 checkpoint: {{every: 4, keep: 100}}
@@ -48,7 +48,7 @@ def device() -> Device:
 def bench(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One dataset for the runs of a file."""
     here = Path.cwd()
-    yield Bench(tmp_path_factory.mktemp("bench"), CONFIG, patience=300)
+    yield Bench(tmp_path_factory.mktemp("bench"), CONFIG.replace("KIND", device.kind), patience=300)
     os.chdir(here)
 
 

@@ -24,6 +24,7 @@ PRIVATE = {
     "_compiled_call_impl": "nn.Module: what __call__ runs once it is compiled",
     "_foreach_mul_": "gradients of all parameters in one kernel",
     "_foreach_norm": "their norms in one kernel",
+    "_get_init_p2p_neighbors_ops": "PipelineStage: what neighbours exchange first, of two types in 2.9",
     "_get_default_store": "the store in which the ranks met",
     "_modules": "nn.Module: a copy of a module that lacks some of its children",
     "_parameters": "nn.Module: which module owns a parameter",

@@ -76,9 +76,13 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPa
     assert "rank 4 of its node has no GPU" in error.what and "torch sees 4" in error.why
 
 
-def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "told"), [(0, ""), (8, "8 accelerators of this node stay idle: fleet.stack is cpu")])
+def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, told: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert devices.planned("cpu").kind == "cpu"
+    monkeypatch.setattr(hardware, "local_accelerators", lambda: count)
+    assert devices.planned("cpu").kind == "cpu" and capsys.readouterr().out.startswith(told)
 
 
 @pytest.mark.parametrize("kind", ["neuron", "neuron_xla"])

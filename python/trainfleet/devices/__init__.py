@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from .. import hardware
 from ..errors import RunError
 from .base import Device
 from .cpu import Cpu
@@ -24,6 +25,9 @@ def planned(kind: str) -> Device:
         raise RunError(
             f"no rank can compute on {kind} yet", where="fleet.stack", why=f"the devices are {', '.join(KINDS)}", next="make plan"
         )
+    idle = hardware.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
+    if idle:
+        print(f"{idle} accelerators of this node stay idle: fleet.stack is cpu, so ranks compute on CPUs", flush=True)
     return KINDS[kind](index())
 
 

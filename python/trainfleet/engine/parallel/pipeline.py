@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from inspect import signature
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,6 +89,19 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
         setattr(model.get_submodule(parent), child, Absent())
 
 
+class Linked(PipelineStage):
+    """torch's stage, whose neighbours first exchange a number of one type.
+
+    torch 2.9 sends int64 there and receives fp32, which gloo refuses by ending the process (8 bytes for 4).
+    """
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        found: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
+        for each in found:
+            each.tensor = each.tensor.float()
+        return found
+
+
 class Pipeline:
     """The stages of this rank, and the passes of a whole step through all of them."""
 
@@ -95,10 +110,14 @@ class Pipeline:
         count = layout.pipeline * layout.interleave
         numbers = numbers_of(mesh)
         group = mesh.group("pipeline")
-        made = [PipelineStage(stage, number, count, device, group=group) for stage, number in zip(stages, numbers, strict=True)]
+        made = [Linked(stage, number, count, device, group=group) for stage, number in zip(stages, numbers, strict=True)]
         self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
         self.head = stages[-1].part
         self.reduction = "mean"
+        # Without it, torch keeps every micro-batch's outputs to the end of the step; 2.9 does not know it, and always keeps them.
+        self.lean: dict[str, Any] = (
+            {"return_outputs": False} if "return_outputs" in signature(Schedule1F1B.step).parameters else {}
+        )
         self.schedule: Schedule1F1B | ScheduleInterleaved1F1B
         if layout.interleave == 1:
             self.schedule = Schedule1F1B(made[0], micro_batches, loss_fn=self._loss, scale_grads=False)
@@ -109,7 +128,7 @@ class Pipeline:
         """Computes the gradients; returns the mean loss at the last stage, 0 at the others."""
         self.reduction, losses = "mean", list[Tensor]()
         self.schedule.step(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses,
-                           return_outputs=False)  # fmt: skip
+                           **self.lean)  # fmt: skip
         return self._sum(losses, inputs)
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
