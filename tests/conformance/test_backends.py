@@ -161,7 +161,7 @@ def processes_of(folder: Path) -> list[str]:
 def config_of(backend: str, folder: Path, more: Mapping[str, str] | None = None, **fleet: Any) -> Config:
     path = folder / f"{backend}.yaml"
     path.write_text(yaml.safe_dump({"name": "probe", "fleet": {"backend": backend, "nodes": 2} | fleet}))
-    return load(Settings(path, ", ".join(f"{key}={value}" for key, value in (more or {}).items())), terms_of)[0]
+    return load(Settings(path, " ".join(f"{key}={value}" for key, value in (more or {}).items())), terms_of)[0]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import TrainfleetError
+from ..link import STATE
 from ..runs import DATA, RUNS
 
 LEFT_BY_A_RUN = (
@@ -32,9 +33,9 @@ OF_A_DATASET = (
     r"(plan|manifest|tokenizer)\.json", r"lock", r"lengths\.png", r"(train|validation)/\d{5,}\.(bin|idx|\d+\.partial)",
     r"units/\d{5,}\.json", r"progress/\d+-\d+\.(json|partial)", r"logs/node-\d+\.log", r"logs/node-\d+\.parts/.*",
     r"nodes/node-\d+(\.sh|\.exit)?",
-    r"cache/[0-9a-f]{16}-\d+(\.\d+\.partial)?", r"(units/)?\.[a-z0-9]+\.json\.\d+",
+    re.escape(STATE), r"cache/[0-9a-f]{16}-\d+(\.\d+\.partial)?", r"(units/)?\.[a-z0-9]+\.json\.\d+",
 )  # fmt: skip
-MARKS_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json")
+MARKS_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json", STATE)
 
 
 def is_inside(path: Path, root: Path) -> bool:
