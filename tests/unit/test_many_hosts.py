@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet import lease
 from trainfleet.backends import terms_of
+from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
 from trainfleet.config.hosts import Host
 from trainfleet.errors import ConfigError
@@ -18,6 +20,7 @@ from trainfleet.nodes import gate, pace, together
 from trainfleet.nodes.answers import Failure, Result
 from trainfleet.nodes.health import judge
 from trainfleet.nodes.transport import THREADS, Transport
+from trainfleet.plan.job import Job
 from unit.test_nodes_health import P3DN, fleet
 from unit.test_nodes_operations import wanted
 
@@ -139,3 +142,16 @@ def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path)
             load(Settings(tmp_path / "config.yaml"), terms_of)
         assert "config.yaml:2: fleet.nodes: one head can't watch over 513 nodes" in str(refused.value)
         assert "slurm, batch and sagemaker" in str(refused.value)
+
+
+def test_ranks_on_hosts_are_told_how_long_they_may_be_without_a_launcher(tmp_path: Path) -> None:
+    text = "name: x\nfleet: {backend: ssh, shared_folder: /fsx/x, nodes: 2, hosts: [a, b]}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    backend = Ssh(load(Settings(tmp_path / "config.yaml"), terms_of)[0])
+    known = list(fleet(2, P3DN).values())
+    chosen = [Host("a", "10.0.0.1"), Host("b", "10.0.0.2")]
+    backend.facts = dict(zip(chosen, known, strict=True))
+    script = backend._script(Job("train", "x", Path("runs/x"), 2, 1, "trainfleet.engine", (), True), 1, chosen).text
+    assert f"{lease.VARIABLE}={lease.ORPHANED_AFTER}" in script.replace("'", "")
+    tokens = backend._script(Job("tokenize", "x", Path("runs/x"), 2, 1, "trainfleet.data", (), False), 1, chosen).text
+    assert lease.VARIABLE not in tokens
