@@ -97,6 +97,10 @@ class Watchdog:
         self._find_slow(moved)
         return self._missing(now) or self._silent(now, gap) or self._stuck()
 
+    def hear(self, beats: Mapping[int, Beat], now: float) -> None:
+        """Takes in the beats that may be new."""
+        self._hear(beats.values(), now)
+
     def slow(self) -> list[Beat]:
         """The newest beats of the ranks whose own work takes much longer than the others', step after step; each once."""
         found = [seen for seen in self.seen.values() if seen.slow == SLOW_LOOKS]
@@ -233,6 +237,12 @@ class Sentry:
         alarm = self.dog.look(beats, now)
         self.pause = max(EVERY / 2, (time.monotonic() - now) / BUSY_SHARE)
         return self._blame(alarm) if alarm else None
+
+    def alive(self, within: float) -> frozenset[int]:
+        """The nodes of which a beat has come in the last `within` seconds, by this machine's clock."""
+        now = time.monotonic()
+        self.dog.hear({rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}, now)
+        return frozenset(seen.beat.node for seen in self.dog.seen.values() if now - seen.heard < within)
 
     def newly_slow(self) -> list[Beat]:
         """The ranks that turned out to be slow since the last call."""

@@ -17,9 +17,10 @@ from trainfleet.runs import Run
 from trainfleet.supervisor import UNLOGGED, Log
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
+from trainfleet.watch.follow import Outcome
 from trainfleet.watch.lines import read_lines
 from trainfleet.watch.verdict import Verdict, judge, mark
-from trainfleet.watchdog import Alarm
+from trainfleet.watchdog import Alarm, Sentry
 
 BAD = Status(Phase.ENDED, exits={0: 1, 1: 1})
 
@@ -43,9 +44,11 @@ def write(run: Run, node: int, *said: str) -> None:
         Log(run.logs / f"node-{node}.log").note(who, words)
 
 
-def verdict(run: Run, *, alarm: Alarm | None = None, status: Status = BAD, hosts: str = "ab") -> Verdict:
+def verdict(
+    run: Run, *, alarm: Alarm | None = None, status: Status = BAD, hosts: str = "ab", alive: tuple[int, ...] = ()
+) -> Verdict:
     asked = request(run, hosts)
-    return judge(asked, status, run, mark(request(Run(run.folder / "none"))), alarm)
+    return judge(asked, Outcome(status, alarm, frozenset(alive)), run, mark(request(Run(run.folder / "none"))))
 
 
 TRACE = ("Traceback (most recent call last):", '  File "x.py", line 1, in f')
@@ -106,7 +109,7 @@ def test_on_a_machine_that_plays_the_nodes_there_is_no_elsewhere(run: Run) -> No
     write(run, 0, *TRACE, "ModuleNotFoundError: No module named 'torch'")
     job = Job("train", "x", run.folder, 1, 1, "m", (), True)
     asked = Request(job, (Artifact("node-0.sh", "x"),))
-    assert judge(asked, BAD, run, mark(request(Run(run.folder / "none")))).then is Then.STOP
+    assert judge(asked, Outcome(BAD, None), run, mark(request(Run(run.folder / "none")))).then is Then.STOP
 
 
 def test_no_host_is_put_aside_on_a_suspicion() -> None:
@@ -154,3 +157,20 @@ def test_the_engine_s_own_reason_is_evidence(run: Run) -> None:
     write(run, 0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1")
     found = verdict(run, status=replace(BAD, reason="Host EC2 (instance i-0db7083f3fcbebb65) terminated."))
     assert (found.cause, found.node, found.sure) == ("lost-node", None, True)
+
+
+@pytest.mark.parametrize("alive, cause", [((0,), "lost-node"), ((0, 1), "slow")])
+def test_a_node_that_still_beats_is_slow_and_not_lost(run: Run, alive: tuple[int, ...], cause: str) -> None:
+    write(run, 0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1")
+    found = verdict(run, status=Status(Phase.RUNNING, lost={1: "no answer over SSH for 9 s"}), alive=alive)
+    assert (found.cause, found.node) == (cause, 1)
+
+
+def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None:
+    sentry = Sentry(run.folder, 2, 1)
+    for node in (0, 1):
+        beats.write_beats(run.folder, node, 1, [Beat(node, node, 1, 1, "step", 3, 0.1, 5.0)])
+    assert sentry.alive(5.0) == {0, 1}
+    time.sleep(0.05)
+    beats.write_beats(run.folder, 0, 1, [Beat(0, 0, 1, 1, "step", 4, 0.1, 6.0)])
+    assert sentry.alive(0.04) == {0}

@@ -14,7 +14,6 @@ from ..watch.causes import CAUSES, Then
 from .rehearsal import BREAK_AT, EVERY, STEPS, Outcome, Stage
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
-NAN = "train.learning_rate=1e18 train.warmup_steps=0 train.skips_in_a_row=3"
 BROKEN_NODE = """
 import os, sys
 class Missing:
@@ -22,6 +21,25 @@ class Missing:
         if name == "safetensors" and os.environ.get("GROUP_RANK") == "1":
             raise ModuleNotFoundError(f"No module named {name!r}")
 sys.meta_path.insert(0, Missing())
+"""
+BROKEN_NUMBERS = f"""
+import importlib.util, os, sys
+class Poison:
+    def find_spec(self, name, path=None, target=None):
+        if name != "trainfleet.engine.guard" or os.environ.get("RANK") != "1":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            judge = module.Guard.judge
+            def poisoned(self, step, loss, norm):
+                return judge(self, step, loss * float("nan") if step > {BREAK_AT} else loss, norm)
+            module.Guard.judge = poisoned
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Poison())
 """
 
 
@@ -70,7 +88,7 @@ def _agent(stage: Stage, name: str) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def _measure(fault: Fault, stage: Stage, began: float, broken: list[str], lost_at: int | None = None) -> Outcome:
+def _measure(fault: Fault, stage: Stage, began: float, broken: list[str], most_lost: int = STEPS) -> Outcome:
     """What the run's events tell of a fault at `began`, with the promises that all faults have: verdict, losses."""
     events = stage.events(fault.name, began)
     verdict = next((event for event in events if event["event"] == "verdict"), None)
@@ -85,7 +103,7 @@ def _measure(fault: Fault, stage: Stage, began: float, broken: list[str], lost_a
     if stage.losses(fault.name) != stage.whole:
         broken.append("the losses are not those of the unbroken run")
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    if lost > STEPS if lost_at is None else lost > lost_at:
+    if lost > most_lost:
         broken.append(f"{lost} steps were done twice")
     seconds = [round(event["time"] - began, 1) if event else None for event in (first, again)]
     return Outcome(fault.name, seconds[0], said, lost, seconds[1], tuple(broken))
@@ -114,7 +132,7 @@ def _noticed(fault: Fault, stage: Stage) -> Outcome:
     broken = [] if status == "stopped" else [f"the run was not stopped but {status}"]
     if code := stage.again(fault.name):
         broken.append(f"the same command ended with {code}")
-    return _measure(fault, stage, began, broken, lost_at=0)
+    return _measure(fault, stage, began, broken, most_lost=0)
 
 
 def _damaged(fault: Fault, stage: Stage) -> Outcome:
@@ -155,38 +173,29 @@ def _read_only(fault: Fault, stage: Stage) -> Outcome:
     return _mended(fault, stage, began, code)
 
 
-def _mended(fault: Fault, stage: Stage, began: float, code: int) -> Outcome:
+def _mended(fault: Fault, stage: Stage, began: float, code: int, words: str = "") -> Outcome:
     """A fault that another attempt would meet again: the command must fail, say why, and go on once it is mended."""
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
     broken = [] if code == 1 else [f"the command ended with {code}, not 1"]
     stops = all(CAUSES[cause].then is Then.STOP for cause in fault.verdicts)
     broken += ["it was tried again, in vain"] if restarted and stops else []
-    if again := stage.again(fault.name):
+    if again := stage.again(fault.name, words):
         broken.append(f"the same command ended with {again} when all was well again")
     return _measure(fault, stage, began, broken)
 
 
-def _numbers(fault: Fault, stage: Stage) -> Outcome:
-    """A learning rate with which no number stays finite: nothing can mend the run, and nothing must try to."""
-    began = time.time()
-    code = stage.end(stage.begin(fault.name, NAN))
-    events = stage.events(fault.name, began)
-    verdict = next((event for event in events if event["event"] == "verdict"), None)
-    said = str(verdict["cause"]) if verdict else "none"
-    broken = [] if said in fault.verdicts else [f"the verdict was {said}, not {' or '.join(fault.verdicts)}"]
-    broken += [] if code == 1 else [f"the command ended with {code}, not 1"]
-    broken += ["it was tried again, in vain"] if any(event["event"] == "restarted" for event in events) else []
-    return Outcome(fault.name, round(verdict["time"] - began, 1) if verdict else None, said, broken=tuple(broken))
+def _changed(program: str, words: str = "") -> Callable[[Fault, Stage], Outcome]:
+    """Plays a fault that is a change of what Python finds when it starts, as if a node were installed so; then as it was."""
 
+    def play(fault: Fault, stage: Stage) -> Outcome:
+        folder = stage.folder / f"{fault.name}.site"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
+        began = time.time()
+        code = stage.end(stage.begin(fault.name, words, {"PYTHONPATH": str(folder)}))
+        return _mended(fault, stage, began, code, words)
 
-def _no_environment(fault: Fault, stage: Stage) -> Outcome:
-    """One node lacks a package that its ranks import; then it has it."""
-    folder = stage.folder / "broken-node"
-    folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(BROKEN_NODE, encoding="utf-8")
-    began = time.time()
-    code = stage.end(stage.begin(fault.name, environment={"PYTHONPATH": str(folder)}))
-    return _mended(fault, stage, began, code)
+    return play
 
 
 KILLED = ("killed", "lost-node")
@@ -201,8 +210,9 @@ FAULTS = {
         Fault("checkpoint-damaged", "half of the newest checkpoint's largest file is gone", (), _damaged),
         Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _full_disk),
         Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _read_only),
-        Fault("nan", "no number stays finite", ("nan",), _numbers),
-        Fault("no-environment", "node 1 lacks a package; then it has it", ("environment",), _no_environment, 1),
+        Fault("nan", f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is", ("nan",),
+              _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3")),
+        Fault("no-environment", "node 1 lacks a package; then it has it", ("environment",), _changed(BROKEN_NODE), 1),
     )
 }  # fmt: skip
 assert BREAK_AT % EVERY, "a fault must cost something"

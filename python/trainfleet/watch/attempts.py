@@ -44,7 +44,7 @@ def persevere(
         outcome, running = follower.carry_out(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
             return None
-        verdict = judge(request, outcome.status, run, since, outcome.alarm)
+        verdict = judge(request, outcome, run, since)
         fruitless = 1 if progress(run) > saved else fruitless + 1
         if not worth_it(verdict, fruitless, follower) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")

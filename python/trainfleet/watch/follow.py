@@ -19,15 +19,17 @@ from .interrupts import Interrupts
 
 POLL = 0.2  # seconds
 WAITING = (Phase.QUEUED, Phase.STARTING)
+ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: its last status, and the alarm that ended it, if one did."""
+    """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes whose ranks still beat then."""
 
     status: Status
     alarm: Alarm | None
+    alive: frozenset[int] = frozenset()
 
     @property
     def failed(self) -> bool:
@@ -83,7 +85,8 @@ class Follower:
             self._note_slow()
             time.sleep(POLL)
         self.show("")
-        return Outcome(status, alarm)  # as it was before the rest were stopped: that they were killed says nothing
+        alive = self.sentry.alive(ALIVE) if self.sentry and status.lost else frozenset[int]()
+        return Outcome(status, alarm, alive)  # as it was before the rest were stopped: that they were killed says nothing
 
     def _refresh(self) -> None:
         """Brings the run folder up to date. While that can't be, nothing that is seen there is held against the ranks."""

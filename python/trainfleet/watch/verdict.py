@@ -13,10 +13,10 @@ from ..backends.base import Status
 from ..beats import read_beats
 from ..plan.request import Request
 from ..supervisor import UNLOGGED
-from ..watchdog import Alarm
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Finding, diagnose, quote
 from .evidence import SKEW
+from .follow import Outcome
 from .lines import DAY, Line, read_lines
 from .tracebacks import TRACEBACK
 
@@ -88,14 +88,15 @@ class Verdict:
         return {"who": self.who, "then": self.then.value, **asdict(self)}
 
 
-def judge(request: Request, status: Status, run: runs.Run, since: Mark, alarm: Alarm | None = None) -> Verdict:
+def judge(request: Request, outcome: Outcome, run: runs.Run, since: Mark) -> Verdict:
     """The verdict on a job that failed, from what was written and seen since the mark."""
+    status = outcome.status
     attempt = fence.current(run.folder)
     faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
     lines: list[Line] = []
     for node, log in enumerate(request.logs):
         lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
-    lines += [*_faults(faults, since), *_seen(status, alarm)]
+    lines += [*_faults(faults, since), *_seen(outcome)]
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
@@ -155,15 +156,16 @@ def _clock(moment: float) -> float:
     return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
 
 
-def _seen(status: Status, alarm: Alarm | None) -> Iterator[Line]:
+def _seen(outcome: Outcome) -> Iterator[Line]:
     """What backend and watchdog saw, as lines of the time when they saw it."""
-    now = _clock(time.time())
+    now, status, alarm = _clock(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
     for words in status.reason.splitlines():  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
         yield Line(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
-        yield Line(now - 1, node, None, "watch", f"lost node {node}: {why}")
+        how = f"slow node {node}: its ranks beat, and it answers late" if node in outcome.alive else f"lost node {node}"
+        yield Line(now - 1, node, None, "watch", f"{how}: {why}")
     for node, code in status.exits.items():
         if code == UNLOGGED:
             yield Line(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
