@@ -16,7 +16,7 @@ LONGEST_FUNCTION, LONGEST_FILE, LONGEST_VERB = 40, 400, 60  # lines
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 # From the street down: a room imports only what stands below it, and the ground floor what it likes of the ground.
 FLOORS = (
-    ("__main__",), ("cli",), ("launch",), ("watch",), ("backends",), ("nodes",), ("report",), ("plan", "recipes"),
+    ("__main__",), ("cli",), ("launch",), ("report",), ("watch",), ("backends",), ("nodes",), ("plan", "recipes"),
     ("engine",), ("models", "devices"), ("data",), tuple(GROUND),
 )  # fmt: skip
 # config/load.py asks data/tokenizer.py how large a vocabulary is; nobody else may reach up from the ground.
@@ -28,9 +28,10 @@ PRIVATE_TORCH = {
     "engine/tree.py": {"torch._C._distributed_c10d"},
     "engine/profile.py": {"torch._C._autograd"},
     "engine/rounding.py": {"torch.distributed.tensor._utils"},
-    "engine/parallel/blocks.py": {
-        "torch._functorch", "torch.ops.aten._scaled_dot_product_flash_attention",
-        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "torch.ops.aten._scaled_dot_product_efficient_attention",
+    "engine/parallel/blocks.py": {"torch._functorch"},
+    "devices/cpu.py": {"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"},
+    "devices/cuda.py": {
+        "torch.ops.aten._scaled_dot_product_flash_attention", "torch.ops.aten._scaled_dot_product_efficient_attention",
         "torch.ops.aten._scaled_dot_product_cudnn_attention",
     },
     "engine/parallel/gradients.py": {"torch._foreach_mul_", "torch._foreach_norm"},

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from ..config import load
 from ..errors import ConfigError, Problem
 from ..launch.faults import FAULTS, Fault, rehearse
 from ..launch.rehearsal import Outcome, require_here, stage
-from ..launch.settings import settings_of
+from ..launch.settings import config_of, settings_of
 from ..report.history import duration
 from ..spelling import suggest
 from .variables import Variables
 
-WIDTHS = (18, 14, 12, 10, 15)
-HEADS = ("fault", "noticed after", "verdict", "lost steps", "trains again in")
+WIDTHS, HEADS = (18, 14, 12, 10, 15), ("fault", "noticed after", "verdict", "lost steps", "trains again in")
 
 
 def main(variables: Variables, started: float) -> int:
     faults = chosen(variables.get("FAULTS", ""))
-    config, _ = load(settings_of(variables))
+    config, _ = config_of(settings_of(variables))
     require_here(config)
     print("a run of its own, in a folder of its own; none of yours is touched", flush=True)
     outcomes = []
