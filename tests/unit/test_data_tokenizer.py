@@ -12,9 +12,10 @@ import pytest
 from tokenizers import BertWordPieceTokenizer
 
 from trainfleet.config.types import Data
+from trainfleet.config.vocabulary import vocabulary_size_of
 from trainfleet.data import bpe, cutting, encoders, words
 from trainfleet.data.sources import plan_units
-from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load, vocabulary_size_of
+from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load
 from trainfleet.data.words import Words
 from trainfleet.errors import DataError
 

@@ -19,6 +19,7 @@ from . import layouts, rules, schema
 from .derive import Derived, derive, shape_of
 from .positions import DEEPEST, Document, Key, dotted, read, read_value
 from .types import Config, Data
+from .vocabulary import lack_for, vocabulary_size_of
 
 LARGEST = 256 * door.KIBIBYTE  # of a config: one that names 4,096 hosts has 160
 LONGEST_SET = 32 * door.KIBIBYTE
@@ -111,8 +112,6 @@ def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
     """How many tokens the tokenizer has or will have; a broken one is reported, and its size taken to be as asked for."""
-    from ..data.tokenizer import vocabulary_size_of
-
     try:
         return vocabulary_size_of(data)
     except DataError as error:
@@ -122,8 +121,6 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
     """What the tokenizer lacks for the model's family, unless it can't be read anyway."""
-    from ..data.tokenizer import lack_for
-
     broken = any(problem.key == "data.tokenizer" for problem in problems)
     return None if broken else lack_for(config.data, config.model.family)
 

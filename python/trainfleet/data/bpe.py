@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config.types import Data
+from ..config.vocabulary import END_OF_DOCUMENT, MASK, PADDING
 from ..errors import DataError
 from .documents import read_piece
 from .sources import MEBIBYTE, UnitPlan
-from .tokenizer import END_OF_DOCUMENT, MASK, PADDING
 
 SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
 SAMPLE_BYTES = 10 * MEBIBYTE

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from .. import runs
 from ..config.types import Data
+from ..config.vocabulary import FILE, TRAINED
 from ..errors import DataError, TrainfleetError
 from ..processes import die_with_parent
 from . import bpe, manifest, progress
@@ -32,7 +33,7 @@ from .lock import only_job
 from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
 from .store import Store
-from .tokenizer import FILE, TRAINED, Tokenizer, load
+from .tokenizer import Tokenizer, load
 
 if TYPE_CHECKING:
     from .units import UnitWork

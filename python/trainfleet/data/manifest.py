@@ -24,11 +24,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from .. import door, runs
 from ..config.types import Data
+from ..config.vocabulary import TRAINED
 from ..errors import DataError, InputError
 from ..shapes import Count, Pattern, Range, fit
 from .sources import UnitPlan
 from .store import Store, open_store
-from .tokenizer import TRAINED, Tokenizer, load
+from .tokenizer import Tokenizer, load
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
 TRAIN, VALIDATION = "train", "validation"

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..config.vocabulary import SPECIALS
 from ..errors import DataError
 from .dataset import Dataset
 from .order import fold, mix
-from .tokenizer import SPECIALS, Tokenizer, load
+from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
 IGNORED = -100  # the target of a token that is not to be guessed (torch.nn.CrossEntropyLoss)

@@ -2,83 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING
 
-from .. import door
-from ..config.families import FAMILIES
-from ..config.types import Data
-from ..door import show
-from ..errors import DataError, InputError
-from ..shapes import fit
-from .conversion import LARGEST, SETTINGS, Settings, convert
+from ..config.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from .encoders import Encoder, HuggingFace, Ids, Offsets
 
-TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
-FILE = "tokenizer.json"
-DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
-MOST_TOKENS = 2_000_000  # as model.vocabulary_size has it
-END_OF_DOCUMENT = "<|endoftext|>"
-ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-PADDING, MASK = "<|pad|>", "<|mask|>"  # what a tokenizer trained here has beside the end, so that it suits masked models too
-SPECIALS = {  # role in the input of a masked model → the names that tokenizers have for it
-    "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
-    "separator": ("[SEP]", "</s>", END_OF_DOCUMENT),
-    "mask": ("[MASK]", "<mask>", MASK),
-    "padding": ("[PAD]", "<pad>", PADDING, END_OF_DOCUMENT),
-}
 
-
-class Added(TypedDict):
-    """A token beside the model's own."""
-
-    id: int
-    content: str
-
-
-class Algorithm(TypedDict, total=False):
-    """How a tokenizer makes tokens; `vocab` is looked at by itself, as there are many."""
-
-    type: Literal["BPE", "WordPiece", "WordLevel", "Unigram"]
-    vocab: Required[Any]
-    unk_token: str | None
-    unk_id: int | None
-
-
-class Definition(TypedDict, total=False):
-    """tokenizer.json, as far as it is read here."""
-
-    model: Required[Algorithm]
-    added_tokens: list[Added]
-
-
-class Tokenizer:
-    """One tokenizer.json. It is parsed when its vocabulary is asked for, and a library loads it when something is encoded."""
-
-    def __init__(self, definition: str, where: str, end_token: str | None = None) -> None:
-        self.definition, self.where, self.end_token = definition, where, end_token
-        self.sha256 = hashlib.sha256(definition.encode()).hexdigest()
-
-    @cached_property
-    def vocabulary(self) -> dict[str, int]:
-        """Token to id. DataError when the definition is broken."""
-        try:
-            return _vocabulary(door.parse_json(self.definition, self.where, DEEPEST))
-        except InputError as error:
-            what, why = "is no tokenizer.json", ": ".join(filter(None, (error.key, error.what)))
-            where = error.where or f"{self.where}:{door.line_of(self.definition, error.key)}"
-            raise DataError(what, where=where, why=why, next="set data.tokenizer to another one") from error
-
-    @cached_property
-    def vocabulary_size(self) -> int:
-        """The largest id plus one: what an embedding must have at least."""
-        return max(self.vocabulary.values()) + 1
+class Tokenizer(Vocabulary):
+    """One tokenizer.json that encodes: a library loads it when something is to be."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""
@@ -87,18 +24,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
         return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
-
-    @cached_property
-    def end_of_document(self) -> int:
-        """The id that ends every document: the tokenizer's own end token. DataError when it has none that is known."""
-        names = (self.end_token,) if self.end_token else ENDS
-        for token in names:
-            if token in self.vocabulary:
-                return self.vocabulary[token]
-        why = f"none of {', '.join(names)} is in its vocabulary"
-        raise DataError(
-            "has no end-of-document token", where=self.where, why=why, next="name one as eos_token in tokenizer_config.json"
-        )
 
     @cached_property
     def reference(self) -> HuggingFace:
@@ -157,69 +82,4 @@ def load(path: Path) -> Tokenizer:
 
     DataError when it is missing or broken.
     """
-    try:
-        file = path / FILE if path.is_dir() else path
-        if not (file.suffix == ".json" and file.is_file()) and (definition := convert(path)) is not None:
-            return Tokenizer(definition, str(path), _end_token(path))
-        return Tokenizer(door.read_text(file, LARGEST), str(file), _end_token(path))
-    except (OSError, ValueError) as error:
-        where = (error.where if isinstance(error, InputError) else "") or door.shortened(str(path), 255)
-        told = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
-        why = (error.strerror if isinstance(error, OSError) else None) or told
-        remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
-        raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
-
-
-def _end_token(path: Path) -> str | None:
-    """The end token that a Hugging Face folder's tokenizer_config.json names."""
-    file = (path if path.is_dir() else path.parent) / SETTINGS
-    if not file.exists():
-        return None
-    token = fit(Settings, door.read_json(file), str(file)).get("eos_token")
-    return token["content"] if isinstance(token, dict) else token
-
-
-def vocabulary_size_of(data: Data) -> int:
-    """How many ids the tokenizer of this config has (the largest, plus one), without loading a library for it."""
-    return data.vocabulary_size if data.tokenizer == TRAINED else load(Path(data.tokenizer)).vocabulary_size
-
-
-def lack_for(data: Data, family: str) -> str | None:
-    """Which special token of a masked model the tokenizer of this config lacks, or None.
-
-    RoBERTa counts positions from the row after its padding token's id, so that a folder of it is only right where this is 1.
-    """
-    if FAMILIES[family].causal or data.tokenizer == TRAINED:
-        return None
-    vocabulary = load(Path(data.tokenizer)).vocabulary
-    for role, names in SPECIALS.items():
-        if not any(name in vocabulary for name in names):
-            return f"has no {role} token, which model.family {family} needs: one of {', '.join(names)}"
-    padding = next(vocabulary[name] for name in SPECIALS["padding"] if name in vocabulary)
-    if (rows := FAMILIES[family].positions_from) and padding != rows - 1:
-        return f"has its padding token at {padding}; model.family {family} needs it at {rows - 1}; model.family bert does not"
-    return None
-
-
-def _vocabulary(content: Any) -> dict[str, int]:
-    """Token to id, added tokens included. InputError where something else stands in a tokenizer.json than may."""
-    definition = fit(Definition, content)
-    kind, vocab = definition["model"].get("type", "BPE"), content["model"].get("vocab")
-    if not isinstance(vocab, dict if kind in ("BPE", "WordPiece", "WordLevel") else list) or not vocab:
-        raise InputError(f"must be the table of a {kind} model's tokens, not {show(vocab)}", key="model.vocab")
-    tokens = dict(vocab) if isinstance(vocab, dict) else _scored(vocab)
-    tokens |= {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
-    for token, id in tokens.items():
-        if type(id) is not int or not 0 <= id < MOST_TOKENS:
-            raise InputError(
-                f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id)}", key="model.vocab"
-            )
-    return tokens
-
-
-def _scored(vocab: list[Any]) -> dict[str, int]:
-    """A Unigram model's tokens: a list of pairs of a token and its score."""
-    for index, pair in enumerate(vocab):
-        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) in (int, float)):
-            raise InputError(f"must be a token and its score, not {show(pair)}", key=f"model.vocab[{index}]")
-    return {token: id for id, (token, _) in enumerate(vocab)}
+    return Tokenizer.read(path)

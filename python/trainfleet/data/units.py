@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..config.types import Data
+from ..config.vocabulary import FILE
 from . import manifest
 from .cutting import LONG, parts
 from .documents import in_batches, read_unit
@@ -20,7 +21,7 @@ from .progress import Meter
 from .shards import ShardWriter
 from .sources import Unit
 from .store import Store
-from .tokenizer import FILE, described, load
+from .tokenizer import described, load
 
 CUT_TOKENS = 16
 RENEWED = 2**27  # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to 100 MB

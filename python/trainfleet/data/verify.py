@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterator
 
 from .. import door
+from ..config.conversion import LARGEST
+from ..config.vocabulary import FILE
 from ..errors import DataError
-from .conversion import LARGEST
 from .manifest import BLOCK, ITEM_BYTES, SPLITS, Manifest, Shard
 from .store import Folder, Store
-from .tokenizer import FILE
 from .tokens import check_block
 
 SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 MiB, some 10 ms

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..config import Config, huggingface, load_resolved
 from ..config.families import FAMILIES
+from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
-from ..data.tokenizer import FILE, SPECIALS, Tokenizer
+from ..data.tokenizer import Tokenizer
 from ..data.tokenizer import load as load_tokenizer
 from ..errors import RunError, telling
 from ..models import Network
