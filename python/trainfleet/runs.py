@@ -8,6 +8,8 @@ runs/<name>/
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   profile/
   search.json  the micro-batch that this run found to be the fastest, and what was tried (train.search_micro_batch)
+  handle.json, request.json   the job that was submitted last: by these any process asks for it, follows it and stops it
+  nodes/node-<i>   which process is that node, on a machine that plays all of them; with its script and its exit code
   stop         exists from the moment that a stop was asked for until the ranks have obeyed
   lock         held (flock) by the launcher while the job runs
 """
