@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -167,15 +168,11 @@ def _mild(found: tuple[Sign, re.Match[str]] | None) -> tuple[Sign, re.Match[str]
     return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False), found[1])
 
 
-_WORDS: dict[str, tuple[str, ...]] = {}
-
-
+@functools.cache
 def _words(group: str) -> tuple[str, ...]:
     """Words of which one is in every line with a sign of this group."""
-    if group not in _WORDS:
-        every = {word for sign in signs().get(group, ()) for word in sign.about}
-        _WORDS[group] = (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
-    return _WORDS[group]
+    every = {word for sign in signs().get(group, ()) for word in sign.about}
+    return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
 
 
 def _signed(sign: tuple[Sign, re.Match[str]], line: Line, time: float, writer: Writer, place: int, words: str) -> Evidence:
