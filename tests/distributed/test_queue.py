@@ -1,0 +1,216 @@
+"""The whole line on a backend whose nodes share no disk (queueing.py): all that machines know of each other goes through S3."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import verbs
+from conformance.cluster import Cluster
+from conformance.cluster import site as engine_and_bucket
+from trainfleet import s3
+from trainfleet.backends.remote import VACANT
+from trainfleet.runs import Run
+
+CONFIG = """
+name: line
+fleet: {backend: batch, nodes: 2, shared_folder: "s3://bucket/some", secrets: [THE_KEY]}
+data: {name: text, sources: ["s3://bucket/text"], store: "s3://bucket/sets", vocabulary_size: 340, validation_fraction: 0.1}
+model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
+train: {steps: 12, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
+checkpoint: {every: 4, destination: "s3://bucket/checkpoints"}
+"""
+SECRET = "canary-5d1f9b"
+
+
+class Site:
+    """The engine, S3, and machines at which verbs are typed."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+
+    def machine(self, name: str) -> Path:
+        """A machine that has the config and nothing else."""
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "config.yaml").write_text(CONFIG)
+        return folder
+
+    def begin(self, machine: str, verb: str, *words: str) -> subprocess.Popen[str]:
+        program = [sys.executable, str(verbs.ROOT / "tests/conformance/queueing.py"), verb, *words]
+        environment = os.environ | {
+            "PYTHONPATH": str(verbs.ROOT / "python"),
+            "NO_COLOR": "1",
+            "THE_KEY": SECRET,
+            "CLUSTER": str(self.cluster.folder),
+        }
+        return subprocess.Popen(program, cwd=self.machine(machine), env=environment, text=True, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+
+    def type(self, machine: str, verb: str, *words: str, code: int = 0) -> str:
+        return verbs.finish(self.begin(machine, verb, *words), code, timeout=200)
+
+    def type_any(self, machine: str, verb: str, *words: str) -> str:
+        """What a verb says, however it ends."""
+        return self.begin(machine, verb, *words).communicate(timeout=200)[0]
+
+    def run(self, machine: str, name: str = "line") -> Run:
+        return Run(self.machine(machine) / "runs" / name)
+
+    def job(self) -> str:
+        """The newest job."""
+        return max(self.cluster.jobs.iterdir(), key=lambda folder: folder.stat().st_mtime).name
+
+    def until(self, true: Callable[[], object], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def freeze(self, name: str) -> list[int]:
+        """The ranks of the newest job, stopped (SIGSTOP) after their first steps, so that it lasts until they are continued."""
+        self.until(lambda: self.run("desk", name).folder.joinpath("handle.json").exists())
+        metrics = self.cluster.disk(self.job(), 1, 0) / "runs" / name / "metrics.jsonl"
+        self.until(lambda: metrics.exists() and metrics.read_text())
+        ranks = [pid for pid in self.cluster.processes(self.job()) if "trainfleet.engine" in self.cluster.words(pid)]
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        return ranks
+
+    def thaw(self, ranks: list[int]) -> None:
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with engine_and_bucket(folder / "engine") as cluster:
+        for path in verbs.write_text(folder / "text").iterdir():
+            s3.write(f"s3://bucket/text/{path.name}", path.read_bytes())
+        yield Site(cluster, folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(site: Site) -> Run:
+    """A run that nothing happened to, which tokenized first; on the machine where it was launched."""
+    said = site.type("desk", "train")
+    assert "RUNNABLE: 2 nodes are wanted" in said and "running      attempt 1" in said
+    return site.run("desk")
+
+
+def test_it_tokenizes_and_trains(site: Site, unbroken: Run) -> None:
+    results = unbroken.read_results()
+    assert results["status"] == "finished" and results["steps"] == 12 and len(verbs.losses(unbroken.folder)) == 12
+    assert results["last_checkpoint"] == "s3://bucket/checkpoints/line/step-00000012" and not unbroken.checkpoints.exists()
+    assert unbroken.report.exists() and all((unbroken.logs / f"node-{node}.log").exists() for node in (0, 1))
+
+
+def test_a_machine_that_never_saw_the_run_sees_all_of_it_by_its_name(site: Site, unbroken: Run) -> None:
+    assert "finished · step 12 of 12" in site.type("elsewhere", "status")
+    assert "rank 1 of 2" in site.type("elsewhere", "logs")
+    assert "nothing to stop" in site.type("elsewhere", "stop")
+    site.type("elsewhere", "report")
+    there = site.run("elsewhere")
+    assert there.report.exists() and verbs.losses(there.folder) == verbs.losses(unbroken.folder)
+    assert there.read_results() == unbroken.read_results()
+    assert "nothing is left to do" in site.type("elsewhere", "train")
+
+
+def test_stopped_from_elsewhere_it_goes_on_from_a_third_machine_bit_for_bit(site: Site, unbroken: Run) -> None:
+    words = ["SET=name=stopped"]
+    launcher = site.begin("desk", "train", *words)
+    ranks = site.freeze("stopped")
+    follower, stop = site.begin("elsewhere", "logs", "FOLLOW=1", *words), site.begin("elsewhere", "stop", *words)
+    site.until(lambda: (site.cluster.disk(site.job(), 1, 0) / "runs/stopped/stop").exists())
+    site.thaw(ranks)
+    assert "stopped; nothing runs any more" in verbs.finish(stop)
+    verbs.finish(launcher, code=130)
+    assert "step 1" in verbs.finish(follower)
+    assert site.run("desk", "stopped").read_results()["status"] == "stopped" and not site.cluster.processes()
+    site.type("third", "train", *words)
+    assert verbs.losses(site.run("third", "stopped").folder) == verbs.losses(unbroken.folder)
+
+
+def test_the_engine_tries_again_by_itself_when_a_node_is_lost(site: Site, unbroken: Run) -> None:
+    """What the node wrote in its last two seconds is lost with it; what it trained goes on bit for bit."""
+    words = ["SET=name=lost checkpoint.every=2"]
+    launcher = site.begin("desk", "train", *words)
+    site.until(lambda: s3.list_objects("s3://bucket/checkpoints/lost/step-00000002/"))
+    site.cluster.kill_node(site.job(), 1)
+    verbs.finish(launcher)
+    run, whole = site.run("desk", "lost"), verbs.losses(unbroken.folder)
+    resumed = [event["step"] for event in run.read_events() if event["event"] == "resumed"]
+    losses = verbs.losses(run.folder)
+    assert resumed and resumed[0] >= 2 and losses.items() <= whole.items() and set(losses) >= set(range(resumed[0] + 1, 13))
+    status = json.loads((site.cluster.jobs / site.job() / "status.json").read_text())
+    assert status["attempt"] == 2 and set(status["exits"].values()) == {0}, "of the engine's own; nobody submitted again"
+
+
+def test_a_launcher_that_is_killed_is_followed_by_one_elsewhere(site: Site, unbroken: Run) -> None:
+    words = ["SET=name=left"]
+    launcher = site.begin("desk", "train", *words)
+    ranks, job = site.freeze("left"), site.job()
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    assert "is running already" in site.type("third", "train", *words, code=1), "its lease is young"
+    time.sleep(VACANT)
+    launcher = site.begin("third", "train", *words)
+    site.until(lambda: (site.run("third", "left").folder / "lock").exists())
+    site.thaw(ranks)
+    assert "runs on, as the launcher before this one left it" in verbs.finish(launcher)
+    run = site.run("third", "left")
+    assert site.job() == job and run.read_results()["status"] == "finished"
+    assert verbs.losses(run.folder) == verbs.losses(unbroken.folder)
+
+
+def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(site: Site, unbroken: Run) -> None:
+    words, site.cluster.queue = ["SET=name=waiting"], -1.0
+    try:
+        launcher = site.begin("desk", "train", *words)
+        site.until(lambda: (site.run("desk", "waiting").folder / "handle.json").exists())
+        site.until(lambda: "queued" in site.type("elsewhere", "status", *words))
+        assert "stopped; nothing runs any more" in site.type("elsewhere", "stop", *words)
+        assert "RUNNABLE" in verbs.finish(launcher, code=130) and not site.cluster.processes()
+    finally:
+        site.cluster.queue = 1.0
+
+
+def test_a_program_that_fails_is_judged_and_not_tried_again(site: Site, unbroken: Run) -> None:
+    shard = next(found for found in s3.list_objects("s3://bucket/sets/text/train/") if found.address.endswith(".bin"))
+    content = s3.read(shard.address) or b""
+    s3.write(shard.address, bytes(len(content)))
+    try:
+        said = site.type("desk", "train", "SET=name=broken", code=1)
+    finally:
+        s3.write(shard.address, content)
+    assert "is damaged" in said and "the data is broken or missing" in said, said
+    assert json.loads((site.cluster.jobs / site.job() / "status.json").read_text())["attempt"] == 1
+    assert "verdict  rank " in site.type("elsewhere", "status", "SET=name=broken")
+
+
+def test_a_secret_reaches_the_ranks_and_is_nowhere(site: Site, unbroken: Run) -> None:
+    for found in s3.list_objects("s3://bucket/"):
+        assert SECRET.encode() not in (s3.read(found.address) or b""), found.address
+    for path in site.folder.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_clean_leaves_nothing_of_a_run_and_its_dataset_in_the_bucket(site: Site, unbroken: Run) -> None:
+    def others() -> set[str]:
+        found = {found.address for found in s3.list_objects("s3://bucket/")}
+        return {address for address in found if not any(part in address for part in ("/broken/", "/sets/text/", "/data/text/"))}
+
+    before = others()
+    said = site.type("elsewhere", "clean", "PURGE=1", "YES=1", "SET=name=broken")
+    assert "s3://bucket/some/runs/broken" in said and others() == before
+    assert len(s3.list_objects("s3://bucket/")) == len(before)
