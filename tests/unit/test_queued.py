@@ -12,6 +12,7 @@ import pytest
 
 from trainfleet import watchdog
 from trainfleet.backends.base import Handle, Phase, Status
+from trainfleet.backends.place import Here
 from trainfleet.config import Settings, load
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
@@ -92,7 +93,7 @@ def carry_out(run: Run, backend: Queue, show: Callable[[str], None], costs: Budg
     asked.pressed = sum(interrupts)
     run.update_results(status="running", unattended=True)
     run.record("launched", nodes=2, ranks_per_node=1)
-    return Follower(backend, run, asked, show, lambda text: None, costs).carry_out(request)  # type: ignore[arg-type]
+    return Follower(backend, Here(run), run, asked, show, lambda text: None, costs).carry_out(request)  # type: ignore[arg-type]
 
 
 def money(run: Run, limit: float | None = None) -> Budget:
