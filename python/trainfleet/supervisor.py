@@ -100,19 +100,25 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
     temporary.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # of one that was killed
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # else it is where its name is
-            folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
-            stack.callback(os.close, temporary.hold(folder))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = scratch  # where none can be made on the own disk
+        with contextlib.suppress(OSError):
+            made = Path(tempfile.mkdtemp(prefix=SCRATCH))
+            stack.callback(os.close, temporary.hold(made))
+            stack.callback(shutil.rmtree, made, ignore_errors=True)
             scratch.parent.mkdir(parents=True, exist_ok=True)
-            scratch.symlink_to(folder)
-        stack.callback(remove, scratch)
+            scratch.symlink_to(made)
+            folder = made
+        stack.callback(remove, scratch, folder)
         yield
 
 
-def remove(scratch: Path) -> None:
+def remove(scratch: Path, folder: Path | None = None) -> None:
+    """Takes `scratch` away; where `folder` is told only if it still leads there, and not to that of a later attempt."""
     with contextlib.suppress(OSError):
-        scratch.unlink() if scratch.is_symlink() else shutil.rmtree(scratch)
+        if not scratch.is_symlink():
+            shutil.rmtree(scratch)
+        elif folder in (None, scratch.readlink()):
+            scratch.unlink()
 
 
 def detach(file: Path, order: dict[str, Any]) -> int:

@@ -315,3 +315,11 @@ def test_where_no_launcher_watches_node_0_does(tmp_path: Path, monkeypatch: pyte
             signal.signal(number, handler)
     assert code == 128 + 9
     assert re.search(r"^watch   .* \| no rank has moved for \d+ s", (tmp_path / "logs" / "node-0.log").read_text(), re.MULTILINE)
+
+
+def test_one_that_ends_late_leaves_the_scratch_of_its_successor(tmp_path: Path) -> None:
+    where, later = scratch(tmp_path / "logs" / "node-0.log"), tmp_path / "later"
+    with supervisor.on_own_disk(where):
+        where.unlink()  # the successor begins
+        where.symlink_to(later)
+    assert where.readlink() == later
