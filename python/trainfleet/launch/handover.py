@@ -42,10 +42,16 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
             return execution.say_finished(plan, run)
         said = size(launcher_log(run))
         if place.is_running():
-            said, tenure = 0, read_tenure(run.folder)
+            tenure = read_tenure(run.folder)
             print(f"{run.name} is at work on {tenure.host if tenure else 'the fleet'}; looking on", flush=True)
-        else:
-            launch(verb, plan, backend, place, started)
+            try:
+                return attend(place, backend, 0, summarize)
+            except RunError as error:
+                if not is_vacant(place):
+                    raise
+                print(f"{error.head}; launching again", flush=True)
+                said = size(launcher_log(run))
+        launch(verb, plan, backend, place, started)
         return attend(place, backend, said, summarize)
 
 
@@ -155,10 +161,16 @@ def look_on(place: Hosts, shown: int) -> int:
             place.refresh()
             show(launcher_log(place.run), shown)
             return tenure.code
-        if tenure and place.now - tenure.time > SILENCE:
+        if tenure and is_vacant(place):
             next = "make train goes on from the last checkpoint"
             raise RunError("its launcher is gone, and no other took over", where=tenure.host, next=next)
         time.sleep(LOOK_EVERY)
+
+
+def is_vacant(place: Hosts) -> bool:
+    """Whether the launcher has been silent for so long that no host will take over any more."""
+    tenure = read_tenure(place.run.folder)
+    return tenure is not None and tenure.code is None and place.now - tenure.time > SILENCE
 
 
 def learn(place: Hosts, backend: Ssh) -> None:
