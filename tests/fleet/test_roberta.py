@@ -49,7 +49,7 @@ def test_the_twin_of_the_recipe_trains_on_hosts(pair: Lab, tmp_path: Path) -> No
 
     enter(there, "setup")
     planned = enter(there, "plan")
-    assert "roberta" in planned and "node 1 on node1" in planned and "2 data-parallel" in planned
+    assert "roberta" in planned and "node 1 of 2 on node1" in planned and "2 data-parallel" in planned
     enter(there, "train")
     enter(here, "train")
 
