@@ -28,6 +28,36 @@ class Fsx:
 
 
 @dataclass(frozen=True)
+class Batch:
+    queue: str | None
+    job_role: str | None
+    execution_role: str | None
+    attempts: int
+    timeout_hours: float | None
+    shared_memory_gib: int | None
+    share: str | None
+    priority: int | None
+    consumable_resources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SageMaker:
+    role: str | None
+    input_mode: str | None
+    file_system: str | None
+    volume_gib: int | None
+    warm_pool_minutes: int
+    max_hours: float
+    wait_hours: float | None
+    retries: int
+    subnets: tuple[str, ...]
+    security_groups: tuple[str, ...]
+    encrypt_traffic: bool
+    kms_key: str | None
+    training_plan: str | None
+
+
+@dataclass(frozen=True)
 class Fleet:
     backend: str
     nodes: int
@@ -45,6 +75,9 @@ class Fleet:
     spot: bool
     ssh: Ssh
     fsx: Fsx
+    secret_arns: tuple[str, ...]
+    batch: Batch
+    sagemaker: SageMaker
 
     @property
     def device(self) -> str:
