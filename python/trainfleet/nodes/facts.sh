@@ -1,3 +1,4 @@
+# shellcheck shell=dash
 # Read by `sh -s -- SHARED_FOLDER PYTHON PEER...` on a node: all that a plan or the gate wants to know, as key=value lines.
 # It changes nothing, needs no root (with sudo it says more) and is fast on purpose: 64 nodes are read in a few seconds.
 shared=$1 python=$2
