@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from aws import validation
+
+validation.install()  # of every request to AWS that any test makes, whoever answers it
+
 # `make test` leaves these in the environment; the make of a user that a test plays starts without them.
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS"):
     os.environ.pop(name, None)

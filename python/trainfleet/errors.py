@@ -10,7 +10,8 @@
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/peers.py)
     │   └── Fenced          another attempt has begun (fence.py)
     ├── BackendError        a backend, a node or a process on it
-    │   └── JobFailed       a job ended badly: the verdict
+    │   ├── JobFailed       a job ended badly: the verdict
+    │   └── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
     └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
 
 Anything else that escapes is a defect of ours and keeps its traceback.
@@ -120,6 +121,14 @@ class BackendError(TrainfleetError):
 
 class JobFailed(BackendError):
     """A job ended badly; its verdict is the message."""
+
+
+class CloudError(BackendError):
+    """AWS refuses a control request, or gives no answer; `code` is AWS's, or the name of botocore's error."""
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "", code: str = "") -> None:
+        super().__init__(what, where=where, why=why, next=next)
+        self.code = code
 
 
 class S3Error(TrainfleetError, OSError):

@@ -25,6 +25,33 @@ class Fsx:
     dns_name: str | None
     mount_name: str | None
     folder: str
+    size_gib: int = 1200
+    type: str = "scratch"
+    throughput: int = 250
+    efa: bool = False
+    link: str | None = None
+    export: bool = True
+
+
+@dataclass(frozen=True)
+class Aws:
+    region: str | None = None
+    zones: tuple[str, ...] = ()
+    vpc: str | None = None
+    subnets: tuple[str, ...] = ()
+    ssh_from: tuple[str, ...] = ()
+    head: str | None = None
+    key_pair: str | None = None
+    capacity: str = "on-demand"
+    reservation: str | None = None
+    image: str | None = None
+    volume_gib: int = 300
+    bucket: str | None = None
+
+    @property
+    def ssm_only(self) -> bool:
+        """Whether no port is open to the outside: SSH goes through SSM Session Manager."""
+        return not self.ssh_from
 
 
 @dataclass(frozen=True)
@@ -78,6 +105,9 @@ class Fleet:
     secret_arns: tuple[str, ...]
     batch: Batch
     sagemaker: SageMaker
+    expires_hours: float | None = None
+    idle_minutes: int | None = 120
+    aws: Aws = Aws()
 
     @property
     def device(self) -> str:

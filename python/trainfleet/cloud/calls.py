@@ -1,0 +1,120 @@
+"""The one door of every AWS control request: checked against botocore's model, carried, and explained when it is refused.
+
+`carry` is the hook: the fakes of the tests and the crash matrix put their own function there. Objects in S3 have a door of their
+own (s3.py), as nodes use it too. boto3 is loaded by the first request that it carries.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import CloudError
+from . import refusals
+
+TRIES = 8  # of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS throttles
+SECONDS = 30  # for an answer
+PAGES = 10_000  # of one listing: a server may go on for ever
+
+Carry = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
+
+
+def by_boto3(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    """AWS's answer. Raises what botocore raises."""
+    from botocore import xform_name
+
+    with _LOCK:  # making a client is not safe in threads; using one is
+        client = _client(region, service)
+    answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
+    return answer
+
+
+carry: Carry = by_boto3
+_LOCK = threading.Lock()
+
+
+class Calls:
+    """Requests to the services of one region: `calls("ec2", "DescribeVpcs", Filters=[...])`.
+
+    An operation has its name in botocore's model, which is AWS's own.
+    """
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+
+    def __call__(self, service: str, operation: str, **request: Any) -> dict[str, Any]:
+        """The answer.
+
+        Raises:
+            CloudError: the request is none that the service takes, it was refused, or no answer came; `code` is AWS's.
+        """
+        with refusals.explained(self.region, service, operation):
+            require_valid(service, operation, request)
+            return carry(self.region, service, operation, request)
+
+    def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
+        """What stands under `key` in the answer and in all that follow it. Raises as a call does, on any page."""
+        pairs = _tokens(service, operation)
+        seen: set[str] = set()
+        for _ in range(PAGES):
+            answer = self(service, operation, **request)
+            yield from answer.get(key) or ()
+            following = {name: answer[token] for name, token in pairs if answer.get(token)}
+            if not following or str(following) in seen:
+                return
+            seen.add(str(following))
+            request |= following
+        raise CloudError(f"{operation} goes on after {PAGES:,} pages", where=f"{service} in {self.region}", next="the same again")
+
+
+def require_valid(service: str, operation: str, request: dict[str, Any]) -> None:
+    """Returns for a request that the service's model takes. Raises botocore's ParamValidationError with all that is wrong."""
+    from botocore.exceptions import ParamValidationError
+    from botocore.validate import ParamValidator
+
+    shape = _model(service).operation_model(operation).input_shape
+    if shape is None:
+        return
+    report = ParamValidator().validate(request, shape)
+    if report.has_errors():
+        raise ParamValidationError(report=report.generate_report())
+
+
+@functools.cache
+def _session() -> Any:
+    import botocore.session
+
+    return botocore.session.get_session()
+
+
+@functools.cache
+def _model(service: str) -> Any:
+    return _session().get_service_model(service)
+
+
+@functools.cache
+def _client(region: str, service: str) -> Any:
+    """A client with the credentials that boto3 finds; threads may share it."""
+    import boto3
+    from botocore.config import Config
+
+    wait = {"connect_timeout": 10, "read_timeout": SECONDS}
+    config = Config(retries={"mode": "standard", "total_max_attempts": TRIES}, **wait)
+    return boto3.client(service, region_name=region, config=config)
+
+
+@functools.cache
+def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
+    """What goes into the next request, and where the answer has it; none for an operation that has one page."""
+    from botocore.exceptions import UnknownServiceError
+    from botocore.paginate import PaginatorModel
+
+    loader = _session().get_component("data_loader")
+    try:
+        pagination = PaginatorModel(loader.load_service_model(service, "paginators-1")).get_paginator(operation)
+    except (UnknownServiceError, ValueError):
+        return ()
+    into, out = pagination["input_token"], pagination["output_token"]
+    return ((into, out),) if isinstance(into, str) else tuple(zip(into, out, strict=True))

@@ -1,0 +1,33 @@
+"""The region that AWS's backends work in."""
+
+from __future__ import annotations
+
+import os
+
+from ..config import Config
+from ..errors import ConfigError, Problem
+
+
+def region_of(config: Config) -> str:
+    """fleet.aws.region; without it AWS_REGION, AWS_DEFAULT_REGION, or that of the profile.
+
+    Raises:
+        ConfigError: none of them names one.
+    """
+    if config.fleet.aws.region:
+        return config.fleet.aws.region
+    import botocore.exceptions
+    import botocore.session
+
+    try:
+        found = os.environ.get("AWS_REGION") or botocore.session.get_session().get_config_variable("region")
+    except botocore.exceptions.BotoCoreError as error:  # a profile that is not there, a file that can't be read
+        raise ConfigError(
+            [Problem(0, "", "fleet.aws.region", str(error))], next="look at AWS_PROFILE and ~/.aws/config"
+        ) from error
+    if not found:
+        message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
+        raise ConfigError(
+            [Problem(0, "", "fleet.aws.region", message)], next="SET='fleet.aws.region=us-east-1', or in config.yaml"
+        )
+    return str(found)

@@ -1,0 +1,156 @@
+"""The door of AWS requests: what no service takes is refused before it is sent, and each refusal says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ProfileNotFound,
+    UnauthorizedSSOTokenError,
+)
+
+from aws import validation
+from trainfleet.cloud import calls
+from trainfleet.cloud.calls import Calls
+from trainfleet.errors import CloudError
+
+ACCESS = "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/x is not authorized to perform: "
+
+
+def refused(code: str, message: str = "no") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "X")
+
+
+def answering(
+    monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | Exception
+) -> list[tuple[str, str, str, dict[str, Any]]]:
+    """The requests that were carried, each answered by the next of `answers`."""
+    sent: list[tuple[str, str, str, dict[str, Any]]] = []
+
+    def carry(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        sent.append((region, service, operation, dict(request)))
+        answer = answers[len(sent) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(calls, "carry", carry)
+    return sent
+
+
+def test_a_request_is_carried_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = answering(monkeypatch, {"Vpcs": []})
+    assert Calls("us-east-1")("ec2", "DescribeVpcs", VpcIds=["vpc-1"]) == {"Vpcs": []}
+    assert sent == [("us-east-1", "ec2", "DescribeVpcs", {"VpcIds": ["vpc-1"]})]
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "request_", "said"),
+    [
+        ("ec2", "DescribeVpcs", {"VpcIds": "vpc-1"}, "Invalid type for parameter VpcIds"),
+        ("ec2", "CreateTags", {"Resources": []}, 'Missing required parameter in input: "Tags"'),
+        ("ec2", "DescribeVpcs", {"Vpcs": []}, 'Unknown parameter in input: "Vpcs"'),
+        ("fsx", "DeleteFileSystem", {"FileSystemId": "fs-xyz"}, ".FileSystemId: 'fs-xyz' does not match"),
+        ("fsx", "CreateFileSystem", {"FileSystemType": "LUSTER", "SubnetIds": []}, "'LUSTER' is not one of"),
+        ("cloudformation", "ExecuteChangeSet", {"ChangeSetName": ""}, "0 characters, at least 1"),
+        ("ec2", "DescribeInstances", {"MaxResults": "5"}, "Invalid type"),
+        (
+            "service-quotas",
+            "RequestServiceQuotaIncrease",
+            {"ServiceCode": "ec2", "QuotaCode": "L-1", "DesiredValue": 10**11},
+            "at most",
+        ),
+    ],
+)
+def test_what_no_service_takes_is_not_sent(
+    service: str, operation: str, request_: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = answering(monkeypatch)
+    with pytest.raises(CloudError, match="the request is none that AWS takes") as caught:
+        Calls("us-east-1")(service, operation, **request_)
+    assert said in caught.value.why and not sent
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "next"),
+    [
+        (
+            refused("UnauthorizedOperation", f"{ACCESS}ec2:RunInstances on resource: x"),
+            "may not do ec2:RunInstances",
+            "AWS_PROFILE",
+        ),
+        (refused("AccessDeniedException"), "may not do tag:GetResources", "AWS_PROFILE"),
+        (refused("ExpiredToken"), "have expired", "aws sso login"),
+        (refused("AuthFailure"), "does not know your credentials", "aws sts get-caller-identity"),
+        (refused("RequestLimitExceeded"), "throttling", "the same again"),
+        (refused("OptInRequired"), "in this region", "fleet.aws.region"),
+        (refused("InsufficientInstanceCapacity"), "no such machines", "fleet.aws.zones"),
+        (refused("Whatever", "strange\x1b[2J\nwords"), "AWS refuses GetResources", "the same again"),
+        (NoCredentialsError(), "without credentials", "AWS_PROFILE"),
+        (ProfileNotFound(profile="x"), "without credentials", "AWS_PROFILE"),
+        (UnauthorizedSSOTokenError(), "have expired", "aws sso login"),
+        (EndpointConnectionError(endpoint_url="https://x"), "gives no answer", "network"),
+    ],
+)
+def test_each_refusal_says_why_and_what_to_type(error: Exception, what: str, next: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, error)
+    with pytest.raises(CloudError) as caught:
+        Calls("us-east-1")("resourcegroupstaggingapi", "GetResources")
+    assert what in caught.value.what and next in caught.value.next and "\x1b" not in str(caught.value)
+    assert caught.value.where == "resourcegroupstaggingapi GetResources in us-east-1"
+
+
+def test_a_defect_of_ours_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, KeyError("x"))
+    with pytest.raises(KeyError):
+        Calls("us-east-1")("ec2", "DescribeVpcs")
+
+
+def test_pages_follow_each_other_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = answering(
+        monkeypatch, {"Reservations": [1], "NextToken": "a"}, {"NextToken": "b"}, {"Reservations": [2], "NextToken": ""}
+    )
+    assert list(Calls("us-east-1").pages("ec2", "DescribeInstances", "Reservations", MaxResults=5)) == [1, 2]
+    assert [request.get("NextToken") for *_, request in sent] == [None, "a", "b"] and all(
+        request["MaxResults"] == 5 for *_, request in sent
+    )
+
+
+def test_a_listing_that_repeats_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, *[{"Reservations": [1], "NextToken": "a"}] * 3)
+    assert list(Calls("us-east-1").pages("ec2", "DescribeInstances", "Reservations")) == [1, 1]
+
+
+def test_models_patterns_are_said_in_python() -> None:
+    tags = validation.translate(r"^([\p{L}\p{Z}\p{N}_.:/=+\-@]*)$")
+    assert tags and tags.fullmatch("trainfleet:naïve name=1") and not tags.fullmatch("a#b")
+    assert validation.problems_of("ec2", "DescribeVpcs", {}) == []
+
+
+def test_most_patterns_of_the_services_in_use_can_be_checked() -> None:
+    import botocore.session
+
+    unsaid, all_ = set(), set()
+    for service in (
+        "cloudformation",
+        "ec2",
+        "fsx",
+        "service-quotas",
+        "pricing",
+        "ssm",
+        "logs",
+        "ecr",
+        "iam",
+        "batch",
+        "sagemaker",
+    ):
+        model = botocore.session.get_session().get_service_model(service)
+        for name in model.shape_names:
+            if pattern := model.shape_for(name).metadata.get("pattern"):
+                all_.add(pattern)
+                unsaid |= {pattern} if validation.translate(pattern) is None else set()
+    assert len(all_) > 300 and len(unsaid) <= 3  # a tag's `${1,128}`, and letters above the first plane: nobody's
