@@ -16,6 +16,7 @@ from trainfleet.launch.settings import config_of
 from .cases import Case
 
 NOT_FINITE = (".nan", ".inf", "-.inf", ".NaN", "+.INF", "1e400", "-1e999", "!!float .nan")
+TINY = ("5e-324", "-1e-320", "1e-39", "1e-400", "0.0001e-999")  # 32 bits make 0 of them
 NO_NUMBER = ("abc", "'4'", "0x10", "0b11", "1_000", "1:30:00", "2024-01-01", "12 %", "1,000", "٤", "1e", "--1", "4GB", "٣.٥", "½")
 ODD_NUMBERS = ("9" * 5000, "-" + "9" * 40, str(2**63), str(-(2**63) - 1), "1e300", "-1e300", "010", "-007", "!!int '0o17'")
 NO_SCALAR = ("[]", "[[]]", "{}", "{a: b}", "[1]", "{1: 2}")
@@ -51,7 +52,7 @@ def values() -> Iterator[Case]:
         if is_group(part):
             wrong: tuple[str, ...] = ("3", "x", "[a]", "true", ".nan", "null", *TAGGED[:3])
         else:
-            wrong = (*NOT_FINITE, *TAGGED[:8], *UNPRINTABLE, *_mistyped(part), *_out_of_range(part))
+            wrong = (*NOT_FINITE, *TINY, *TAGGED[:8], *UNPRINTABLE, *_mistyped(part), *_out_of_range(part))
         for value in wrong:
             yield Case("value", f"{dotted(key)}: {value[:40]!r}", config(written(key, value)), key=dotted(key))
 
@@ -158,7 +159,10 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     (f"fleet: {{{SSH}, instance_type: p5.48xlarge, ranks_per_node: 16}}", "fleet.ranks_per_node"), (f"fleet: {{{SSH}, instance_type: p5.48xlarge, stack: neuron}}", "fleet.stack"),
     (f"fleet: {{{SSH}, instance_type: trn1.32xlarge, stack: cuda}}", "fleet.stack"), (f"fleet: {{{SSH}, instance_type: c5n.18xlarge, stack: cuda}}", "fleet.stack"),
     ("model: {heads: 7}", "model.heads"), ("model: {heads: 5, kv_heads: 3, hidden_size: 320}", "model.kv_heads"), ("model: {hidden_size: 100, heads: 4, kv_heads: 4}", "model"),
-    ("model: {kv_heads: 8}", "model.kv_heads"), ("model: {family: bert, kv_heads: 2}", "model"), ("model: {family: gpt2, rope_scaling: 2}", "model.rope_scaling"),
+    ("model: {kv_heads: 8}", "model.kv_heads"), ("model: {family: bert, kv_heads: 2}", "model"), ("model: {preset: llama-2-7b, family: bert}", "model.family"), ("model: {preset: gpt2, family: llama}", "model.family"), ("model: {preset: bert-base, family: roberta}", "model.family"),
+    ("train: {learning_rate: 1e-20}", "train.learning_rate"), ("train: {epsilon: 1e-36}", "train.epsilon"), ("budget: {max_usd: 1e-9}", "budget.max_usd"), ("data: {validation_fraction: 1e-12}", "data.validation_fraction"),
+    ("data: {sources: [{path: a, weight: 1e-30}]}", "data.sources"), ("model: {norm_epsilon: 1e-30}", "model.norm_epsilon"), ("train: {schedule_power: 1e-9}", "train.schedule_power"),
+    ("model: {family: gpt2, rope_scaling: 2}", "model.rope_scaling"),
     ("model: {family: llama, dropout: 0.5}", "model.dropout"), ("model: {preset: null}", "model"), ("model: {preset: none}", "model.preset"), ("model: {preset: ./none}", "model.preset"),
     ("model: {vocabulary_size: 10}", "model.vocabulary_size"), ("model: {max_sequence_length: 8}", "train.sequence_length"),
     ("train: {sequence_length: 5000}", "train.sequence_length"), ("train: {global_batch: 7}", "train.global_batch"), ("train: {micro_batch: 3}", "train.micro_batch"),

@@ -114,7 +114,7 @@ steps: 4
         ("name: [x\n", "not valid YAML"),
         ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; it stands on line 1 already"),
         ("fleet: {}\n", "needs the key 'name'"),
-        ("name: a\ntrain: {learning_rate: -1}\n", "train.learning_rate: must be greater than 0 and at most 1, not -1"),
+        ("name: a\ntrain: {learning_rate: -1}\n", "train.learning_rate: must be at least 1e-12 and at most 1, not -1"),
         ("name: a\ntrain: {steps: 1.5}\n", "train.steps: must be a whole number, not 1.5"),
         ("name: a\ntrain: {steps: true}\n", "train.steps: must be a whole number, not true"),
         ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),

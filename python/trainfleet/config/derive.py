@@ -10,7 +10,7 @@ from typing import Any
 from .. import hardware
 from . import huggingface
 from .families import FAMILIES
-from .presets import PRESETS, Preset
+from .presets import PLAIN, PRESETS, Preset
 
 Values = dict[str, Any]
 COMPILE_PAYS_MINUTES = 15
@@ -81,6 +81,15 @@ def shape_of(preset: str | None) -> Preset | None:
         ValueError: the folder's config.json is missing or of a model that is not built.
     """
     return huggingface.read(Path(preset)) if preset and preset not in PRESETS else PRESETS.get(preset or "")
+
+
+def other_family(model: Values) -> str:
+    """What speaks against `model.family` beside `model.preset`; nothing where they go together. Both are checked."""
+    preset, family = shape_of(model["preset"]), model["family"]
+    if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
+        return ""
+    known = ", ".join(name for name, shape in PRESETS.items() if name in PLAIN or shape.family == family)
+    return f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or another preset works: {known}"
 
 
 def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, Any, str], None]) -> None:

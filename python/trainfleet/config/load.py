@@ -16,7 +16,7 @@ from ..errors import ConfigError, DataError, InputError, Problem
 from ..output import keep_secret
 from ..shapes import fit
 from . import layouts, rules, schema
-from .derive import Derived, derive, shape_of
+from .derive import Derived, derive, other_family
 from .positions import DEEPEST, Document, Key, dotted, read, read_value
 from .types import Config, Data
 from .vocabulary import lack_for, vocabulary_size_of
@@ -73,7 +73,9 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
     values["name"] = values["name"] or ""  # one that is missing is told of already
     tokens = _tokenizer_size(fit(Data, values["data"]), report)
     try:
-        shape_of(values["model"]["preset"])
+        if against := other_family(values["model"]):
+            report("model.family", against)
+            broken.add("model.family")
     except InputError as error:
         report("model.preset", error.head)
         broken.add("model.preset")

@@ -17,6 +17,7 @@ Key = tuple[str | int, ...]
 MOST = 20_000  # values in a document, those that aliases repeat included: a fleet of 4,096 hosts has half as many
 DEEPEST = 12  # levels; the schema has five
 LARGEST = 2**63
+SMALLEST = 2.0**-126  # of a number that is not 0: ranks compute with 32 bits
 PREFIX = "tag:yaml.org,2002:"
 TAGS: dict[type[yaml.Node], tuple[str, ...]] = {  # what a value may be; any other tag would build something
     yaml.ScalarNode: tuple(PREFIX + name for name in ("str", "int", "float", "bool", "null")),
@@ -66,6 +67,8 @@ def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
     number = float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
     if not math.isfinite(number):
         raise ValueError(f"must be a finite number, not {shortened(node.value)}")
+    if abs(number) < SMALLEST and re.search("[1-9]", node.value.lower().partition("e")[0]):
+        raise ValueError(f"is {shortened(node.value)}, which 32 bits do not hold: 0 is meant, or a larger number")
     return int(number) if number.is_integer() else number  # 1e3 steps are 1,000 steps; where a key is a real, it is one again
 
 
