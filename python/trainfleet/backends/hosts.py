@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import secrets
+import shlex
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ..config import Config
 from ..errors import BackendError
 from ..lease import is_held, read_tenure
-from ..nodes import removal
+from ..nodes import errand, removal
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
+from ..nodes.fetch import fetch, require_new
+from ..nodes.gate import send_code
 from ..nodes.head import Head
 from ..nodes.mirror import Mirror
+from ..nodes.stream import Sink, printer
 from ..nodes.transport import Transport
 from ..plan.request import Artifact
 from ..runs import Run
 
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
+HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
+
+
+def _sweep(made: str) -> str:
+    """Removes a model that was exported to be brought, and those of others that a lost link has left for a day."""
+    parent = shlex.quote(made.rpartition("/")[0])
+    old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
+    return f"rm -rf -- {shlex.quote(made)}; {old}"
 
 
 class Hosts:
@@ -71,6 +86,47 @@ class Hosts:
 
     def remove(self, folders: Iterable[str]) -> None:
         self._at_the_door(removal.remove(self.folder, [folder.removeprefix(f"{self.folder}/") for folder in folders]))
+
+    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+        """On the first host that answers, in the shared folder; a model that is exported there comes here."""
+        host = self._answering()
+        if verb != "export":
+            return self._send(host, verb, config, variables, printer(sys.stdout))
+        out = Path(variables["OUT"])
+        require_new(out)
+        made = f"runs/{self.run.name}/huggingface/{HANDED}{secrets.token_hex(8)}"
+        try:
+            print(f"exporting on {host.name}", flush=True)
+            if code := self._send(host, verb, config, variables | {"OUT": made}, lambda said: None):
+                return code
+            files = fetch(self.transport, host, f"{self.folder}/{made}", out)
+        finally:
+            self.transport.ask(host, _sweep(f"{self.folder}/{made}"), timeout=REMOVAL)
+        print(f"{out}: {', '.join(files)}, {sum(files.values()) / 1e6:,.1f} MB from {host.name}")
+        print(f"next: transformers' from_pretrained({str(out)!r}) loads it")
+        return 0
+
+    def _send(self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink) -> int:
+        """The exit code of a verb that a host carries out; what goes wrong there is said here."""
+        code = send_code(self.transport, self.folder, [host])
+        command, order = errand.command(self.head.python, code, self.folder), errand.order(verb, config, variables)
+        ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
+        if isinstance(ended, Failure):
+            raise BackendError(str(ended), where=host.name, next=f"make {verb} again")
+        return ended
+
+    def _answering(self) -> Host:
+        """The first host that answers.
+
+        Raises:
+            BackendError: none does.
+        """
+        failures: dict[Host, Failure] = {}
+        for host in self.transport.hosts:
+            if not (failure := reason(host, self.transport.ask(host, "true", timeout=20))):
+                return host
+            failures[host] = failure
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def _at_the_door(self, command: str) -> str:
         """What a command says on the host that answered last."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
+from ..config import Config
 from ..runs import Run, is_locked
 
 
@@ -22,6 +23,8 @@ class Place(Protocol):
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
     remove        deletes such folders
+    carry_out     the exit code of a verb that needs what a run has made, carried out where that is, with its words shown here;
+                  None where it is to be had here. `config` is the run's
     """
 
     words: str
@@ -36,6 +39,7 @@ class Place(Protocol):
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
     def remove(self, folders: Iterable[str]) -> None: ...
+    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None: ...
 
 
 class Here:
@@ -65,3 +69,6 @@ class Here:
         return {}
 
     def remove(self, folders: Iterable[str]) -> None: ...
+
+    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+        return None

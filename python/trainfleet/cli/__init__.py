@@ -53,6 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
     started = float(os.environ.get("TRAINFLEET_STARTED") or time.time())  # given where a fleet's head acts for a command
     try:
+        if list(arguments) == ["-"]:
+            from ..nodes.errand import received  # on a host of a fleet: another machine sends the verb
+
+            arguments = received(sys.stdin.fileno())
         verb = _verb(arguments)
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
         with guarded():

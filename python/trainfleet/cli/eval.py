@@ -7,20 +7,21 @@ import tempfile
 from pathlib import Path
 
 from ..errors import ConfigError, Problem
-from ..launch.settings import run_started
+from ..launch.settings import run_named, run_started
+from ..launch.whereabouts import carried_out, export
 from ..processes import run_module
-from ..runs import Run
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    run = run_started(variables)
     if "TASKS" in variables:
-        return judge(run, variables["TASKS"])
-    return run_module("trainfleet.engine.evaluate", str(run.folder))
+        return judge(variables, variables["TASKS"])
+    if (code := carried_out("eval", variables)) is not None:
+        return code
+    return run_module("trainfleet.engine.evaluate", str(run_started(variables).folder))
 
 
-def judge(run: Run, tasks: str) -> int:
+def judge(variables: Variables, tasks: str) -> int:
     """Has EleutherAI's lm-evaluation-harness judge the exported model; what it finds stays in the run folder.
 
     Raises:
@@ -31,8 +32,8 @@ def judge(run: Run, tasks: str) -> int:
         raise ConfigError([Problem(0, "TASKS", "", message)], next="scripts/venv.sh apply requirements-extras.lock")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
-        if code := run_module("trainfleet.engine.export", str(run.folder), str(model)):
+        if code := export({**variables, "OUT": str(model)}):
             return code
-        found = run.folder / "evaluation"
+        found = run_named(variables).folder / "evaluation"
         words = ["--model", "hf", "--model_args", f"pretrained={model}", "--tasks", tasks, "--output_path", str(found)]
         return run_module("lm_eval", *words)

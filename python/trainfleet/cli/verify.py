@@ -16,6 +16,7 @@ from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import Store
 from ..errors import ConfigError, Problem, RunError
 from ..launch.settings import store_named
+from ..launch.whereabouts import carried_out
 from ..output import unguarded
 from ..processes import run_module
 from ..report.history import layout, size
@@ -23,6 +24,8 @@ from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
+    if (code := carried_out("verify", variables)) is not None:
+        return code
     name, store = store_named(variables)
     step = chosen(variables, store, name)
     commit = read(store, step)
@@ -41,10 +44,8 @@ def chosen(variables: Variables, store: Store, name: str) -> int:
     if not steps:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
-        known = ", ".join(map(str, steps))
-        raise ConfigError(
-            [Problem(0, "STEP", "", f"there is no checkpoint of step {text!r}; there are: {known}")], next="make checkpoints"
-        )
+        message = f"there is no checkpoint of step {text!r}; there are: {', '.join(map(str, steps))}"
+        raise ConfigError([Problem(0, "STEP", "", message)], next="make checkpoints")
     return int(text) if text else steps[-1]
 
 

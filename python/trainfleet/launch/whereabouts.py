@@ -9,8 +9,9 @@ from ..backends import backend_of
 from ..backends.place import Here, Place
 from ..config import Config, load_resolved
 from ..errors import BackendError, ConfigError, RunError
+from ..processes import run_module
 from ..runs import Run
-from .settings import Variables, config_of, run_named, settings_of
+from .settings import Variables, config_of, run_named, run_started, settings_of
 
 PATIENCE = 120.0  # seconds: a step and a checkpoint
 
@@ -20,6 +21,23 @@ def place_of(variables: Variables) -> Place:
     run = run_named(variables)
     config = config_known(run, variables)
     return Here(run) if config is None or is_nowhere(config) else backend_of(config).place(run)
+
+
+def carried_out(verb: str, variables: Variables, config: Config | None = None) -> int | None:
+    """The exit code of a verb that needs what a run has made, where another machine has that and carries it out; else None."""
+    run = run_named(variables)
+    config = config or config_known(run, variables)
+    if config is None or is_nowhere(config):
+        return None
+    with backend_of(config).place(run) as place:
+        return place.carry_out(verb, config, dict(variables))
+
+
+def export(variables: Variables) -> int:
+    """Makes the newest checkpoint a Hugging Face folder here, OUT, wherever that checkpoint is; the exit code."""
+    if (code := carried_out("export", variables)) is not None:
+        return code
+    return run_module("trainfleet.engine.export", str(run_started(variables).folder), variables["OUT"])
 
 
 def stop(place: Place, run: Run, started: float) -> None:

@@ -27,6 +27,7 @@ from ..config.types import Ssh
 from . import ssh_config
 from .answers import Answers, Failure, Host, Result
 from .keys import KnownHosts, UnknownKey
+from .stream import MARK, Sink, said, stream
 from .tar import pack
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
 MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times as long in all, and at least SLOW_AFTER seconds
 SLOWER = 3
 SLOW_AFTER = 6.0
+LONGEST = 86400.0  # seconds of a command that somebody waits for
 MOST_SAID = 24 << 20  # bytes of one answer: what says more never ends
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
@@ -100,6 +102,22 @@ class Transport:
             if why := self._left_behind.pop(host, None):
                 return Failure("slow", why, f"ping {host.address}", time.monotonic() - began)
             return explain(host, self.ssh, error, time.monotonic() - began)
+
+    def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | Failure:
+        """The exit code of a command that may take as long as LONGEST; what it prints is passed on as it comes.
+
+        Its stdin stays open, and ends when nobody here waits for it any more.
+        """
+        began = time.monotonic()
+        try:
+            channel = self._connection(host).create_session()
+        except Exception as error:
+            return explain(host, self.ssh, error, time.monotonic() - began)
+        try:
+            code = stream(channel, bounded(command, LONGEST), stdin, out, err)
+            return code if code >= 0 else explain(host, self.ssh, LinkLost(), time.monotonic() - began)
+        finally:
+            channel.close()
 
     def put(
         self, files: Mapping[str, bytes], folder: str, *, timeout: float = 60, hosts: Iterable[Host] | None = None
@@ -226,7 +244,9 @@ class Transport:
 
 def bounded(command: str, timeout: float) -> str:
     """The command as it is sent: run by sh whatever the login shell is, and ended on the node itself when its time is over."""
-    return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c {shlex.quote(command)}"
+    mark = f"echo '{MARK.decode().strip()}'"
+    marked = f"{mark}\n{mark} >&2\n{command}"  # behind what a login shell says to whoever enters
+    return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c {shlex.quote(marked)}"
 
 
 def end_when_dead(link: socket.socket) -> None:
@@ -278,7 +298,7 @@ def _converse(connection: Connection, command: str, stdin: str | bytes | None, t
             raise LinkLost
         if code == 124 and time.monotonic() - began >= timeout:
             raise TimeoutError
-        return Result(code, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - began)
+        return Result(code, said(out).decode(errors="replace"), said(err).decode(errors="replace"), time.monotonic() - began)
     finally:
         channel.close()
 

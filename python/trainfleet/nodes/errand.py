@@ -1,0 +1,70 @@
+"""A verb for a machine that shares the run's disk: sent as one JSON line, and taken up there by `python -m trainfleet -`.
+
+What a verb needs and no command line may show (a prompt, a config) comes by stdin. stdin stays open as long as somebody waits
+for the answer: when it ends, this process does too, and so does what it has started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shlex
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from .. import door, temporary
+from ..config import Config, dump_resolved
+from ..errors import InputError
+
+ALONE = 130  # the exit code of a verb that nobody waits for any more
+WORD = "-"  # in place of a verb: it comes by stdin
+PREFIX = "trainfleet-errand-"
+OURS = ("CONFIG", "SET", "NODES")  # the config that is sent has them in it
+
+
+def order(verb: str, config: Config, variables: dict[str, str]) -> bytes:
+    """The line that `received` understands."""
+    kept = {name: value for name, value in variables.items() if name not in OURS}
+    return json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode() + b"\n"
+
+
+def command(python: str, code: str, folder: str) -> str:
+    """What takes an order up on a host, in the folder that all share."""
+    words = ["env", "TRAINFLEET_HEAD=1", f"PYTHONPATH={code}/python", "NO_COLOR=1", python, "-m", "trainfleet", WORD]
+    return f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
+
+
+def received(descriptor: int) -> list[str]:
+    """The words of the verb that the first line orders. From now on this process ends when what it reads does.
+
+    Raises:
+        InputError: the line is no such order.
+    """
+    line = b""
+    while not line.endswith(b"\n") and (more := os.read(descriptor, 1 << 16)):
+        line += more
+    record = door.parse_json(line.decode(errors="replace"), "stdin")
+    match record:
+        case {"verb": str(verb), "config": str(config), "variables": dict(variables)} if all(
+            isinstance(value, str) for value in variables.values()
+        ):
+            temporary.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+        case _:
+            raise InputError("is no order of a verb", where="stdin", next="make VERB sends one")
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    temporary.hold(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    threading.Thread(target=_leave_with, args=(descriptor, folder), name="asker", daemon=True).start()
+    return [verb, f"CONFIG={folder / 'config.yaml'}", *(f"{name}={value}" for name, value in variables.items())]
+
+
+def _leave_with(descriptor: int, folder: Path) -> None:
+    """Ends this process, whose children end with it, once nobody is there to read what it says."""
+    while os.read(descriptor, 1 << 10):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(ALONE)

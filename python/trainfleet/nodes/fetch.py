@@ -1,0 +1,120 @@
+"""A folder of large files brought here from a host, whole or not at all, with a bar while it comes.
+
+The host is not believed: files have plain names and lie in the folder itself, none is longer than the host had said, all of them
+have room on this disk, and nothing is written outside the new folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import BackendError, RunError
+from ..output import unguarded
+from ..runs import unwritable
+from ..travel import NAME
+from .answers import Failure, Host, Result, Untrue, reason, untrue
+from .transport import Transport
+
+MOST_FILES, MOST_BYTES = 10_000, 1 << 50
+TIMEOUT = 60.0
+Advance = Callable[[int], object]
+
+
+def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
+    """Brings the files of the folder `there`; file → bytes. `here` is new, and is there once all of them are.
+
+    Raises:
+        BackendError: the host has no such folder, says what can't be, or the link was lost.
+        RunError: this disk can't take it.
+    """
+    sizes = listing(transport, host, there)
+    part = here.with_name(f".{here.name}.{os.getpid()}")
+    try:
+        part.mkdir(parents=True)
+        if sum(sizes.values()) > shutil.disk_usage(part).free:
+            raise OSError(28, f"{sum(sizes.values()) / 1e9:.1f} GB are to come, and there is no room for them")
+        bring_all(transport, host, there, part, sizes)
+        part.rename(here)
+    except OSError as error:
+        raise unwritable(here, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return sizes
+
+
+def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
+    """The files of a folder on a host with their bytes."""
+    answer = transport.ask(host, f"cd {shlex.quote(there)} && stat -c '%s %n' -- *", timeout=TIMEOUT)
+    if failure := reason(host, answer):
+        raise BackendError(str(failure), where=f"{host.name}:{there}", next="make doctor")
+    assert isinstance(answer, Result)
+    try:
+        return read_listing(answer.stdout)
+    except Untrue as error:
+        raise BackendError(untrue(error, "a list of files").message, where=host.name, next="look at that host") from error
+
+
+def read_listing(text: str) -> dict[str, int]:
+    """File → bytes, of what `stat` printed.
+
+    Raises:
+        Untrue: it is another text, or names what no such folder has.
+    """
+    sizes: dict[str, int] = {}
+    for line in filter(None, text.split("\n")):
+        match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME})", line)
+        if not match or match[2] in sizes or len(sizes) >= MOST_FILES:
+            raise Untrue(f"the line {line[:80]!a}")
+        sizes[match[2]] = int(match[1])
+    if sum(sizes.values()) > MOST_BYTES:
+        raise Untrue("more bytes than any model has")
+    return sizes
+
+
+def bring_all(transport: Transport, host: Host, there: str, part: Path, sizes: dict[str, int]) -> None:
+    """Fills the new folder `part`; a bar shows how far it is when somebody looks."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(file=unguarded(sys.stdout))
+    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task(f"from {host.name}", total=sum(sizes.values()))
+        for name, size in sizes.items():
+            with open(part / name, "xb") as file:
+                bring(transport, host, f"{there}/{name}", file, size, lambda count: bar.advance(task, count))
+
+
+def bring(transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance) -> None:
+    """Writes a file of a host to `file`.
+
+    Raises:
+        BackendError: it has not the bytes that the host said, or the link was lost.
+    """
+    complaints: list[bytes] = []
+
+    def take(data: bytes) -> None:
+        if file.tell() + len(data) > size:
+            raise BackendError("is longer than it was said to be", where=f"{host.name}:{path}", next="look at that host")
+        file.write(data)
+        advance(len(data))
+
+    code = transport.stream(host, f"exec cat -- {shlex.quote(path)}", out=take, err=complaints.append)
+    if isinstance(code, Failure):
+        raise BackendError(str(code), where=host.name, next="the same command again")
+    if code or file.tell() != size:
+        why = b"".join(complaints).decode(errors="replace").strip() or f"{file.tell():,} of {size:,} bytes came"
+        raise BackendError("did not come whole", where=f"{host.name}:{path}", why=why, next="the same command again")
+
+
+def require_new(out: Path) -> None:
+    """RunError where `out` is there already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")

@@ -1,0 +1,66 @@
+"""A command on a host whose output is passed on as it comes, for as long as it takes: what a verb says, or a file's bytes."""
+
+from __future__ import annotations
+
+import codecs
+import select
+from collections.abc import Callable
+from typing import Any, TextIO
+
+Sink = Callable[[bytes], object]
+MARK = b"== trainfleet\n"  # what comes before it is not the command's: a login shell may greet whoever enters
+GREETING = 1 << 20  # bytes in which it must come
+
+
+def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
+    """The command's exit code, once it has ended; -1 when the link was lost. Its stdin stays open until then."""
+    channel.exec_command(command)
+    channel.sendall(stdin)
+    out, err, poll = _after_mark(out), _after_mark(err), select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while True:
+        ended = channel.eof_received or channel.closed
+        while channel.recv_ready():
+            out(channel.recv(1 << 16))
+        while channel.recv_stderr_ready():
+            err(channel.recv_stderr(1 << 16))
+        if ended:
+            channel.status_event.wait(5.0)
+            return int(channel.exit_status)
+        poll.poll(1000)
+
+
+def _after_mark(sink: Sink) -> Sink:
+    """Passes on what comes behind the mark; everything, where none comes."""
+    held: list[bytes] | None = []
+
+    def take(data: bytes) -> None:
+        nonlocal held
+        if held is None:
+            sink(data)
+            return
+        held.append(data)
+        whole = b"".join(held)
+        before, found, rest = whole.partition(MARK)
+        if found or len(before) > GREETING:
+            held = None
+            sink(rest if found else whole)
+
+    return take
+
+
+def said(output: bytes) -> bytes:
+    """Of a whole output, what the command itself has printed."""
+    before, found, rest = output.partition(MARK)
+    return rest if found else before
+
+
+def printer(stream: TextIO) -> Sink:
+    """Prints bytes as the text that they are, also where a letter comes in two parts."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def show(data: bytes) -> None:
+        stream.write(decoder.decode(data))
+        stream.flush()
+
+    return show

@@ -1,0 +1,70 @@
+"""What another machine sends to be carried out, and the files that come back, are believed only where they can be true."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trainfleet.config import Settings, load
+from trainfleet.errors import InputError
+from trainfleet.nodes import errand
+from trainfleet.nodes.answers import Untrue
+from trainfleet.nodes.fetch import read_listing
+from trainfleet.nodes.stream import MARK, _after_mark, said
+
+CONFIG = Path(__file__).parents[2] / "config.yaml"
+
+
+def sent(data: bytes) -> list[str]:
+    read, write = os.pipe()
+    os.write(write, data)
+    return errand.received(read)
+
+
+def test_an_order_is_the_words_of_a_verb_and_shows_nothing_in_a_process_list() -> None:
+    config = load(Settings(CONFIG))[0]
+    line = errand.order("sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"})
+    assert line.count(b"\n") == 1
+    verb, config_word, prompt = sent(line)
+    assert (verb, prompt) == ("sample", "PROMPT=a 'b'\n$(c)")
+    assert f"name: {config.name}" in Path(config_word.removeprefix("CONFIG=")).read_text()
+    assert "sample" not in errand.command("/usr/bin/python3", "/fsx/code", "/fsx")
+
+
+@pytest.mark.parametrize("line", [b"\n", b"[]\n", b'{"verb": 1, "config": "", "variables": {}}\n',
+                                  b'{"verb": "sample", "config": "", "variables": {"PROMPT": 1}}\n', b"\xff\xfe\n"])  # fmt: skip
+def test_what_is_no_order_is_refused(line: bytes) -> None:
+    with pytest.raises(InputError):
+        sent(line)
+
+
+def test_a_list_of_files_names_plain_files_only() -> None:
+    assert read_listing("12 config.json\n0 model-00001-of-00002.safetensors\n") == {
+        "config.json": 12, "model-00001-of-00002.safetensors": 0}  # fmt: skip
+    for text in (
+        "1 ../x",
+        "1 a/b",
+        "-1 x",
+        "x",
+        "1 .bashrc",
+        "1 a\n2 a",
+        f"{10**15} a\n{10**15} b",
+        json.dumps({"a": 1}),
+        "1  a",
+    ):
+        with pytest.raises(Untrue):
+            read_listing(text)
+
+
+def test_a_greeting_is_no_part_of_an_answer_wherever_the_bytes_are_cut() -> None:
+    whole = b"Welcome\n" + MARK + b"yes\n" + MARK
+    assert said(whole) == b"yes\n" + MARK and said(b"no mark") == b"no mark"
+    for cut in range(len(whole)):
+        found: list[bytes] = []
+        take = _after_mark(found.append)
+        take(whole[:cut])
+        take(whole[cut:])
+        assert b"".join(found) == b"yes\n" + MARK
