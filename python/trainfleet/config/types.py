@@ -85,6 +85,47 @@ class SageMaker:
 
 
 @dataclass(frozen=True)
+class Queue:
+    """One entry of fleet.slurm.parallelcluster.queues."""
+
+    name: str
+    instance_type: str | None = None
+    min: int = 0
+    max: int | None = None
+    capacity: str | None = None
+    reservation: str | None = None
+
+
+@dataclass(frozen=True)
+class ParallelCluster:
+    name: str | None
+    os: str
+    head_subnet: str | None
+    queues: tuple[Queue, ...]
+    buckets: tuple[str, ...]
+    database_uri: str | None
+    database_user: str | None
+    database_secret: str | None
+
+
+@dataclass(frozen=True)
+class Slurm:
+    partition: str | None
+    account: str | None
+    qos: str | None
+    time_limit: int | None
+    notice: int
+    constraint: str | None
+    reservation: str | None
+    gres: str | None
+    container: str | None
+    requeue: bool
+    gate: bool
+    create: str | None
+    parallelcluster: ParallelCluster
+
+
+@dataclass(frozen=True)
 class Fleet:
     backend: str
     nodes: int
@@ -105,6 +146,7 @@ class Fleet:
     secret_arns: tuple[str, ...]
     batch: Batch
     sagemaker: SageMaker
+    slurm: Slurm
     expires_hours: float | None = None
     idle_minutes: int | None = 120
     aws: Aws = Aws()
