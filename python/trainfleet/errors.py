@@ -11,7 +11,8 @@
     │   └── Fenced          another attempt has begun (fence.py)
     ├── BackendError        a backend, a node or a process on it
     │   ├── JobFailed       a job ended badly: the verdict
-    │   └── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
+    │   ├── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
+    │   └── Missing         not all nodes of a job came in time (muster.py)
     └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
 
 Anything else that escapes is a defect of ours and keeps its traceback.

@@ -114,6 +114,24 @@ def of_sagemaker(file: Path = RESOURCES) -> Seat:
 READERS: dict[str, Callable[[], Seat]] = {
     "fleet": of_fleet, "slurm": of_slurm, "batch": of_batch, "sagemaker": of_sagemaker,
 }  # fmt: skip
+
+
+def engine(environment: Environment = os.environ, resources: Path = RESOURCES) -> str:
+    """Who started this node, as READERS has it: what our own launcher says counts before the engine around it.
+
+    Raises:
+        BackendError: nobody did.
+    """
+    signs = {"TRAINFLEET_NODE": "fleet", "AWS_BATCH_JOB_ID": "batch", "SLURM_JOB_ID": "slurm"}
+    for name, reader in signs.items():
+        if name in environment:
+            return reader
+    if resources.exists():
+        return "sagemaker"
+    why = f"none of {', '.join(signs)} is set, and there is no {resources}"
+    raise BackendError("this process was not started as a node of a job", why=why, next=_NEXT)
+
+
 _NEXT = "start it as the backend does: make plan OUT=folder shows how"
 
 

@@ -4,8 +4,7 @@ It keeps everything that the command prints in LOG, each line with its time and 
 ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds
 anywhere.
 
-As `--seat READER RANKS FOLDER -- MODULE WORDS...` it is the node's part of a job: from its seat (seat.py) it builds torchrun's
-line for RANKS ranks, or with 0 the module's own, and its log's name in FOLDER.
+entrypoint.py is the same for a node of a job, which knows its command and its log from its seat.
 
 As `--detach FILE < ORDER` it returns at once, and what it started goes on alone, in a session of its own, so that nothing that
 happens to who started it changes anything. ORDER is {script, environment, token} as JSON (by stdin: a process list shows no value
@@ -28,19 +27,18 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from . import fence, temporary
-from .errors import telling
+from .errors import TrainfleetError, telling
 from .kernel import Kernel
 from .output import hide_bytes
 from .processes import die_with_parent, identity, signal_group
-from .runs import Run, node_log
+from .runs import Run
 from .runs import scratch as scratch_of
-from .seat import READERS, torchrun
 from .uplink import carrier
 from .watchdog import Alarm, Sentry
 
@@ -61,10 +59,19 @@ _RANKED = re.compile(rb"^(rank \d+) \| ?")
 def main(arguments: list[str]) -> int:
     if arguments[0] == "--detach":
         return detach(Path(arguments[1]), json.load(sys.stdin))
-    die_with_parent()
+    return ending(lambda: supervise(arguments))
+
+
+def ending(part: Callable[[], int]) -> int:
+    """Does a process's part; its exit code, which is left in the file that EXIT names too. It dies with its parent."""
+    if os.getpid() != 1:  # the first process of a container: its parent is a thread of the runtime, which may come and go
+        die_with_parent()
     exit_file, code = os.environ.pop(EXIT, None), 1
     try:
-        code = supervise(seated(*arguments[1:]) if arguments[0] == "--seat" else arguments)
+        code = part()
+    except TrainfleetError as error:
+        code = error.exit_code
+        raise
     finally:
         if exit_file:
             with contextlib.suppress(OSError):  # where that is full too, the missing file says that it failed (nodes/jobs.py)
@@ -72,26 +79,12 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def seated(reader: str, ranks: str, folder: str, separator: str, module: str, *words: str) -> list[str]:
-    """The words for `supervise` in the seat that `reader` reads; the environment says it to the node's processes."""
-    seat = READERS[reader]()
-    log = node_log(Path(folder), seat.node)
-    if reader != "fleet":  # an engine's own count of how often it started this; ours begins anew with each request
-        os.environ[fence.AGAIN] = str(seat.attempt - 1)
-    if int(ranks):
-        command = torchrun(seat, int(ranks), module, sys.executable, scratch_of(log))
-    else:
-        os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
-        command = (sys.executable, "-m", module)
-    return [str(log), separator, *command, *words]
-
-
 def supervise(arguments: list[str]) -> int:
     """Runs `LOG -- COMMAND...` to its end; its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
     with on_own_disk(scratch_of(Path(log))), carrier(Path(log)):
-        return run(Path(log), command)
+        return run(Log(Path(log)), command)
 
 
 @contextlib.contextmanager
@@ -160,14 +153,14 @@ def read(path: Path) -> str:
         return ""
 
 
-def run(log: Path, command: list[str]) -> int:
-    """The command's exit code (128 + n for signal n), once nothing of it is left."""
-    kernel, file = Kernel(), Log(log)
+def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
+    """The command's exit code (128 + n for signal n), once nothing of it is left. `grace`: seconds that it has to leave in."""
+    kernel, folder = Kernel(), file.path.parent.parent
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
-    pass_on(child, Run(log.parent.parent) if TORCHRUN in command else None)
-    guard = Guard(log.parent.parent, child.pid)
+    pass_on(child, Run(folder) if TORCHRUN in command else None, grace)
+    guard = Guard(folder, child.pid)
     assert child.stdout is not None
     for line in child.stdout:
         file.write(stamp(hide_bytes(line)))
@@ -211,10 +204,13 @@ class Guard(threading.Thread):
 
 
 class Log:
-    """A node's log. It never ends what it logs: lines that can't be written wait in memory until they can, the newest of them."""
+    """A node's log. It never ends what it logs: lines that can't be written wait in memory until they can, the newest of them.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `echo`: an open file that gets each line too, as long as it takes them.
+    """
+
+    def __init__(self, path: Path, echo: int | None = None) -> None:
+        self.path, self.echo = path, echo
         self.waiting = deque[bytes]()
         self.size = self.lost = 0  # bytes that wait; lines that had no room even here
         self.file: io.FileIO | None = None
@@ -223,6 +219,11 @@ class Log:
 
     def write(self, line: bytes) -> None:
         """Takes a line. Where lines are refused, they are tried again once in TRY_EVERY seconds."""
+        if self.echo is not None:
+            try:
+                os.write(self.echo, line)
+            except OSError:
+                self.echo = None
         self.waiting.append(line)
         self.size += len(line)
         while self.size > KEPT:
@@ -276,8 +277,8 @@ class Log:
                 print(f"{self.path} can't be written: {self.why}; what it is the log of goes on", file=sys.stderr, flush=True)
 
 
-def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
-    """From now on SIGTERM ends the child: politely, and after TERM_GRACE for certain; SIGUSR1, Slurm's early notice, only asks.
+def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float) -> None:
+    """From now on SIGTERM ends the child: politely, and after `grace` for certain; SIGUSR1, Slurm's early notice, only asks.
 
     The ranks of a `run` are asked by its stop file. A torchrun that is signalled itself takes its own ranks away from those of
     other nodes, and leaves without the barrier at which the other nodes' torchruns then wait for five minutes.
@@ -292,7 +293,7 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None) -> None:
         signal_group(child.pid, signal.SIGTERM)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        signal.setitimer(signal.ITIMER_REAL, TERM_GRACE)
+        signal.setitimer(signal.ITIMER_REAL, grace)
         ask(number, frame)
 
     def kill(number: int, frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from trainfleet import backends
 from trainfleet.backends.base import Can, Handle, Machines, Phase, Status
 from trainfleet.backends.machine import Machine
-from trainfleet.backends.node import values_of
+from trainfleet.backends.node import entrypoint_words, values_of
 from trainfleet.backends.place import Place
 from trainfleet.backends.remote import bucket_of, unshared
 from trainfleet.config import Config
@@ -53,10 +53,7 @@ class Queue:
         return Request(job, tuple(self._script(job, node) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int) -> Artifact:
-        ranks = str(job.ranks_per_node if job.torchrun else 0)
-        words = [
-            sys.executable, "-m", "trainfleet.supervisor", "--seat", "batch", ranks, str(job.folder), "--", job.module, *job.arguments,
-        ]  # fmt: skip
+        words = [sys.executable, "-m", *entrypoint_words(job, "batch")]
         environment = {"WORKERS": "1", BUCKET: self.config.fleet.shared_folder or "", RUN: self.config.name, **job.environment}
         return Artifact(
             f"node-{node}.sh", script([f"{job.kind} {job.name}: node {node} of {job.nodes}"], ".", environment, words)

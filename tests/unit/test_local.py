@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError, ConfigError
 from trainfleet.plan.job import Job
-from trainfleet.supervisor import seated
+from trainfleet.seat import READERS
 
 
 def job(**changes: object) -> Job:
@@ -39,7 +40,10 @@ def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
         assert "-m torch.distributed.run" in text and f"--node-rank={node}" in text and "--nnodes=2" in text
         assert "--master-addr=127.0.0.1" in text and "--local-addr=127.0.0.1" in text
         assert "export OMP_NUM_THREADS=" in text and "export GLOO_SOCKET_IFNAME=lo" in text
-        assert f"export TRAINFLEET_NODE={node}\n" in text and "--seat fleet 1 runs/x -- trainfleet.engine runs/x" in text
+        assert (
+            f"export TRAINFLEET_NODE={node}\n" in text
+            and "--on fleet --folder runs/x --ranks 1 -- trainfleet.engine runs/x" in text.replace(" \\\n  ", " ")
+        )
     assert (
         len({line for artifact in planned.artifacts for line in artifact.text.split() if line.startswith("--master-port")}) == 1
     )
@@ -47,7 +51,7 @@ def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
 
 def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pure function makes both, from the same seat."""
-    for node, text in enumerate(scripts()):
+    for text in scripts():
         shown = next(line for line in text.splitlines() if line.startswith("# runs ")).removeprefix("# runs ")
         for line in text.splitlines():
             if line.startswith("export "):
@@ -55,14 +59,14 @@ def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(monkeypat
                 monkeypatch.setenv(name, shlex.split(value)[0] if value else "")
         command = text.replace("\\\n", " ").splitlines()[-1]
         words = shlex.split(command)
-        built = seated(*words[words.index("--seat") + 1 :])
-        assert built[0] == f"runs/x/logs/node-{node}.log" and " ".join(built[2:]) == shown
+        order = entrypoint.parse(words[words.index("trainfleet.entrypoint") + 1 :])
+        assert " ".join(entrypoint.command_of(order, READERS[order.reader]())) == shown
 
 
 def test_a_tokenize_job_runs_without_torchrun_and_knows_its_place() -> None:
     for node, text in enumerate(scripts(torchrun=False)):
         assert f"export TRAINFLEET_NODE={node}\n" in text and "export TRAINFLEET_NODES=2\n" in text and "export WORKERS=" in text
-        assert "torch" not in text and "--seat fleet 0 runs/x -- trainfleet.engine" in text
+        assert "torch" not in text and "--on fleet --folder runs/x -- trainfleet.engine" in text.replace(" \\\n  ", " ")
 
 
 def test_a_port_in_use_is_refused_with_what_to_type() -> None:

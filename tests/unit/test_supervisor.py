@@ -154,7 +154,7 @@ def test_what_the_kernel_says_is_kept_when_the_command_fails(tmp_path: Path, mon
         kernel, "_messages", lambda: [(int(r.split(",")[2].replace("{now}", str(now))) / 1e6, r.split(";")[1]) for r in records]
     )
     log = tmp_path / "node-0.log"
-    assert run(log, ["false"]) == 1
+    assert run(Log(log), ["false"]) == 1
     assert [line.partition(" | ")[2] for line in log.read_text().splitlines()] == [
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus."
     ]
@@ -309,7 +309,7 @@ def test_where_no_launcher_watches_node_0_does(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv(name, value)
     before = [signal.getsignal(number) for number in HANDLED]
     try:
-        code = run(tmp_path / "logs" / "node-0.log", [sys.executable, "-c", RANK, str(tmp_path)])
+        code = run(Log(tmp_path / "logs" / "node-0.log"), [sys.executable, "-c", RANK, str(tmp_path)])
     finally:
         for number, handler in zip(HANDLED, before, strict=True):
             signal.signal(number, handler)

@@ -10,6 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "trainfleet"
 GROUND = {
     "errors",
+    "entrypoint",
+    "muster",
     "beats",
     "checkpoints",
     "config",

@@ -24,9 +24,14 @@ def node_script(
     if job.torchrun:
         line = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
         heading.append(f"runs {' '.join([*line, *job.arguments])}")
-    ranks = str(job.ranks_per_node if job.torchrun else 0)
-    words = [python, "-m", "trainfleet.supervisor", "--seat", "fleet", ranks, str(job.folder), "--", job.module, *job.arguments]
+    words = [python, "-m", *entrypoint_words(job, "fleet")]
     return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
+
+
+def entrypoint_words(job: Job, engine: str) -> list[str]:
+    """What every node of a job is started with behind `python -m`, or as the arguments of an image (entrypoint.py)."""
+    ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
+    return ["trainfleet.entrypoint", "--on", engine, "--folder", str(job.folder), *ranks, "--", job.module, *job.arguments]
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from .. import devices, events, fence, lease, runs
+from .. import devices, events, fence, lease, runs, uplink
 from ..config import Config, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
@@ -70,7 +70,8 @@ def train(run: Run, config: Config, world: World, heart: Heart) -> None:
     """Trains the run to its end or to a stop."""
     profile = Profile(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(run.read_results().get("started") or time.time(), heart, world.device.mark, profile.at)
-    vote = Vote(run.stop if world.first else None, world.tree("votes"))
+    looks = world.first or (os.environ.get("LOCAL_RANK") == "0" and uplink.BUCKET in os.environ)  # its folder is its node's own
+    vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         notices.Watch(lambda notice: heed(run, vote, world.node, notice))

@@ -1,0 +1,200 @@
+"""A node's part of a job, wherever the node is: what scripts on hosts, sbatch's srun and every image start.
+
+    python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N] [--in HOME] [--wait SECONDS] -- MODULE WORDS...
+
+--on ENGINE      who started this node: fleet (this program, on a host), slurm, batch or sagemaker. Left out, it is found out. The
+                 node's seat is read as that engine tells it (seat.py)
+--folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
+--ranks N        torchrun's line for N ranks of MODULE is built from the seat; 0, the default: one plain process of MODULE
+--in HOME        the folder that FOLDER, runs/ and data/ are in; made where it is not there
+--wait SECONDS   how long ranks wait for the nodes that have not come yet (muster.py); 0: not at all
+
+The environment tells the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (uplink.py), TRAINFLEET_SECRETS (output.py), TRAINFLEET_ATTEMPT
+(fence.py), TRAINFLEET_WATCH (watchdog over so many ranks, where no launcher sees them).
+
+The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
+ends what is left before the engine would. What the engine keeps gets what the node has to say too: Batch and SageMaker its
+output, SageMaker the reason of a failure, which DescribeTrainingJob shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import events, fence, supervisor
+from .errors import BackendError, RunError, TrainfleetError, tell, telling
+from .muster import muster
+from .output import hide, visible
+from .runs import Run, make_folder, node_log, scratch
+from .seat import READERS, Seat, engine, torchrun
+from .supervisor import Log
+from .uplink import carrier
+
+STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
+REASON = 1024  # characters of a failure's reason, of which DescribeTrainingJob shows no more
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How an engine treats its nodes.
+
+    wait     seconds in which all nodes have to come; 0 where who launched them has seen to that
+    grace    seconds from SIGTERM until nothing may be left, a few less than the engine gives
+    echoes   whether it keeps what its nodes print
+    failure  the file for the reason of a failure
+    """
+
+    wait: float = STARTS
+    grace: float = supervisor.TERM_GRACE
+    echoes: bool = False
+    failure: Path | None = None
+
+
+TERMS = {
+    "fleet": Terms(wait=0),
+    "slurm": Terms(),  # KillWait is 30 s by default
+    "batch": Terms(echoes=True),  # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
+    # 120 s: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
+    "sagemaker": Terms(grace=110, echoes=True, failure=Path("/opt/ml/output/failure")),
+}
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    order = parse(arguments)
+    return supervisor.ending(lambda: carry_out(order))
+
+
+@dataclass(frozen=True)
+class Order:
+    """A command line, read."""
+
+    reader: str
+    folder: Path
+    ranks: int
+    home: Path
+    wait: float
+    command: tuple[str, ...]
+
+    @property
+    def terms(self) -> Terms:
+        return TERMS[self.reader]
+
+
+def parse(arguments: Sequence[str]) -> Order:
+    """The order of a command line; argparse's own message and exit code 2 where it is none."""
+    arguments = list(arguments)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser("trainfleet.entrypoint", usage=(__doc__ or "").splitlines()[2].strip(), allow_abbrev=False)
+    parser.add_argument("--on", choices=sorted(READERS))
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--in", dest="home", type=Path, default=Path())
+    parser.add_argument("--wait", type=float)
+    given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
+    if not command or given.ranks < 0:
+        parser.error("no module behind --" if not command else "--ranks is less than 0")
+    reader = given.on or engine()
+    return Order(reader, given.folder, given.ranks, given.home, TERMS[reader].wait if given.wait is None else given.wait, command)
+
+
+def carry_out(order: Order) -> int:
+    """Takes the seat, waits for the others, and runs the command to its end; its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as a container's first process it has no default
+    seat = READERS[order.reader]()
+    make_folder(order.home)
+    os.chdir(order.home)
+    log = Log(node_log(order.folder, seat.node), sys.stdout.fileno() if order.terms.echoes else None)
+    command = command_of(order, seat)
+    with reasoned(order, seat, log) as outcome, supervisor.on_own_disk(scratch(log.path)), carrier(log.path):
+        gather(order, seat, log)
+        outcome.code = supervisor.run(log, command, order.terms.grace)
+    return outcome.code
+
+
+def command_of(order: Order, seat: Seat) -> list[str]:
+    """The words of the node's command; the environment says its seat to what is no torchrun's."""
+    module, *words = order.command
+    if order.reader != "fleet":  # an engine's own count of how often it started this; ours begins anew with each request
+        os.environ[fence.AGAIN] = str(seat.attempt - 1)
+    if order.ranks:
+        log = node_log(order.folder, seat.node)
+        return [*torchrun(seat, order.ranks, module, sys.executable, scratch(log)), *words]
+    os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
+    return [sys.executable, "-m", module, *words]
+
+
+def gather(order: Order, seat: Seat, log: Log) -> None:
+    """Waits until all nodes of ranks that have to meet are there; who is missing stands in the log, and in the run's events.
+
+    Raises:
+        BackendError: they did not come, or can't meet.
+    """
+    if not (order.ranks and order.wait):
+        return
+    attempt = int(os.environ.get(fence.VARIABLE, "0"))
+    try:
+        muster(seat, str(order.folder), order.wait, lambda words: log.note("node", words))
+    except BackendError as error:
+        log.note("node", " ".join(str(error).split()))
+        run = Run(order.folder, events.node(seat.node, attempt))
+        run.note("fault", order=attempt, rank=None, node=seat.node, error=type(error).__name__, message=error.head,
+                 why=error.why, next=error.next)  # fmt: skip
+        raise
+
+
+@contextlib.contextmanager
+def reasoned(order: Order, seat: Seat, log: Log) -> Iterator[Outcome]:
+    """Where the engine asks for it, a node's part that fails leaves its reason, however it fails."""
+    outcome = Outcome()
+    try:
+        yield outcome
+    except TrainfleetError as error:
+        outcome.code, outcome.words = error.exit_code, str(error)
+        raise
+    finally:
+        if order.terms.failure and outcome.code:
+            leave(order.terms.failure, outcome.words or reason(order.folder, seat.node, log.path, outcome.code))
+
+
+@dataclass
+class Outcome:
+    """How a node's part ended, for `reasoned`; 1 is of what came to no end."""
+
+    code: int = 1
+    words: str = ""
+
+
+def reason(folder: Path, node: int, log: Path, code: int) -> str:
+    """Why this node's part failed: what its rank that failed first said of itself, or else the last lines of its log."""
+    with contextlib.suppress(RunError, ValueError, OSError):
+        faults = [event for event in Run(folder).read_events() if event["event"] == "fault" and event.get("node") == node]
+        newest = [fault for fault in faults if fault.get("order") == faults[-1].get("order")]
+        if newest:
+            told = newest[0]
+            words = f"{told['error']}: {told['message']}" + (f"\n  why: {told['why']}" if told.get("why") else "")
+            return words + (f"\n  next: {told['next']}" if told.get("next") else "")
+    with contextlib.suppress(OSError):
+        return f"exit code {code}; its last lines:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    return f"exit code {code}"
+
+
+def leave(file: Path, words: str) -> None:
+    """Leaves the reason where the engine reads it; where that can't be written, it is in the log alone."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(visible(hide(words))[:REASON], encoding="utf-8")
+    except OSError as error:
+        tell(RunError("the reason of the failure can't be left", where=str(file), why=error.strerror or str(error)))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main(sys.argv[1:]))
