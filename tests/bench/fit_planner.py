@@ -1,4 +1,4 @@
-"""Fits the constants of plan/speed.py to published figures, and judges them on sources they were not fitted to.
+"""Fits the constants of config/speed.py to published figures, and judges them on sources they were not fitted to.
 
 `python tests/bench/fit_planner.py` leaves each source of published.jsonl out in turn, fits on the others, and prints the errors on the
 one left out; then it prints the constants fitted on all. `--rows FILE` judges the constants as they stand on other rows of that form.
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from trainfleet import hardware
-from trainfleet.plan import speed
-from trainfleet.plan.speed import Constants, Device, Work
+from trainfleet.config import speed
+from trainfleet.config.speed import Constants, Device, Work
 
 ROWS = Path(__file__).parent / "published.jsonl"
 GB = 1e9

@@ -93,7 +93,7 @@ steps: 4
 """
     assert messages(tmp_path, text) == [
         "config.yaml:3: fleet.backnd: unknown key; did you mean backend?",
-        "config.yaml:4: fleet.nodes: must be at least 1 and at most 4096 nodes, not 0",
+        "config.yaml:4: fleet.nodes: must be at least 1 and at most 16384 nodes, not 0",
         "config.yaml:6: data.sources: must not be empty",
         'config.yaml:8: train.learning_rate: must be a number, not "abc"',
         "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length?",

@@ -12,8 +12,8 @@ import pytest
 
 from trainfleet import hardware
 from trainfleet.config import Settings, load
-from trainfleet.plan.estimate import as_device, work_of
-from trainfleet.plan.speed import Device, Step, Work, step_of, tokens_per_second
+from trainfleet.config.pace import as_device, work_of
+from trainfleet.config.speed import Device, Step, Work, step_of, tokens_per_second
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import fit_planner

@@ -27,7 +27,7 @@ VERBS = {
     "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
     "recipes": (),
     "config": ("RECIPE", "CONFIG", "YES"),
-    "plan": ("CONFIG", "SET", "NODES", "OUT"),
+    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS"),
     "tokenize": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),
     "profile": ("CONFIG", "SET", "NODES"),

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import hardware
-from ..config import Config
+from ..config.layouts import best
 from ..launch import readiness
 from ..launch.settings import config_of, plan_of, settings_of
-from ..launch.whereabouts import is_nowhere
+from ..launch.whereabouts import is_nowhere, runs_programs
+from ..plan.answers import Wish
 from ..plan.estimate import estimate
 from ..plan.plan import make_plan
 from ..plan.request import Artifact
-from ..report import proposal
-from .variables import Variables
+from ..report import proposal, sizes
+from .variables import Variables, amount
+
+ALTERNATIVES = 5  # layouts that are shown
 
 
 def main(variables: Variables, started: float) -> int:
@@ -22,7 +25,12 @@ def main(variables: Variables, started: float) -> int:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
     price = readiness.price(config)
-    print("\n".join(proposal.describe(config, derived, estimate(config, price))))
+    wish = Wish(*(amount(variables, name) for name in ("DAYS", "USD", "TOKENS")))
+    if wish != Wish():
+        print("\n".join(sizes.answer(config, wish, price, out)))
+        return 0
+    layouts = sizes.describe_layouts(config, best(config, ALTERNATIVES), price)
+    print("\n".join([*proposal.describe(config, derived, estimate(config, price)), *layouts]))
     changes: tuple[Artifact, ...] = ()
     if is_nowhere(config):
         plan = make_plan(config, derived, [], [], price)
@@ -42,12 +50,3 @@ def main(variables: Variables, started: float) -> int:
     setup = "make setup" if config.fleet.hosts else "write fleet.hosts, then make setup"
     print(f"\nnext: {'make train' if plan.requests else setup}")
     return 0
-
-
-def runs_programs(config: Config) -> bool:
-    """Whether reaching the hosts runs a program on this machine, which a plan must not."""
-    if config.fleet.ssh.config is None:
-        return False
-    from ..nodes import ssh_config  # loads SSH
-
-    return ssh_config.runs_programs(config.fleet.ssh)

@@ -31,9 +31,13 @@ VARIABLES = {
     "OUT": "a folder for the plan's files, or for the exported model",
     "LIFT": "a host to let out of quarantine",
     "FAULTS": "which faults: FAULTS='rank-killed disk-full' (all of them)",
+    "DAYS": "in how many days the training is to end",
+    "USD": "for how many dollars",
+    "TOKENS": "on how many tokens: TOKENS=1e12",
     "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]
+MOST = 1e18  # of an amount
 
 
 def read_variables(
@@ -90,6 +94,21 @@ def flag(variables: Variables, name: str) -> bool:
     if value not in ("", "0", "false", "no", "1", "true", "yes"):
         raise ConfigError([Problem(0, name, "", f"must be 1 or 0, not {variables[name]!r}")], next=f"{name}=1, or leave it out")
     return value in ("1", "true", "yes")
+
+
+def amount(variables: Variables, name: str) -> float | None:
+    """A positive number such as 7, 0.5 or 1e12; None where it is not given.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    text = variables.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not 0 < float(text) <= MOST:
+        message = f"must be a number above 0, up to {MOST:g}, not {show(text)}"
+        raise ConfigError([Problem(0, name, "", message)], next=f"{name}=100, or leave it out")
+    return float(text)
 
 
 def number(variables: Variables, name: str, default: int, least: int = 0) -> int:

@@ -15,7 +15,7 @@ from .. import door, hardware
 from ..errors import ConfigError, DataError, InputError, Problem
 from ..output import keep_secret
 from ..shapes import fit
-from . import layouts, rules, schema
+from . import goodput, layouts, rules, schema
 from .derive import Derived, derive, other_family
 from .positions import DEEPEST, Document, Key, dotted, read, read_value
 from .types import Config, Data
@@ -88,6 +88,7 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
         return None, [], problems
     asked = layouts.provide(values["train"])
     config, chosen = layouts.settle(fit(Config, values), asked)
+    config, interval = goodput.with_interval(config)
     if not broken and (what := layouts.lack(config, asked)):
         report("train.layout", what)
     for key, message in (*rules.check(config, broken, tokens), *terms.refuse(config)):
@@ -95,7 +96,7 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
             report(key, message)
     if lack := _lacks(config, problems):
         report("data.tokenizer", lack)
-    return config, derived + chosen, problems
+    return config, [*derived, *chosen, *interval], problems
 
 
 def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str], Terms]) -> list[Problem]:

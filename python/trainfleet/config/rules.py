@@ -309,6 +309,7 @@ def _nearest(batch: int, ways: int) -> str:
 
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
+OF_A_LAYOUT: tuple[Rule, ...] = (*DIVISION, _documents, _recompute, _formats)  # which auto must keep to
 RULES: tuple[Rule, ...] = (
     _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
     _schedule, _recompute, _formats, _profile,

@@ -278,8 +278,12 @@ class Checkpoint:
 
     @property
     def every_seconds(self) -> float:
-        """0 when the steps decide."""
-        return 0.0 if isinstance(self.every, int) or self.is_off else 60.0 * float(self.every.removesuffix("min"))
+        """0 when the steps decide; `auto` is minutes by the time that anybody asks (goodput.py)."""
+        return (
+            0.0
+            if isinstance(self.every, int) or self.every in ("auto", "never")
+            else 60.0 * float(self.every.removesuffix("min"))
+        )
 
 
 @dataclass(frozen=True)

@@ -92,3 +92,12 @@ def config_known(run: Run, variables: Variables) -> Config | None:
 def is_nowhere(config: Config) -> bool:
     """Whether the config names no machine yet, so that its run can have been at work nowhere."""
     return backend_of(config).hands_over and not config.fleet.hosts
+
+
+def runs_programs(config: Config) -> bool:
+    """Whether reaching the hosts runs a program on this machine, which a plan must not."""
+    if config.fleet.ssh.config is None:
+        return False
+    from ..nodes import ssh_config  # loads SSH
+
+    return ssh_config.runs_programs(config.fleet.ssh)

@@ -15,17 +15,22 @@ from ..config import Config, Derived, dump_resolved
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
+from ..config.speed import Step
 from ..errors import ConfigError, Problem
 from ..plan.estimate import LIKELY, Estimate
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees
 from ..plan.request import Artifact, Request
-from ..plan.speed import Step
 from ..runs import write_atomic
 from .history import duration
 
 INDENT = "    "
-FILES = r"config\.yaml|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
+PARTS = {  # of a step, in words
+    "products": "matrix products", "traffic": "memory traffic", "launches": "kernel launches", "shards": "gathering shards",
+    "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
+    "idle": "pipeline idle", "update": "optimizer", "other": "gradient exchange and the rest",
+}  # fmt: skip
+FILES = r"config\.yaml|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
 
 
 def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
@@ -124,13 +129,8 @@ def _basis(config: Config) -> str:
 
 def shares(step: Step) -> list[str]:
     """The parts of a step that take at least 2 % of it, largest first."""
-    words = {
-        "products": "matrix products", "traffic": "memory traffic", "launches": "kernel launches", "shards": "gathering shards",
-        "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
-        "idle": "pipeline idle", "update": "optimizer", "other": "gradient exchange and the rest",
-    }  # fmt: skip
     parts = sorted(((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True)
-    return [f"{words.get(name, name)} {share:.0%}" for share, name in parts if share >= 0.02]
+    return [f"{PARTS.get(name, name)} {share:.0%}" for share, name in parts if share >= 0.02]
 
 
 def rough(value: float) -> str:

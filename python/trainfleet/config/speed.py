@@ -178,7 +178,7 @@ class Step:
 def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
     """The seconds of one optimizer step of `work` on `device`s."""
     c = constants
-    layers = work.layers / work.pipeline
+    layers = ceil(work.layers / work.pipeline)
     again = {"none": 0.0, "selective": c.selective, "full": c.full}[work.recompute]
     times = FORWARD + BACKWARD + again
     block = _block(work, device, c)
@@ -296,20 +296,33 @@ def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple
     group, ways = work.data * work.context, max(1, work.shard)
     if group == 1:
         return 0.0, 0.0
-    stride = work.tensor
-    rate, latency = _link(device, c, group, stride)
-    bytes = work.numbers * (group - 1) / group
     layers = work.layers / work.pipeline
     if work.zero == 3 and ways > 1 and work.pipeline == 1:
-        gather = 2 * (work.weight_bytes * bytes / rate + layers * latency)
-        reduce = work.weight_bytes * bytes / rate + layers * latency
-        exchange = gather + reduce
-        return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - computing), 0.0
-    exchange = (GRADIENT + work.weight_bytes) * bytes / rate + layers * latency
+        together = min(group, ways * work.context)  # the ranks that share one copy of the weights
+        rate, latency = _link(device, c, together, work.tensor)
+        bytes = work.weight_bytes * work.numbers * (together - 1) / together
+        exchange = 3 * (bytes / rate + layers * latency)  # gathered forward and backward, gradients reduced
+        over = _hidden(_replicas(work, device, c, together, group // together), computing, c) / work.passes
+        return _hidden(exchange, computing, c) + over, 0.0
+    rate, latency = _link(device, c, group, work.tensor)
+    exchange = (GRADIENT + work.weight_bytes) * work.numbers * (group - 1) / group / rate + layers * latency
     if not device.kernels:
         return 0.0, exchange  # one graph computes, the next one exchanges
     window = computing * (1 + (work.pipeline - 1) / work.interleave)  # stages end one after the other
-    return 0.0, exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - 2 / 3 * window)
+    return 0.0, _hidden(exchange, 2 / 3 * window, c)
+
+
+def _replicas(work: Work, device: Device, c: Constants, together: int, replicas: int) -> float:
+    """Seconds of summing what one rank has of the gradients over the copies of the weights (HSDP)."""
+    if replicas == 1:
+        return 0.0
+    rate, latency = _link(device, c, replicas, work.tensor * together)
+    return 2 * GRADIENT * work.numbers / together * (replicas - 1) / replicas / rate + latency
+
+
+def _hidden(exchange: float, window: float, c: Constants) -> float:
+    """What is left of an exchange that runs beside `window` seconds of computing."""
+    return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - window)
 
 
 def _stages(work: Work, device: Device, c: Constants) -> float:

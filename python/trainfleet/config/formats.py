@@ -1,0 +1,24 @@
+"""What a device offers a config: the number format of its products, and the memory that a rank may use."""
+
+from __future__ import annotations
+
+from .. import hardware
+from .types import Config
+
+USABLE = 0.9  # of a device's memory: the rest is the driver's, the collectives' buffers and what fragments
+
+
+def usable_bytes(device: hardware.Accelerator) -> float:
+    return USABLE * device.memory_gib * 2**30
+
+
+def format_of(config: Config) -> str:
+    """The number format of products: fp8, bf16 or fp32."""
+    device = hardware.accelerator_of(config.fleet.instance_type)
+    best = "bf16" if device is not None and device.bf16 is not None else "fp32"
+    return best if config.train.precision == "auto" else config.train.precision
+
+
+def is_half(config: Config) -> bool:
+    """Whether what is computed takes two bytes a number: fp8 is for products alone."""
+    return format_of(config) != "fp32"

@@ -1,0 +1,45 @@
+"""A config as the model of speed takes it: what a rank does in a step, and on what."""
+
+from __future__ import annotations
+
+from .. import hardware
+from .families import FAMILIES
+from .formats import format_of, is_half
+from .memory import passes_of
+from .speed import Device, Step, Work, step_of
+from .types import Config
+
+UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
+
+
+def predict(config: Config) -> Step | None:
+    """The seconds of a step by part; None on CPUs and on devices that nobody has figures of."""
+    row = hardware.accelerator_of(config.fleet.instance_type)
+    return step_of(work_of(config), as_device(config, row)) if row else None
+
+
+def work_of(config: Config) -> Work:
+    """What a rank does in a step of this config, as config/speed.py takes it."""
+    model, train, layout = config.model, config.train, config.train.layout
+    family, recompute = FAMILIES[model.family], train.recompute
+    nearest = (
+        recompute if isinstance(recompute, str) else "none" if recompute > 0.75 else "selective" if recompute > 0.25 else "full"
+    )
+    return Work(
+        model.layers, model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.vocabulary_size,
+        gated=family.rotary, causal=family.causal, length=train.sequence_length, micro_batch=train.micro_batch,
+        passes=passes_of(config), data=config.data_parallel, shard=layout.shard, zero=layout.zero, tensor=layout.tensor,
+        pipeline=layout.pipeline, context=layout.context, interleave=layout.interleave, format=format_of(config),
+        weight_bytes=2 if is_half(config) else 4, recompute=nearest, flash=family.causal or config.fleet.stack != "neuron-xla",
+        fused=bool(train.compile), predicted=family.guesses(train.sequence_length) / train.sequence_length,
+    )  # fmt: skip
+
+
+def as_device(config: Config, row: hardware.Accelerator) -> Device:
+    """A rank's device, with its part of the node's network."""
+    machine, ranks = hardware.instance(config.fleet.instance_type), config.fleet.ranks_per_node
+    outside = machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators) if machine else UNKNOWN_NETWORK / ranks
+    flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
+    return Device(
+        row.name, flops, row.bandwidth, row.neighbours, outside, ranks, row.efficiency, row.attention, row.kind != "neuron"
+    )

@@ -1,0 +1,161 @@
+"""How many nodes, how long, how much: what a model's training takes over numbers of nodes, and the one that meets a wish."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .. import hardware
+from ..config import Config
+from ..config.formats import format_of
+from ..config.goodput import foresee
+from ..config.search import KEYS, Choice, choose, ranked
+from ..config.sizes import count_parameters, flops_per_token
+from ..errors import ConfigError, Problem
+
+DAY = 86400.0
+LARGEST = 10_000  # nodes
+CHINCHILLA = 20  # tokens per parameter with which a given compute is spent best (Hoffmann et al. 2022, arXiv:2203.15556)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for; None: left open."""
+
+    days: float | None = None
+    usd: float | None = None
+    tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Size:
+    """A fleet's size: its best layout, what it trains per second, the useful share of time, and what a training takes on it."""
+
+    nodes: int
+    choice: Choice
+    tokens_per_second: float
+    mfu: float
+    goodput: float
+    tokens: float
+    days: float
+    usd: float | None
+
+    @property
+    def usd_per_billion(self) -> float | None:
+        return self.usd / self.tokens * 1e9 if self.usd is not None else None
+
+
+def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
+    """What the training takes at each number of nodes that holds the model, the fewest first.
+
+    Without TOKENS it is as long as DAYS and USD allow, and without those too as long as train.steps says.
+
+    Raises:
+        ConfigError: nobody knows the device, or its price where USD is asked.
+    """
+    device = hardware.accelerator_of(config.fleet.instance_type)
+    if device is None:
+        what = f"no figures of {config.fleet.instance_type or 'this machine'} to predict from"
+        raise ConfigError([Problem(0, "", "fleet.instance_type", what)], next="name a type that hardware.py has: p5.48xlarge ...")
+    if wish.usd is not None and price is None:
+        what = f"no list price of {config.fleet.instance_type}, so nobody knows what USD buys"
+        raise ConfigError([Problem(0, "USD", "", what)], next="make plan DAYS=... TOKENS=...")
+    found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, price, device))]
+    if not found:
+        what = f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
+        raise ConfigError([Problem(0, "", "train.layout", what)], next="a larger train.global_batch, or a smaller model")
+    return found
+
+
+def answer(found: Sequence[Size], wish: Wish) -> Size:
+    """The size that meets the wish: the cheapest of those in time, the fastest within the dollars, or the most tokens of both.
+
+    Raises:
+        ConfigError: none does; by how much, and what would.
+    """
+    meets = [size for size in found if _in_time(size, wish) and _within(size, wish)]
+    if not meets:
+        raise _unmet(found, wish)
+    if wish.tokens is None and wish.days is not None and wish.usd is not None:
+        return max(meets, key=lambda size: size.tokens)
+    if wish.days is not None:
+        return min(meets, key=lambda size: (size.usd if size.usd is not None else size.nodes * size.days, size.days))
+    return min(meets, key=lambda size: size.days)
+
+
+def shown(found: Sequence[Size], chosen: Size) -> list[Size]:
+    """The sizes for a table: powers of two, and the chosen one."""
+    return [size for size in found if size.nodes & (size.nodes - 1) == 0 or size is chosen]
+
+
+def remark(config: Config, tokens: float) -> str:
+    """How many tokens a parameter gets, beside what spends a given compute best."""
+    ratio = tokens / count_parameters(config.model)
+    return f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} make the best model of a given compute, more a better small one"
+
+
+def _counts(config: Config) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12 ...: powers of two and what lies between, and the fleet's own number."""
+    powers = [2**power for power in range(LARGEST.bit_length())]
+    counts = {count for power in powers for count in (power, power + power // 2)} | {config.fleet.nodes}
+    yield from sorted(count for count in counts if count <= LARGEST)
+
+
+def _size(config: Config, nodes: int, wish: Wish, price: float | None, device: hardware.Accelerator) -> Size | None:
+    choices = ranked(replace(config, fleet=replace(config.fleet, nodes=nodes)), set(KEYS), device)
+    if not choices:
+        return None
+    choice, train = choose(choices), config.train
+    useful = foresee(choice.config, choice.seconds).share
+    rate = train.global_batch * train.sequence_length / choice.seconds
+    dollars = price * nodes * 24 if price is not None else None  # a day
+    tokens = _tokens(config, wish, rate * useful, dollars)
+    days = tokens / (rate * useful) / DAY
+    peak = device.peak(format_of(choice.config)) * choice.config.world_size
+    mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
+    return Size(nodes, choice, rate, mfu, useful, tokens, days, None if dollars is None else days * dollars)
+
+
+def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:
+    if wish.tokens is not None:
+        return wish.tokens
+    if wish.days is not None and wish.usd is not None and dollars:
+        return rate * DAY * min(wish.days, wish.usd / dollars)
+    return float(config.train.steps * config.train.global_batch * config.train.sequence_length)
+
+
+def _in_time(size: Size, wish: Wish) -> bool:
+    return wish.days is None or size.days <= wish.days * 1.0001
+
+
+def _within(size: Size, wish: Wish) -> bool:
+    return wish.usd is None or (size.usd is not None and size.usd <= wish.usd * 1.0001)
+
+
+def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
+    fastest, cheapest = min(found, key=lambda size: size.days), min(found, key=_dollars)
+    in_time, within = [size for size in found if _in_time(size, wish)], [size for size in found if _within(size, wish)]
+    problems = []
+    if not in_time:
+        what = f"{wish.days:g} days: {fastest.nodes:,} nodes, the fastest, take {fastest.days:,.3g}"
+        problems.append(Problem(0, "DAYS", "", f"{what}; DAYS={_up(fastest.days)} can be met"))
+    if not within:
+        what = f"${wish.usd:,.0f}: {cheapest.nodes:,} nodes, the cheapest, cost ${_dollars(cheapest):,.0f}"
+        problems.append(Problem(0, "USD", "", f"{what}; USD={_up(_dollars(cheapest))} can be met"))
+    if not problems:
+        one, other = min(in_time, key=_dollars), min(within, key=lambda size: size.days)
+        what = f"{wish.days:g} days cost ${_dollars(one):,.0f} ({one.nodes:,} nodes)"
+        both = f"{what}, and ${wish.usd:,.0f} take {other.days:,.3g} days ({other.nodes:,} nodes)"
+        problems.append(Problem(0, "DAYS", "", f"not within USD too: {both}"))
+    return ConfigError(problems, next="fewer TOKENS, or what can be met")
+
+
+def _dollars(size: Size) -> float:
+    return math.inf if size.usd is None else size.usd
+
+
+def _up(value: float) -> str:
+    """Rounded up to three digits, so that what is offered can be met."""
+    digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
+    return f"{math.ceil(value / digits) * digits:g}"

@@ -1,0 +1,115 @@
+"""What a training takes over numbers of nodes, and the best layouts of one: tables for the terminal, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ..config import Config
+from ..config.search import Choice
+from ..plan import answers
+from ..plan.answers import DAY, Size, Wish, remark, shown
+from ..plan.plan import degrees
+from .history import duration, percent, quantity
+from .plots import BLUE, INK, PAPER, STYLE, note
+from .proposal import PARTS, rough
+
+LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
+SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion tokens", "layout")
+LEFT = ("layout", "recompute", "limited by")
+
+
+def describe_layouts(config: Config, choices: Sequence[Choice], price: float | None) -> Iterator[str]:
+    """The best layouts of this fleet, the fastest first; the one that the config has is marked."""
+    if not choices:
+        return
+    yield from ("", "layouts, the fastest first")
+    yield from table(LAYOUTS, [_layout(config, choice, price) for choice in choices])
+
+
+def answer(config: Config, wish: Wish, price: float | None, out: Path | None) -> Iterator[str]:
+    """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the picture.
+
+    Raises:
+        ConfigError: none does, or nobody knows.
+    """
+    found = answers.sizes(config, wish, price)
+    chosen = answers.answer(found, wish)
+    yield from describe_sizes(config, found, chosen, wish)
+    if out:
+        draw(out / "sizes.png", shown(found, chosen), chosen)
+        yield from ("", f"written to {out}/: sizes.png")
+    yield from ("", f"next: make plan NODES={chosen.nodes}")
+
+
+def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wish) -> Iterator[str]:
+    """The table over numbers of nodes, and the answer."""
+    yield from ("", f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}")
+    yield from table(SIZES, [_size(size, chosen) for size in shown(found, chosen)])
+    dollars = f" for about ${rough(chosen.usd)}" if chosen.usd is not None else ""
+    asked = f"{rough(chosen.tokens)} tokens in {duration(chosen.days * DAY)}{dollars}"
+    yield from ("", f"answer: NODES={chosen.nodes}: {asked}", f"        {remark(config, chosen.tokens)}")
+    if wish.tokens is not None:
+        batch = config.train.global_batch * config.train.sequence_length
+        yield f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on so many"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Aligned lines: numbers to the right, words to the left."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        columns = zip(row, widths, head, strict=True)
+        cells = (cell.ljust(width) if name in LEFT else cell.rjust(width) for cell, width, name in columns)
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
+    """Days, dollars and goodput against nodes; the answer is marked."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    curves: list[tuple[str, Callable[[Size], float], Callable[[float], str]]] = [
+        ("Time", lambda size: size.days, lambda days: duration(days * DAY)),
+        ("Goodput", lambda size: size.goodput, percent),
+    ]
+    if chosen.usd is not None:
+        curves.insert(1, ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.4 * len(curves), 3.2), layout="constrained")
+        for axes, (title, value, words) in zip(figure.subplots(1, len(curves)), curves, strict=True):
+            values = [value(size) for size in found]
+            axes.set_title(title, pad=8)
+            axes.set_xlabel("nodes")
+            axes.set_xscale("log", base=2)
+            if words is not percent:
+                axes.set_yscale("log", base=2)
+            axes.set_xticks([found[0].nodes, chosen.nodes, found[-1].nodes])
+            axes.xaxis.set_major_formatter(lambda nodes, _: f"{nodes:,.0f}")
+            axes.set_yticks([min(values), max(values)], [words(min(values)), words(max(values))])
+            axes.minorticks_off()
+            axes.plot([size.nodes for size in found], values, color=BLUE, lw=2)
+            axes.plot([chosen.nodes], [value(chosen)], color=BLUE, marker="o", ms=6)
+            note(axes, words(value(chosen)), (chosen.nodes, value(chosen)), (6, 8), color=INK)
+            axes.margins(y=0.15)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160, facecolor=PAPER)
+
+
+def _layout(config: Config, choice: Choice, price: float | None) -> tuple[str, ...]:
+    train = choice.config.train
+    dollars = price * config.fleet.nodes * choice.seconds * train.steps / 3600 if price else None
+    limit = choice.step.limit()
+    return (
+        "*" if train == config.train else "", degrees(choice.config), str(train.micro_batch), str(train.recompute),
+        f"{choice.bytes / 2**30:.1f} GiB", f"{choice.seconds:.3g} s", f"${rough(dollars)}" if dollars is not None else "",
+        PARTS.get(limit, limit),
+    )  # fmt: skip
+
+
+def _size(size: Size, chosen: Size) -> tuple[str, ...]:
+    each = f"${rough(size.usd_per_billion)}" if size.usd_per_billion is not None else ""
+    return (
+        "*" if size is chosen else "", f"{size.nodes:,}", rough(size.tokens_per_second), percent(size.mfu),
+        f"{size.goodput:.1%}", duration(size.days * DAY), f"${rough(size.usd)}" if size.usd is not None else "", each,
+        degrees(size.choice.config),
+    )  # fmt: skip

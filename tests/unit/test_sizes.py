@@ -1,0 +1,106 @@
+"""make plan DAYS, USD, TOKENS: any two give the third and the nodes; goodput follows from failures; auto's search is exhaustive."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainfleet import hardware
+from trainfleet.cli import main as command
+from trainfleet.config import Config, Settings, load
+from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
+from trainfleet.config.layouts import best
+from trainfleet.config.search import KEYS, candidates, ranked
+from trainfleet.errors import ConfigError
+from trainfleet.plan.answers import Wish, answer, sizes
+from trainfleet.recipes import FOLDER
+
+RECIPE = FOLDER / "llama-3-8b-p5.yaml"
+PRICE = 55.04
+
+
+def config(settings: str = "train.global_batch=2048") -> Config:
+    return load(Settings(RECIPE, settings))[0]
+
+
+def test_any_two_of_days_dollars_and_tokens_give_the_third_and_the_nodes() -> None:
+    tokens = 1e12
+    by_days = answer(sizes(config(), Wish(days=14, tokens=tokens), PRICE), Wish(days=14, tokens=tokens))
+    assert by_days.days <= 14 and by_days.usd and by_days.nodes > 1
+    wish = Wish(usd=by_days.usd * 1.001, tokens=tokens)
+    assert answer(sizes(config(), wish, PRICE), wish).days <= by_days.days  # the same dollars buy no less
+    wish = Wish(days=by_days.days, usd=by_days.usd)
+    assert answer(sizes(config(), wish, PRICE), wish).tokens == pytest.approx(tokens, rel=0.1)
+
+
+def test_what_nothing_meets_is_refused_with_what_would() -> None:
+    for wish, key in ((Wish(days=0.01, tokens=1e13), "DAYS"), (Wish(usd=10, tokens=1e13), "USD")):
+        found = sizes(config(), wish, PRICE)
+        with pytest.raises(ConfigError) as caught:
+            answer(found, wish)
+        message = str(caught.value)
+        assert f"{key}=" in message and [problem.where for problem in caught.value.problems] == [key]
+        met = replace(wish, **{key.lower(): float(message.split(f"{key}=")[1].split()[0])})
+        assert answer(found, met).nodes  # what is offered can be met
+    with pytest.raises(ConfigError, match=r"not within USD too: 2 days cost .* take"):
+        wish = Wish(days=2, usd=250_000, tokens=1e12)
+        answer(sizes(config(), wish, PRICE), wish)
+    with pytest.raises(ConfigError, match="no list price"):
+        sizes(config("fleet.instance_type=p5e.48xlarge"), Wish(usd=1, tokens=1e9), None)
+
+
+def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan"
+    assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e11", "DAYS=7", f"OUT={out}"]) == 0
+    said = capsys.readouterr().out
+    assert "answer: NODES=" in said and "tokens per parameter" in said and "goodput" in said and "\n  * " in said
+    assert (out / "sizes.png").stat().st_size > 10_000
+    assert command(["plan", f"CONFIG={RECIPE}", f"OUT={out}"]) == 0  # an earlier plan's folder
+    said = capsys.readouterr().out
+    assert "layouts, the fastest first" in said and said.count("  *  ") == 1
+    for word in ("nan", "-1", "1e99", "0", "1;ls", "٣"):
+        assert command(["plan", f"CONFIG={RECIPE}", f"DAYS={word}"]) == 2
+        assert "must be a number above 0" in capsys.readouterr().err
+
+
+def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:
+    found, device = best(config(), 5), hardware.accelerator_of("p5.48xlarge")
+    assert device and len(found) == 5 and [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
+    every = ranked(config(), set(KEYS), device)
+    assert found[0] is not None and min(choice.seconds for choice in every) == found[0].seconds
+    tried = {layout.train.layout for layout in candidates(config("fleet.nodes=48 train.global_batch=128"), set(KEYS), device)}
+    assert {layout.pipeline * layout.tensor * layout.context % 3 for layout in tried} == {0}  # 384 = 3 x 128
+
+
+def test_goodput_is_what_a_run_with_random_failures_keeps() -> None:
+    draw, between, interval, stall, restart = random.Random(1), 9000.0, 600.0, 5.0, 90.0
+    clock = useful = 0.0
+    failure = draw.expovariate(1 / between)
+    while clock < 3e7:
+        if clock + interval + stall < failure:
+            clock, useful = clock + interval + stall, useful + interval
+        else:
+            clock = failure + restart
+            failure = clock + draw.expovariate(1 / between)
+    assert share(between, interval, stall, restart) == pytest.approx(useful / clock, abs=0.005)
+
+
+def test_the_interval_that_auto_takes_loses_least() -> None:
+    between, stall = 3600 / (FAILURES * 16384), 6.0
+    taken = best_minutes(between, stall)
+    shares = {minutes: share(between, minutes * 60, stall, 90) for minutes in range(1, 61)}
+    assert shares[taken] > max(shares.values()) - 1e-3
+    auto, derived = load(Settings(RECIPE, "checkpoint.every=auto"))
+    assert auto.checkpoint.every.endswith(" min") if isinstance(auto.checkpoint.every, str) else False
+    assert any(row.key == "checkpoint.every" and "every" in row.why for row in derived)
+
+
+def test_a_fleet_that_fails_as_that_of_llama_3_did_keeps_more_than_nine_tenths() -> None:
+    """419 interruptions in 54 days of 16,384 H100, and over 90 % of useful time (arXiv:2407.21783, 3.3.4)."""
+    large = config("fleet.nodes=2048 train.global_batch=2048 model.preset=llama-3-70b checkpoint.every=auto")
+    found = foresee(large, 30.0)
+    assert 54 * 24 * 3600 / found.between_failures == pytest.approx(419, rel=0.02)
+    assert 0.90 < found.share < 0.99
