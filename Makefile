@@ -28,7 +28,7 @@ recipes: .venv/.stamp ## the complete configs that come with this
 config: .venv/.stamp ## write a recipe to config.yaml [RECIPE=name YES=1]
 	@.venv/bin/python -m trainfleet config
 
-plan: .venv/.stamp ## what would run, what was derived and why [DAYS USD TOKENS OUT]
+plan: .venv/.stamp ## what would run, what was derived and why [DAYS USD TOKENS]
 	@.venv/bin/python -m trainfleet plan
 
 tokenize: .venv/.stamp ## turn the sources into tokens [NODES]
