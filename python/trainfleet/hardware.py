@@ -60,7 +60,9 @@ TRAINIUM2 = Accelerator(  # a logical core of two physical ones
 )  # fmt: skip
 
 
-TRAINED_ON = ("cuda",)  # the kinds that devices/ has a file for (a test compares)
+TRAINED_ON = ("cuda", "neuron")  # the kinds that devices/ has a file for (a test compares)
+CHIPS = {"trn1": (TRAINIUM1, 2), "trn2": (TRAINIUM2, 4)}  # by the driver's name of a device: its cores, as ranks see them
+NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
 ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
 
 
@@ -147,7 +149,17 @@ def local_accelerators() -> int:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
     found = list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))  # a container may have these alone
-    return len(found or list(Path("/dev").glob("neuron[0-9]*")))
+    return len(found) or len(list(Path("/dev").glob("neuron[0-9]*"))) * local_chip()[1]
+
+
+@functools.cache
+def local_chip() -> tuple[Accelerator | None, int]:
+    """The row for a core of this machine's Neuron devices, and the cores of a device; None and 1 when the table lacks it."""
+    try:
+        words = (NEURON_DEVICES / "neuron0/info/architecture/instance_type").read_text().strip().lower()
+    except OSError:
+        return None, 1
+    return next((row for name, row in CHIPS.items() if words.startswith(name)), (None, 1))
 
 
 @functools.cache
@@ -155,7 +167,9 @@ def local_accelerator() -> Accelerator | None:
     """The row for this machine's accelerators, by what the driver calls the first of them; None when the table lacks it."""
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [line.partition(":")[2] for file in files[:1] for line in file.read_text().splitlines() if line.startswith("Model")]
-    return find_accelerator(models[0]) if models and local_accelerators() else None
+    if not local_accelerators():
+        return None
+    return find_accelerator(models[0]) if models else local_chip()[0]
 
 
 def accelerator_of(instance_type: str | None) -> Accelerator | None:
@@ -167,7 +181,7 @@ def accelerator_of(instance_type: str | None) -> Accelerator | None:
 def awaited(instance_type: str | None) -> Accelerator | None:
     """The accelerator of a type that can be planned and set up, and not trained on yet."""
     device = accelerator_of(instance_type)
-    return device if device and device.kind not in TRAINED_ON else None
+    return device if device and device_of(_stack_for(device)) not in TRAINED_ON else None
 
 
 def local_cores() -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainfleet import hardware
 from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.devices.cuda import Cuda
+from trainfleet.devices.neuron import Neuron
 from trainfleet.errors import ConfigError
 from trainfleet.hardware import ACCELERATORS, INSTANCE_TYPES, find_accelerator
 from trainfleet.launch.training import require_engine
@@ -48,11 +51,25 @@ def test_products_have_the_peak_of_their_format() -> None:
 
 
 def test_what_nothing_trains_on_yet_is_planned_and_refused() -> None:
-    assert {device.kind for device in (Cpu, Cuda)} == {"cpu", *hardware.TRAINED_ON}
+    assert {device.kind for device in (Cpu, Cuda, Neuron)} == {"cpu", *hardware.TRAINED_ON}
     config, _ = load(Settings(FOLDER / "llama-2-7b-trn1.yaml", "fleet.hosts=[a,b,c,d]"))
     with pytest.raises(ConfigError, match="training on NeuronCore-v2 is not built yet"):
         require_engine(config)
     require_engine(load(Settings(FOLDER / "llama-3-8b-p5.yaml"))[0])
+
+
+@pytest.mark.parametrize(
+    ("said", "row", "ranks"), [("Trn1\n", hardware.TRAINIUM1, 32), ("trn2.48xlarge\n", hardware.TRAINIUM2, 64)]
+)
+def test_neuron_cores_of_this_machine_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, row: hardware.Accelerator, ranks: int
+) -> None:
+    (place := tmp_path / "neuron0/info/architecture").mkdir(parents=True)
+    (place / "instance_type").write_text(said)
+    monkeypatch.setattr(hardware, "NEURON_DEVICES", tmp_path)
+    hardware.local_chip.cache_clear()
+    assert hardware.local_chip()[0] is row and 16 * hardware.local_chip()[1] == ranks
+    hardware.local_chip.cache_clear()
 
 
 def test_figures_agree_with_one_another() -> None:

@@ -28,7 +28,8 @@ train: {{global_batch: {batch}, sequence_length: {length}, layout: auto}}
 def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, dict[str, Derived]]:
     text = FLEET.format(**({"nodes": 8, "kind": "p5.48xlarge", "preset": "llama-3-8b", "batch": 512, "length": 8192} | words))
     (folder / "config.yaml").write_text(text)
-    config, derived = load(Settings(folder / "config.yaml", settings))
+    exact = "train.spike_sigmas=0" if "trn1" in text else ""
+    config, derived = load(Settings(folder / "config.yaml", f"{settings} {exact}".strip()))
     return config, {row.key: row for row in derived}
 
 
@@ -39,11 +40,11 @@ def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, d
         ({"preset": "llama-3-8b"}, "shard 8 zero 3 tensor 1 pipeline 1", "none"),  # within a node, replicas over nodes
         ({"preset": "llama-3-70b", "nodes": 16}, "shard 128 zero 3 tensor 1 pipeline 1", "full"),
         ({"preset": "llama-2-13b", "kind": "p4d.24xlarge", "nodes": 2, "length": 4096}, "shard 4 zero 1 tensor 4", "selective"),
-        ({"preset": "llama-2-7b", "kind": "trn1.32xlarge", "nodes": 4, "length": 4096}, "shard 8 zero 1 tensor 4 pipeline 2", "none"),
+        ({"preset": "llama-2-7b", "kind": "trn1.32xlarge", "nodes": 4, "length": 4096}, "shard 16 zero 1 tensor 4 pipeline 2", "none"),
         ({"preset": "llama-2-70b", "kind": "trn1.32xlarge", "nodes": 32, "batch": 1024, "length": 4096}, "zero 1 tensor 8 pipeline 8", "full"),
         ({"preset": "llama-3-8b", "batch": 8}, "tensor 8", "none"),  # 64 ranks, 8 sequences: the others help with those
         ({"preset": "llama-3-8b", "kind": "g6.48xlarge", "nodes": 2, "batch": 64, "length": 4096}, "shard 16 zero 3 tensor 1", "full"),
-        ({"preset": "bert-large", "kind": "trn1.32xlarge", "nodes": 16, "batch": 65536, "length": 128}, "shard 32 zero 1 tensor 1", "none"),
+        ({"preset": "bert-large", "kind": "trn1.32xlarge", "nodes": 16, "batch": 65536, "length": 128}, "shard 512 zero 1 tensor 1", "none"),
         ({"nodes": 48, "batch": 128}, "tensor 4 pipeline 3", "none"),  # 384 = 3 x 128
     ],
 )  # fmt: skip
@@ -113,9 +114,9 @@ def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: 
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "16 data-parallel (state over 8, ZeRO 1) x 4 tensor x 2 pipeline", "of 14.4 usable a rank", "an MFU of 42%, predicted")),
+        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "16 data-parallel (state over 16, ZeRO 1) x 4 tensor x 2 pipeline", "of 14.4 usable a rank", "an MFU of 42%, predicted")),
         ("llama-3-8b-p5", ("8 nodes x 8 ranks (p5.48xlarge)", "64 data-parallel (state over 8, ZeRO 3)", "of 71.3 usable a rank", "an MFU of 40%, predicted")),
-        ("bert-large-trn1", ("16 nodes x 32 ranks (trn1.32xlarge)", "512 data-parallel (state over 32, ZeRO 1)", "512 x 2 micro-batches of 64")),
+        ("bert-large-trn1", ("16 nodes x 32 ranks (trn1.32xlarge)", "512 data-parallel\n", "512 x 2 micro-batches of 64")),
         ("roberta-large-p3dn-ssh", ("8 nodes x 8 ranks (p3dn.24xlarge)", "64 data-parallel\n", "15.7 TFLOP/s a rank, fp32")),
     ],
 )  # fmt: skip

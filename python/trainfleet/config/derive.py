@@ -10,6 +10,7 @@ from typing import Any
 from .. import hardware
 from . import huggingface
 from .families import FAMILIES
+from .neuron import XLA
 from .presets import PLAIN, PRESETS, Preset
 
 Values = dict[str, Any]
@@ -62,6 +63,8 @@ def compilation(values: Values) -> tuple[bool, str]:
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if isinstance(train["recompute"], int | float):
         return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
+    if fleet["stack"] == XLA:
+        return False, "PyTorch/XLA compiles every step by itself"
     row = hardware.instance(fleet["instance_type"])
     if (row and row.accelerator) or hardware.local_accelerators():
         return True, "an accelerator"

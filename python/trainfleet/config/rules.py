@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from .. import hardware
 from ..spelling import suggest
-from . import addresses
+from . import addresses, neuron
 from .families import FAMILIES
 from .hosts import parse_hosts
 from .types import Config, Layout
@@ -309,8 +309,8 @@ def _nearest(batch: int, ways: int) -> str:
 
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
-OF_A_LAYOUT: tuple[Rule, ...] = (*DIVISION, _documents, _recompute, _formats)  # which auto must keep to
+OF_A_LAYOUT: tuple[Rule, ...] = (*DIVISION, _documents, _recompute, _formats, neuron.check_layout)  # which auto must keep to
 RULES: tuple[Rule, ...] = (
     _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
-    _schedule, _recompute, _formats, _profile,
+    _schedule, _recompute, _formats, _profile, neuron.check_node, neuron.check_layout, neuron.check_training,
 )  # fmt: skip

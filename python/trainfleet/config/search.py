@@ -15,6 +15,7 @@ from .. import hardware
 from . import rules
 from .formats import is_half, usable_bytes
 from .memory import memory_of
+from .neuron import is_xla
 from .pace import as_device, work_of
 from .speed import Step, step_of
 from .types import Config, Layout
@@ -136,7 +137,7 @@ def _tensors(config: Config, device: hardware.Accelerator) -> list[int]:
 
 def _contexts(config: Config) -> list[int]:
     train = config.train
-    if config.fleet.stack == "neuron-xla" or train.sequence_length < LONG:
+    if is_xla(config) or train.sequence_length < LONG:
         return [1]  # NxD Core has none for training
     pieces = [degree for degree in divisors(config.world_size) if train.sequence_length % (2 * degree) == 0]
     return [degree for degree in pieces if degree <= MOST_CONTEXT]
@@ -148,7 +149,7 @@ def _pipelines(config: Config, together: int) -> list[int]:
 
 
 def _interleaves(config: Config, layout: Layout) -> list[int]:
-    if layout.pipeline == 1 or config.fleet.stack == "neuron-xla":
+    if layout.pipeline == 1 or is_xla(config):
         return [1]
     return [rounds for rounds in ROUNDS if config.model.layers % (layout.pipeline * rounds) == 0 or rounds == 1]
 
@@ -160,6 +161,6 @@ def _sharded(config: Config, layout: Layout, asked: set[str], ways: int) -> Iter
     if "layout.shard" in asked:
         yield replace(layout, shard=1)
     # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the whole step
-    zeros = (1,) if config.fleet.stack == "neuron-xla" or layout.pipeline > 1 else (1, 3)
+    zeros = (1,) if is_xla(config) or layout.pipeline > 1 else (1, 3)
     for zero in zeros if "layout.zero" in asked else (layout.zero,):
         yield from (replace(layout, shard=shard, zero=zero) for shard in (shards if "layout.shard" in asked else [layout.shard]))

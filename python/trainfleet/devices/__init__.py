@@ -9,10 +9,11 @@ from ..errors import RunError
 from .base import Device
 from .cpu import Cpu
 from .cuda import Cuda
+from .neuron import Neuron
 
 __all__ = ["Device", "nearest", "planned"]
 
-KINDS: dict[str, type[Cpu] | type[Cuda]] = {device.kind: device for device in (Cpu, Cuda)}
+KINDS: dict[str, type[Cpu] | type[Cuda] | type[Neuron]] = {device.kind: device for device in (Cpu, Cuda, Neuron)}
 
 
 def planned(kind: str) -> Device:

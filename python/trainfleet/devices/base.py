@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -14,10 +14,18 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 COSTLY = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 
 
+class Dice(Protocol):
+    """A generator of random numbers, as far as its state is saved."""
+
+    def get_state(self) -> Tensor: ...
+    def set_state(self, state: Tensor, /) -> object: ...
+    def manual_seed(self, seed: int, /) -> object: ...
+
+
 class Device(Protocol):
     """One rank's device."""
 
-    kind: str  # cpu or cuda
+    kind: str  # cpu, cuda or neuron
     backend: str  # of torch.distributed: gloo for tensors on the host, and the device's own for those on it
     torch_device: torch.device
     costly: frozenset[object]  # operations whose result selective recomputation keeps
@@ -84,6 +92,6 @@ class Device(Protocol):
         """A contiguous tensor of that shape and type on the host, which the device can fill at its full speed."""
         ...
 
-    def generators(self) -> list[torch.Generator]:
+    def generators(self) -> Sequence[Dice]:
         """The generators that training on it may draw from: the host's first."""
         ...

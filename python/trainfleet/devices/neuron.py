@@ -1,0 +1,149 @@
+"""A NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core a rank.
+
+All that is Neuron's own is what AWS documents of TorchNeuron (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33, 2026-10-14):
+device and process group `neuron`, `torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's.
+Never run on a Trainium chip: tests run it with both names changed to the CPU's (tests/distributed/test_neuron.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import hardware
+from ..errors import RunError
+from ..runs import COMPILED
+from .base import COSTLY, Call, Dice
+
+TYPE, GROUP = "neuron", "neuron"
+FULL = ("NRT_RESOURCE", "(OOM)", "Failed to allocate")  # the runtime's words (nrt_status.h) and the allocator's
+FIRST = (2, 13)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
+
+
+class Neuron:
+    kind = "neuron"
+    costly: frozenset[object] = COSTLY
+    # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
+    gradient_sums, loss_sums = torch.float32, torch.float32
+    fused_adamw = False  # TorchNeuron's does not take `found_inf`, by which a step is left out
+    native_bf16, native_fp8 = True, False
+
+    def __init__(self, index: int) -> None:
+        """The core number `index` of this node; the runtime is not touched before `start`.
+
+        Raises:
+            RunError: torch-neuronx is missing, or is one of its namesakes.
+        """
+        os.environ.setdefault("NEURON_RT_VISIBLE_CORES", str(index))
+        os.environ.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str((COMPILED / "neuron").absolute()))
+        check_package()
+        self.backend = ",".join(f"{kind}:{group}" for kind, group in {"cpu": "gloo", TYPE: GROUP}.items())
+        self.torch_device = torch.device(TYPE)  # the one that the process sees
+        self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
+
+    @property
+    def module(self) -> Any:
+        """`torch.neuron`, which torch-neuronx adds."""
+        return getattr(torch, "neuron")  # noqa: B009  mypy knows no such attribute
+
+    def start(self) -> None:
+        import_module("torch_neuronx")  # registers device, process group and compiler
+        if not self.module.is_available():
+            raise _unusable("torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?")
+        self.module.set_device(0)
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        return cast(Call, torch.compile(call, backend="neuron", dynamic=False))  # every shape is a program of its own
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device
+
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
+
+    def peak_flops(self, dtype: torch.dtype) -> float:
+        """Dense peak of a logical core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
+        core = hardware.local_accelerator()
+        return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
+
+    def place(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
+
+    def memory_bytes(self) -> int:
+        return int(self.module.get_device_properties(0).total_memory)
+
+    def memory_used(self) -> int:
+        return int(self.module.max_memory_allocated())
+
+    def synchronize(self) -> None:
+        self.module.synchronize()
+
+    def mark(self) -> Callable[[], float]:
+        event = self.module.Event(enable_timing=True)
+        event.record()
+        first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another
+        return lambda: float(first.elapsed_time(event)) / 1000
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype)
+
+    def generators(self) -> Sequence[Dice]:
+        return [torch.default_generator, State(self.module)]
+
+
+class State:
+    """The device's default generator, which torch-neuronx gives out as functions of its module."""
+
+    def __init__(self, module: Any) -> None:
+        self.get_state = cast(Callable[[], Tensor], module.get_rng_state)
+        self.set_state = cast(Callable[[Tensor], object], module.set_rng_state)
+        self.manual_seed = partial(_seed, module)
+
+
+def _seed(module: Any, seed: int) -> None:
+    module.manual_seed(seed % 2**31)  # the device's numbers have 32 bits
+
+
+def check_package() -> None:
+    """RunError unless the torch-neuronx that is installed is TorchNeuron.
+
+    Three packages have that name: TorchNeuron, PyTorch/XLA for Neuron before it, and an empty one on the public index.
+    """
+    try:
+        found = version("torch-neuronx")
+    except PackageNotFoundError:
+        raise _unusable("torch-neuronx is not installed") from None
+    if not is_native(found):
+        raise _unusable(f"torch-neuronx {found} is {'the empty one of the public index' if is_stub(found) else 'PyTorch/XLA'}")
+    if numbers(found) != numbers(torch.__version__):
+        raise _unusable(f"torch-neuronx {found} is made for another torch than {torch.__version__}")
+
+
+def is_native(version: str) -> bool:
+    return numbers(version) >= FIRST
+
+
+def is_stub(version: str) -> bool:
+    """Whether it is the public index's package of that name, which has nothing in it (1.0; the real ones began with 1.11)."""
+    return numbers(version) < (1, 11)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
+
+
+def _unusable(why: str) -> RunError:
+    where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
+    return RunError(
+        "the plan says that ranks compute on NeuronCores (fleet.stack neuron), and this one can't", where=where, why=why,
+        next="make setup installs the stack's driver and packages on hosts; by hand: pip install --extra-index-url"
+        " https://pip.repos.neuron.amazonaws.com with the versions of docker/stack.lock.yaml",
+    )  # fmt: skip

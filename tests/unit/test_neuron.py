@@ -1,0 +1,82 @@
+"""What Trainium's stacks can't do is refused in plan, by key, with what works; and the packages that bear Neuron's names are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainfleet.backends import terms_of
+from trainfleet.config import Settings, load
+from trainfleet.devices import neuron
+from trainfleet.errors import ConfigError, RunError
+
+CONFIG = """
+name: trn
+data: {name: text, sources: [stdlib], vocabulary_size: 32000}
+model: {preset: llama-2-7b}
+fleet: {backend: ssh, instance_type: TYPE, nodes: 4, shared_folder: /fsx}
+train: {steps: 20, global_batch: 1024, sequence_length: 4096, spike_sigmas: 0}
+"""
+
+
+def read(folder: Path, settings: str, kind: str) -> None:
+    (folder / "config.yaml").write_text(CONFIG.replace("TYPE", kind))
+    load(Settings(folder / "config.yaml", settings), terms_of)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("trn1.32xlarge", "fleet.stack=neuron", "fleet.stack: neuron: trn1 trains by PyTorch/XLA alone; neuron-xla works"),
+        ("trn2.48xlarge", "fleet.stack=neuron-xla", "fleet.stack: neuron-xla: trn2 trains by native PyTorch alone; neuron works"),
+        ("trn1.32xlarge", "fleet.ranks_per_node=16", "fleet.ranks_per_node: 16: the collectives of a trn1.32xlarge run on 1, 2, 8, 32 cores"),
+        ("trn1.2xlarge", "", "trn1.2xlarge has no EFA, so it can't train over 4 nodes; NODES=1 works"),
+        ("trn1.32xlarge", "train.sequence_length=4000", "train.sequence_length: 4000: Trainium's kernels take multiples of 128; 3968, 4096 work"),
+        ("trn2.48xlarge", "train.sequence_length=100", "multiples of 128; 128 work"),
+        ("trn1.32xlarge", "train.layout.shard=8 train.layout.tensor=1 train.layout.pipeline=1", "train.layout.shard: 8: NxD Core shards over all 128 data-parallel ranks or none; 1, 128 work"),
+        ("trn1.32xlarge", "train.layout.tensor=8 train.layout.shard=16 train.layout.zero=3", "train.layout.zero: 3: NxD Core shards the optimizer's state alone"),
+        ("trn1.32xlarge", "train.layout.context=2", "train.layout.context: 2: not with stack neuron-xla; 1 works"),
+        ("trn1.32xlarge", "train.spike_sigmas=6", "train.spike_sigmas: 6: NxD's optimizer can't leave a step out; 0 works"),
+        ("trn1.32xlarge", "train.optimizer=muon", "train.optimizer: muon: not with stack neuron-xla; adamw works"),
+        ("trn1.32xlarge", "train.optimizer=lamb train.layout.tensor=8", "lamb: needs the norm of whole matrices"),
+        ("trn1.32xlarge", "train.weights=bf16 train.precision=bf16", "train.weights: bf16: not with stack neuron-xla"),
+        ("trn1.32xlarge", "train.recompute=selective", "train.recompute: selective: NxD Core recomputes whole blocks"),
+        ("trn1.32xlarge", "train.compile=true", "train.compile: true: PyTorch/XLA compiles every step anyway"),
+        ("trn1.32xlarge", "train.layout.tensor=3", "does not divide the world size 128"),
+    ],
+)  # fmt: skip
+def test_what_a_stack_lacks_is_refused(tmp_path: Path, kind: str, settings: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, settings, kind)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"])
+def test_what_it_has_is_not(tmp_path: Path, kind: str) -> None:
+    read(tmp_path, "train.layout.tensor=8", kind)
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("", "torch-neuronx is not installed"),
+        ("1.0", "torch-neuronx 1.0 is the empty one of the public index"),
+        ("2.9.0.2.15.32035", "torch-neuronx 2.9.0.2.15.32035 is PyTorch/XLA"),
+        ("2.99.3.0", "torch-neuronx 2.99.3.0 is made for another torch than"),
+        (f"{torch.__version__.split('+')[0]}.3.0", ""),
+    ],
+)
+def test_namesakes_of_torch_neuronx_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, told: str) -> None:
+    def answer(name: str) -> str:
+        if not version:
+            raise neuron.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(neuron, "version", answer)
+    if not told:
+        return neuron.check_package()
+    with pytest.raises(RunError) as error:
+        neuron.check_package()
+    assert told in error.value.why and "pip.repos.neuron.amazonaws.com" in error.value.next
