@@ -54,6 +54,8 @@ class Local:
         if config.fleet.instance_type is not None:
             message = "the local backend runs on this machine as it is: leave it out, or choose another fleet.backend"
             yield "fleet.instance_type", message
+        if config.fleet.image != "none":
+            yield "fleet.image", "the local backend runs in the environment that make has built; none works"
         if config.fleet.nodes > MOST_NODES:
             yield "fleet.nodes", f"{config.fleet.nodes} nodes on one machine; the local backend plays at most {MOST_NODES}"
         yield from absent(config)

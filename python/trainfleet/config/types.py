@@ -150,6 +150,7 @@ class Fleet:
     expires_hours: float | None = None
     idle_minutes: int | None = 120
     aws: Aws = Aws()
+    image: str = "none"
 
     @property
     def device(self) -> str:

@@ -19,6 +19,7 @@ class Job:
     secrets    names of variables whose values the nodes get; the values stand in no job, request, log or process list
     launch     what tells this launch of the run from every other; "" in a plan that nobody carries out
     attempt    counts the attempts of a launch, from 1
+    image      what it runs in, as registry/name:tag; "" for the nodes' own environment
     """
 
     kind: str  # tokenize or train
@@ -34,6 +35,7 @@ class Job:
     secrets: tuple[str, ...] = ()
     launch: str = ""
     attempt: int = 1
+    image: str = ""
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it; `of` makes the same job of it."""
@@ -50,11 +52,15 @@ def tokenize_job(config: Config) -> Job:
     """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a core."""
     folder, arguments = runs.DATA / config.data.name, (str(runs.run_of(config.name).config),)
     return Job("tokenize", config.data.name, folder, config.fleet.nodes, 1, "trainfleet.data", arguments, False,
-               secrets=config.fleet.secrets)  # fmt: skip
+               secrets=config.fleet.secrets, image=_image(config))  # fmt: skip
 
 
 def train_job(config: Config) -> Job:
     """Trains in runs/<name>, from its newest checkpoint if there is one."""
     run, fleet = runs.run_of(config.name), config.fleet
     return Job("train", config.name, run.folder, fleet.nodes, fleet.ranks_per_node, "trainfleet.engine", (str(run.folder),), True,
-               fleet.port, secrets=fleet.secrets)  # fmt: skip
+               fleet.port, secrets=fleet.secrets, image=_image(config))  # fmt: skip
+
+
+def _image(config: Config) -> str:
+    return "" if config.fleet.image == "none" else config.fleet.image
