@@ -1,12 +1,14 @@
 """What leaves a process as text: without the values of secrets, and foreign words with their control characters made visible.
 
 TRAINFLEET_SECRETS names the variables whose values are secret (fleet.secrets). A value is hidden whole and in the spellings of
-JSON, Python, HTML and URLs; of one with several lines each longer line too, as logs are written by line. Where secrets overlap,
-all that any of them covers is hidden. Standard library only: supervisors start with it.
+JSON, Python, HTML, URLs, hexadecimal and base64, there also as a part of what was encoded, as headers have it; of one with several
+lines each longer line too, as logs are written by line. Where secrets overlap, all that any of them covers is hidden. Standard
+library only: supervisors start with it.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import html
@@ -22,6 +24,7 @@ from urllib.parse import quote
 NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
 LEAST, LEAST_LINE = 4, 8  # letters of a value, and of one of its lines: shorter ones would hide half of every text
+WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
 # Control characters but for the end of a line and the tab; what turns the direction of text around; what ends a line elsewhere.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
@@ -85,8 +88,19 @@ def _spellings(values: tuple[str, ...]) -> tuple[str, ...]:
         for part in (*([value] if len(value) >= LEAST else []), *(line for line in lines if len(line) >= LEAST_LINE)):
             spelt = (json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1], html.escape(part),
                      quote(part, safe="", errors="surrogateescape"), quote(part, errors="surrogateescape"))  # fmt: skip
-            found |= dict.fromkeys((part, *spelt))
+            found |= dict.fromkeys((part, *spelt, *_encoded(part.encode("utf-8", "surrogateescape"))))
     return tuple(found)
+
+
+def _encoded(value: bytes) -> Iterator[str]:
+    """A value in hexadecimal and base64: the letters that are its own, after whatever it was encoded, and by lines if alone."""
+    texts = [value.hex(), value.hex().upper()]
+    for before in range(3):
+        first, last = -(-8 * before // 6), 8 * (before + len(value)) // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            own = encode(bytes(before) + value).decode()[first:last]
+            texts += [own, *(own[at : at + width] for width in WRAPPED for at in range(0, len(own), width) if not before)]
+    return (text for text in texts if len(text) >= LEAST_LINE)
 
 
 def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:

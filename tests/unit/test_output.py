@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -42,6 +44,30 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_value_is_hidden_in_every_spelling(text: str) -> None:
     hidden = output.hide(text)
     assert "***" in hidden and not any(part in hidden for part in ("canary", "0c", "7e", "MIIE", "hkiG", "BEGIN"))
+
+
+@pytest.mark.parametrize("before", ["", "u:", "me:", "user:", "longer@example.com:"])
+@pytest.mark.parametrize("after", ["", "\n", " and what follows"])
+@pytest.mark.parametrize("encode", [
+    lambda text: base64.b64encode(text).decode(), lambda text: base64.urlsafe_b64encode(text).decode().rstrip("="), bytes.hex,
+    lambda text: text.hex().upper(), lambda text: f"Authorization: Basic {base64.b64encode(text).decode()}",
+])  # fmt: skip
+def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes], str], before: str, after: str) -> None:
+    for value in (KEY, "abcdefgh-tail"):
+        whole = encode(f"{before}{value}{after}".encode())
+        own = {whole[at : at + 8] for at in range(len(whole) - 7)} - {
+            encode(f"{before}{'x' * len(value.encode())}{after}".encode())[at : at + 8] for at in range(len(whole) - 7)
+        }
+        hidden = output.hide(whole)
+        assert "***" in hidden
+        assert len(own) > 8 and sum(part in hidden for part in own) <= 2, hidden
+
+
+@pytest.mark.parametrize("width", [64, 76])
+def test_an_encoded_value_is_hidden_in_lines_too(width: int) -> None:
+    text = base64.b64encode(PEM.encode()).decode()
+    lines = [text[at : at + width] for at in range(0, len(text), width)]
+    assert len(lines) > 1 and all(output.hide(line).startswith("***") for line in lines if len(line) > 8), lines
 
 
 @pytest.mark.parametrize(("text", "hidden"), [
