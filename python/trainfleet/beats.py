@@ -12,11 +12,13 @@ import secrets
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = "heartbeats"
 MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
+RANKS = 1 << 20  # more have no run: fleet.nodes times fleet.ranks_per_node
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
 
 
@@ -92,7 +94,7 @@ class Beats:
         mark = stat.st_mtime_ns, stat.st_size, stat.st_ino
         if self.known.get(entry.name) == mark:
             return
-        descriptor = os.open(entry.path, os.O_RDONLY)  # a file object would take three times as long
+        descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK)  # a file object would take three times as long
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
         finally:
@@ -111,6 +113,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
         return [
             tuple.__new__(Beat, (rank, node, pid, attempt, PHASES[phase], step, *times))
             for rank, pid, phase, step, *times in ROW.iter_unpack(text[HEAD.size :])
+            if isfinite(sum(times)) and rank < RANKS
         ]
     except (struct.error, IndexError):
         return []

@@ -14,20 +14,27 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from .errors import RunError
+from . import door
+from .errors import InputError, RunError
 from .runs import make_folder, unwritable
+from .shapes import Range, fit
 
 BEATS = "heartbeats"
 FOLDER = "attempts"
 BEFORE = "attempt"  # of format 1: the number alone
 TO_LEAVE = 3.0  # seconds: ranks look once a second, and one of them for all of their node (heartbeat.py)
 VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
+MOST = 4 * door.KIBIBYTE  # of the file of an attempt
+NUMBER = re.compile("[0-9]{1,9}")
+Order = Annotated[int, Range(0, 10**9)]
 AGAIN = "TRAINFLEET_AGAIN"  # how often an engine has started it before, where it says so
 
 
@@ -50,7 +57,7 @@ def begin(folder: Path) -> int:
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
     for path in _folder(folder).iterdir():  # of the order before the last: nobody can be about to enter it
-        if path.stem.isdigit() and int(path.stem) < before.order:
+        if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
     for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
         path.unlink(missing_ok=True)
@@ -83,19 +90,19 @@ def current(folder: Path) -> Attempt:
     """The newest attempt; 0 before the first. Costs the listing of a folder of a few small files, and their reading."""
     with suppress(OSError):
         names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
-        if found := [_read(folder, int(name)) for name in names if name.isdigit()]:
+        if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
             return max(found)
-    with suppress(OSError, ValueError):
-        number = int((folder / BEATS / BEFORE).read_text())
-        return Attempt(number, number)
+    with suppress(OSError, InputError):
+        if NUMBER.fullmatch(text := door.read_text(folder / BEATS / BEFORE, MOST).strip()):
+            return Attempt(int(text), int(text))
     return Attempt(0, 0)
 
 
 def _read(folder: Path, number: int) -> Attempt:
     try:
-        record = json.loads((folder / BEATS / FOLDER / str(number)).read_text(encoding="utf-8"))
-        return Attempt(int(record["order"]), number)
-    except (OSError, ValueError, KeyError, TypeError):  # others have followed it, and it was removed
+        record = door.read_json(folder / BEATS / FOLDER / str(number), MOST)
+        return Attempt(fit(dict[str, Order], record)["order"], number)
+    except (OSError, InputError, KeyError):  # others have followed it, and it was removed; or it is none
         return Attempt(0, number)
 
 

@@ -25,10 +25,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import fence, stacks, temporary
+from . import door, fence, stacks, temporary
 from .beats import FOLDER, Beat, pack, parse, replace_file, write_beats
+from .errors import InputError
 from .fence import Attempt
-from .lease import Vigil, read_tenure
+from .lease import Vigil, newest_tenure
+from .shapes import fit
 
 EVERY = 1.0  # seconds between two beats
 FENCED = fence.Fenced.exit_code  # of a rank whose attempt is over
@@ -85,9 +87,8 @@ class Node:
     def heed(self) -> Orders:
         """What the last round found."""
         try:
-            record = json.loads((self.place / "orders").read_text())
-            return Orders(**record | {"lease": Vigil(**record["lease"])})
-        except (OSError, ValueError, TypeError, KeyError):
+            return fit(Orders, door.read_json(self.place / "orders", door.KIBIBYTE))
+        except (OSError, InputError):
             return Orders()
 
     def forget(self) -> None:
@@ -161,7 +162,7 @@ class Heart:
         """What the run folder says to the ranks now."""
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
-            lease, looked = lease.look(read_tenure(self.folder), LEASE_EVERY), time.monotonic()
+            lease, looked = lease.look(newest_tenure(self.folder), LEASE_EVERY), time.monotonic()
         return Orders(newest.order, newest.number, stacks.asked(self.folder), lease, looked)
 
     def _obey(self, orders: Orders) -> None:

@@ -17,9 +17,11 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Annotated
 
+from .errors import InputError
 from .runs import read_json, remedy
-from .shapes import fit
+from .shapes import Count, Moment, Name, Range, fit
 
 FILE = "head.json"
 EVERY = 1.0  # seconds
@@ -33,17 +35,25 @@ LEFT = 76  # the exit code of a launcher whose office another one has
 class Tenure:
     """What the file says. `code`: the exit code once the work has ended, None while it lasts."""
 
-    host: str
-    pid: int
-    term: int
-    time: float
-    code: int | None = None
+    host: Name
+    pid: Count
+    term: Count
+    time: Moment
+    code: Annotated[int, Range(0, 255)] | None = None
 
 
 def read_tenure(folder: Path) -> Tenure | None:
     """The newest tenure of a run; None when it has never had a launcher that keeps one."""
     record = read_json(folder / FILE)
     return fit(Tenure, record, str(folder / FILE), remedy(folder / FILE)) if record else None
+
+
+def newest_tenure(folder: Path) -> Tenure | None:
+    """As `read_tenure`; None too for a file that is none: a launcher that is at work replaces it within a second."""
+    try:
+        return read_tenure(folder)
+    except InputError:
+        return None
 
 
 def is_held(tenure: Tenure | None, now: float) -> bool:
@@ -102,7 +112,7 @@ class Office:
 
     def _renew(self) -> None:
         while not self.ended.wait(EVERY):
-            newest = read_tenure(self.folder)
+            newest = newest_tenure(self.folder)
             if newest and newest.term > self.term:
                 print(f"{newest.host} has taken over; this launcher leaves", file=sys.stderr, flush=True)
                 os._exit(LEFT)

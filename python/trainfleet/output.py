@@ -1,7 +1,7 @@
 """What leaves a process as text: without the values of secrets, and foreign words with their control characters made visible.
 
 TRAINFLEET_SECRETS names the variables whose values are secret (fleet.secrets). A value is hidden whole and in the spellings of
-JSON, Python, HTML, URLs, hexadecimal and base64, there also as a part of what was encoded, as headers have it; of one with several
+JSON, Python, HTML, URLs, hexadecimal and base64, there also as a part of what was encoded, as headers have it; of one of several
 lines each longer line too, as logs are written by line. Where secrets overlap, all that any of them covers is hidden. Standard
 library only: supervisors start with it.
 """

@@ -102,7 +102,8 @@ def _list(hints: Any, value: Any, key: str) -> list[Any]:
 
 def _mapping(hints: Any, value: Any, key: str) -> dict[str, Any]:
     _plain("an object", value, isinstance(value, dict), key)
-    return {name: _fit(hints[1], item, _joined(key, name)) for name, item in value.items()}
+    names = (value if hints[0] is str else (_fit(hints[0], name, key) for name in value)) if hints else value
+    return {name: _fit(hints[1], item, _joined(key, name)) for name, item in zip(names, value.values(), strict=True)}
 
 
 _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from . import door
 from .beats import FOLDER
+from .errors import InputError
 
 DUMP = "dump"
+_RANK = re.compile("[0-9]{1,9}")
 MOST = 1 << 16  # bytes that are read of a rank's stacks, from their end: the main thread is printed last
 
 
@@ -30,8 +34,8 @@ def ask(folder: Path) -> None:
 def asked(folder: Path) -> str:
     """When stacks were asked for last; empty when they never were."""
     try:
-        return (folder / FOLDER / DUMP).read_text()
-    except OSError:
+        return door.read_text(folder / FOLDER / DUMP, door.KIBIBYTE)
+    except (FileNotFoundError, InputError):
         return ""
 
 
@@ -55,16 +59,17 @@ class Stacks:
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 rank = entry.name.removeprefix("stacks-rank-").removesuffix(".txt")
-                if entry.name.startswith("stacks-rank-") and rank.isdigit() and int(rank) not in self.found:
+                if entry.name.startswith("stacks-rank-") and _RANK.fullmatch(rank) and int(rank) not in self.found:
                     stat = entry.stat()
                     if stat.st_mtime >= self.since and stat.st_size:
-                        self.found[int(rank)] = read_end(Path(entry.path), MOST)
+                        with suppress(InputError):
+                            self.found[int(rank)] = read_end(Path(entry.path), MOST)
         return self.found
 
 
 def read_end(path: Path, most: int) -> str:
     """The last `most` bytes of a file as text."""
-    with open(path, "rb") as file:
+    with door.open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         return file.read(most).decode(errors="replace")
 

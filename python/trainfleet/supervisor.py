@@ -32,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import fence, temporary
+from . import door, fence, temporary
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
 from .output import hide_bytes
@@ -52,6 +52,8 @@ POLL = 0.5  # seconds
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
+SMALL = 64 * door.KIBIBYTE  # bytes that are read of a small file
+_NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
@@ -117,8 +119,8 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
 def detach(file: Path, order: dict[str, Any]) -> int:
     """Carries `order` out in a process of its own; 0 as soon as `file` says which."""
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
-    said, _, token = read(file).rpartition(" ")
-    if token == order["token"] and (exit_file.exists() or said == identity(int(said.split()[0]))):
+    pid, said, token = process_in(file)
+    if token == order["token"] and (exit_file.exists() or said == identity(pid)):
         return 0
     exit_file.unlink(missing_ok=True)
     write(script, order["script"])
@@ -148,9 +150,15 @@ def write(path: Path, text: str) -> None:
 def read(path: Path) -> str:
     """What `write` left; nothing where it never did."""
     try:
-        return path.read_text().strip()
+        return door.read_text(path, SMALL).strip()
     except FileNotFoundError:
         return ""
+
+
+def process_in(file: Path) -> tuple[int, str, str]:
+    """Pid, identity and token that a node's file says, `pid start boot token`; 0 and nothing where it says no such thing."""
+    match = _NODE.fullmatch(read(file))
+    return (int(match[2]), match[1], match[3]) if match else (0, "", "")
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:

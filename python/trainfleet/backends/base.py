@@ -22,10 +22,11 @@ from typing import Protocol
 
 from .. import runs
 from ..config import Config
-from ..errors import RunError
-from ..plan.job import Job
+from ..errors import InputError, RunError
+from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request
 from ..runs import Run
+from ..shapes import Name, fit
 from .place import Place
 
 HANDLE, REQUEST = "handle.json", "request.json"  # in the run folder: what runs, and what was submitted for it
@@ -87,11 +88,11 @@ class Handle:
     `id` is the engine's name for it, `token` the request's. `hosts`: the machines by node, where the plan chose them.
     """
 
-    backend: str
-    id: str
-    token: str
-    nodes: int
-    hosts: tuple[str, ...] = ()
+    backend: Name
+    id: Name
+    token: Name
+    nodes: Ranks
+    hosts: tuple[Name, ...] = ()
 
 
 class Machines(Protocol):
@@ -145,9 +146,9 @@ def kept(run: Run) -> tuple[Handle, Request] | None:
     if record is None or request is None:
         return None
     try:
-        words = {name: str(record[name]) for name in ("backend", "id", "token")}
-        handle = Handle(**words, nodes=int(record["nodes"]), hosts=tuple(map(str, record["hosts"])))
-    except (KeyError, TypeError, ValueError) as error:
+        handle = fit(Handle, record)
+    except InputError as error:
         where = str(run.folder / HANDLE)
-        raise RunError("is not the handle of a job", where=where, why=str(error), next=f"rm {where}; make train") from error
+        why, next = f"{error.key}: {error.what}", f"rm {where}; make train"
+        raise RunError("is not the handle of a job", where=where, why=why, next=next) from error
     return handle, Request.of(request, str(run.folder / REQUEST))

@@ -8,6 +8,7 @@ its jobs and stop them: each node has a file in nodes/ of the job's folder that 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from ..plan.request import Artifact, Request
 from ..processes import die_with_parent, identity, signal_group
 from ..runs import Run
 from ..seat import LOOPBACK, Seat
-from ..supervisor import EXIT, read, write
+from ..supervisor import EXIT, process_in, read, write
 from .base import Can, Handle, Machines, Phase, Status
 from .machine import Machine
 from .node import node_script, values_of
@@ -119,12 +120,12 @@ class Local:
         """The exit code of a node, None while it runs. Who is killed leaves none, and counts as killed."""
         if not _is_of(handle, file):
             return 137
-        pid = int(read(file).split()[0])
+        pid, said, _ = process_in(file)
         if pid in self._started:
             self._started[pid].poll()  # reaps it
-        alive = bool(identity(pid)) and read(file).startswith(identity(pid))
+        alive = identity(pid) == said
         code = read(file.with_name(f"{file.name}.exit"))
-        return int(code) if code else None if alive else self._code_of(pid)
+        return int(code) if re.fullmatch("[0-9]{1,3}", code) else None if alive else self._code_of(pid)
 
     def _code_of(self, pid: int) -> int:
         """What this process knows of one that left no word: the shell's own exit code, when it never got further."""
@@ -149,7 +150,7 @@ class Local:
     def find(self, run: Run) -> Handle:
         """The newest job of the run's folder: its processes end with its launcher, so there is nothing to look for elsewhere."""
         nodes = sorted((run.folder / "nodes").glob("node-*[0-9]"))
-        token = read(nodes[0]).split()[-1] if nodes else ""
+        token = process_in(nodes[0])[2] if nodes else ""
         return Handle(self.name, str(run.folder.absolute()), token, len(nodes))
 
     def place(self, run: Run) -> Place:
@@ -168,14 +169,13 @@ def _file(handle: Handle, node: int) -> Path:
 
 
 def _is_of(handle: Handle, file: Path) -> bool:
-    return read(file).split()[-1:] == [handle.token]
+    return bool(handle.token) and process_in(file)[2] == handle.token
 
 
 def _alive(file: Path) -> int:
     """The pid of a node whose process runs; 0 when it does not."""
-    said = read(file)
-    pid = int(said.split()[0]) if said else 0
-    return pid if pid and (now := identity(pid)) and said.startswith(now) else 0
+    pid, said, _ = process_in(file)
+    return pid if pid and identity(pid) == said else 0
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:

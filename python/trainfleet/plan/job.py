@@ -5,10 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from .. import runs
 from ..config import Config
+from ..shapes import Count, Name, Pattern, Range, fit
+
+Ranks = Annotated[int, Range(1, 2**20)]
+Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
+
+
+class Written(TypedDict):
+    """A job as JSON takes it."""
+
+    kind: Name
+    name: Name
+    folder: Name
+    nodes: Ranks
+    ranks_per_node: Ranks
+    module: Name
+    arguments: list[str]
+    torchrun: bool
+    port: Annotated[int, Range(0, 65535)] | None
+    environment: dict[Variable, str]
+    secrets: list[Variable]
+    launch: Name
+    attempt: Count
 
 
 @dataclass(frozen=True)
@@ -43,9 +65,10 @@ class Job:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
-        """The job of a record. Raises KeyError or TypeError when it is none."""
-        arguments, secrets = tuple(record["arguments"]), tuple(record["secrets"])
-        return cls(**{**record, "folder": Path(record["folder"]), "arguments": arguments, "secrets": secrets})
+        """The job of a record. InputError when it is none."""
+        told: dict[str, Any] = dict(fit(Written, record))
+        told |= {"folder": Path(told["folder"]), "arguments": tuple(told["arguments"]), "secrets": tuple(told["secrets"])}
+        return cls(**{name: told[name] for name in Written.__annotations__})
 
 
 def tokenize_job(config: Config) -> Job:

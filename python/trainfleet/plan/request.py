@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from .. import runs
-from ..errors import RunError
-from .job import Job
+from ..errors import InputError, RunError
+from ..shapes import Name, fit
+from .job import Job, Variable
 
 WIDTH = 120  # columns that a script's lines keep to where they can
 INDENT = "  "
@@ -24,6 +25,15 @@ class Artifact:
 
     name: str
     text: str
+
+
+class Written(TypedDict):
+    """A request as JSON takes it."""
+
+    job: dict[str, Any]
+    artifacts: list[Artifact]
+    hosts: list[Name]
+    environment: dict[Variable, str]
 
 
 @dataclass(frozen=True)
@@ -70,11 +80,11 @@ class Request:
             RunError: it is none.
         """
         try:
-            artifacts = tuple(Artifact(str(entry["name"]), str(entry["text"])) for entry in record["artifacts"])
-            return cls(Job.of(record["job"]), artifacts, tuple(record["hosts"]), dict(record["environment"]))
-        except (KeyError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise RunError("is not a request for a job", where=where, why=why, next=f"rm {where}; make train") from error
+            told = fit(Written, record)
+            return cls(Job.of(told["job"]), tuple(told["artifacts"]), tuple(told["hosts"]), told["environment"])
+        except InputError as error:
+            why, next = f"{error.key}: {error.what}", f"rm {where}; make train"
+            raise RunError("is not a request for a job", where=where, why=why, next=next) from error
 
 
 def script(heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]) -> str:
