@@ -55,6 +55,8 @@ class Results(TypedDict, total=False):
     mfu: Number
     goodput: Number
     usd: Number
+    predicted: dict[str, Number] | None
+    memory_bytes: Number
     seconds: dict[str, Number] | None
     ledger: dict[str, Number] | None
     last_checkpoint: Name | None

@@ -11,6 +11,7 @@ import json
 import statistics
 from collections import defaultdict
 from dataclasses import fields, replace
+from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,19 @@ def report(title: str, errors: list[float]) -> str:
     return f"{title:22} {len(sizes):4} rows  median {statistics.median(sizes):6.1%}  p90 {tenth:6.1%}  bias {bias:+6.1%}"
 
 
+def order(found: list[Any]) -> str:
+    """Pairs of one model on as many of the same devices: how often the faster is predicted to be, and what the best guess loses."""
+    groups: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for (source, _, work, kind, _, rate), error in found:
+        same = (source, kind, work.format, work.layers, work.width, work.vocabulary, work.length, work.world)
+        groups[same].append((rate, rate * exp(error)))
+    pairs = [(a, b) for group in groups.values() for a, b in combinations(group, 2) if abs(a[0] / b[0] - 1) > 0.05]
+    right = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs)
+    several = [group for group in groups.values() if len(group) > 1]
+    lost = [1 - max(group, key=lambda pair: pair[1])[0] / max(group)[0] for group in several]
+    return f"order right in {right / len(pairs):.1%} of {len(pairs)} pairs; regret {statistics.mean(lost):.1%} over {len(lost)} groups"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path)
@@ -221,6 +235,7 @@ def main() -> None:
     for source in sources:
         print(report(source, [error for row, error in found if row[0] == source]))
     print(report("all", [error for _, error in found]))
+    print(order(found))
     for row, error in sorted(found, key=lambda pair: -abs(pair[1]))[: told.worst]:
         constants, efficiency = model.unpack(vector)
         step = speed.step_of(row[2], tune(row[4], row[3], efficiency), constants)

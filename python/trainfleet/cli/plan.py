@@ -7,6 +7,7 @@ from pathlib import Path
 from .. import hardware
 from ..config.layouts import best
 from ..launch import readiness
+from ..launch.experience import experience_of
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs
 from ..plan.answers import Wish
@@ -30,7 +31,7 @@ def main(variables: Variables, started: float) -> int:
         print("\n".join(sizes.answer(config, wish, price, out)))
         return 0
     layouts = sizes.describe_layouts(config, best(config, ALTERNATIVES), price)
-    print("\n".join([*proposal.describe(config, derived, estimate(config, price)), *layouts]))
+    print("\n".join([*proposal.describe(config, derived, estimate(config, price, experience_of(config))), *layouts]))
     changes: tuple[Artifact, ...] = ()
     if is_nowhere(config):
         plan = make_plan(config, derived, [], [], price)

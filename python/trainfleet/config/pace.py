@@ -6,16 +6,22 @@ from .. import hardware
 from .families import FAMILIES
 from .formats import format_of, is_half
 from .memory import passes_of
-from .speed import Device, Step, Work, step_of
+from .speed import ON_CPUS, Device, Step, Work, step_of
 from .types import Config
 
+CPU_EFFICIENCY = 0.5  # of cores' nominal peak, that large products reach
+CPU_MEMORY, LOOPBACK = 10e9, 1.5e9  # bytes/s of a core, and of a rank's exchange with another by gloo
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
 
 def predict(config: Config) -> Step | None:
-    """The seconds of a step by part; None on CPUs and on devices that nobody has figures of."""
+    """The seconds of a step by part; None on devices that nobody has figures of."""
     row = hardware.accelerator_of(config.fleet.instance_type)
-    return step_of(work_of(config), as_device(config, row)) if row else None
+    if row is not None:
+        return step_of(work_of(config), as_device(config, row))
+    if config.fleet.instance_type or hardware.local_accelerators():
+        return None
+    return step_of(work_of(config), local_cpu(config), ON_CPUS)
 
 
 def work_of(config: Config) -> Work:
@@ -43,3 +49,11 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
     return Device(
         row.name, flops, row.bandwidth, row.neighbours, outside, ranks, row.efficiency, row.attention, row.kind != "neuron"
     )
+
+
+def local_cpu(config: Config) -> Device:
+    """A rank's share of this machine's cores."""
+    share = min(1.0, hardware.local_cores() / config.world_size)
+    peak = hardware.local_core_flops() * share
+    flops = {"fp32": peak, "bf16": peak}
+    return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY, 0.5, kernels=False)

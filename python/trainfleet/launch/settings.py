@@ -20,6 +20,7 @@ from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
 from ..plan.request import Request
 from ..runs import DATA, Run, read_json, run_of
+from .experience import experience_of
 
 Variables = Mapping[str, str]
 ORDER = "TRAINFLEET_ORDER"  # names the file with the requests that a launcher was given
@@ -80,7 +81,7 @@ def plan_of(config: Config, derived: list[Derived], kinds: Iterable[str] = KINDS
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
     requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]
-    return make_plan(config, derived, requests, notes, backend.price())
+    return make_plan(config, derived, requests, notes, backend.price(), experience_of(config))
 
 
 def _given() -> list[Request]:

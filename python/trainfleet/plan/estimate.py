@@ -12,15 +12,23 @@ from ..config.pace import predict
 from ..config.sizes import count_parameters, flops_per_token
 from ..config.speed import Step
 
-ASSUMED_MFU = 0.40  # of CPUs' nominal peak, by which nothing is known but that a small model's products reach it
 LIKELY = 0.20  # four of five published rows lie within this of what is foretold (tests/bench/LOG.md)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """How many runs of which kind finished on this hardware, and their speed over what was predicted of them, the median."""
+
+    runs: int
+    of: str
+    ratio: float
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Parameters; a rank's bytes, and those it has (None: not known); FLOPs a step; FLOP/s of all ranks; seconds; US dollars.
 
-    `step`: the seconds of a step by part; None on CPUs and on devices that nobody has figures of.
+    `step`: the seconds of a step by part; None on devices that nobody has figures of. `experience`: what corrected the seconds.
     """
 
     parameters: int
@@ -33,21 +41,25 @@ class Estimate:
     usd: float | None
     step: Step | None = None
     price: float | None = None  # US dollars for an hour of a node
+    experience: Experience | None = None
+
+    def predicted(self, tokens: int) -> dict[str, float | None]:
+        """What results.json keeps, to be compared with what is measured; `tokens`: of the whole run."""
+        speed = round(tokens / self.seconds, 1) if self.seconds else None
+        return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": self.usd}
 
 
-def estimate(config: Config, price: float | None) -> Estimate:
+def estimate(config: Config, price: float | None, experience: Experience | None = None) -> Estimate:
     """The estimate that `make plan` prints and the budget is checked against; `price`: of a node's hour."""
     device, format = hardware.accelerator_of(config.fleet.instance_type), format_of(config)
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
-    peak = _peak(config, device, format)
     step = predict(config)
-    once = step.total if step else flops / (peak * ASSUMED_MFU) if peak else None
-    seconds = config.train.steps * once if once else None
+    seconds = config.train.steps * step.total / (experience.ratio if experience else 1.0) if step else None
     usd = 0.0 if price == 0 else price * config.fleet.nodes * seconds / 3600 if price and seconds is not None else None
-    usable = usable_bytes(device) if device else None
     return Estimate(
-        count_parameters(config.model), memory_of(config, is_half(config)), usable, flops, peak, format, seconds, usd, step, price
-    )
+        count_parameters(config.model), memory_of(config, is_half(config)), usable_bytes(device) if device else None, flops,
+        _peak(config, device, format), format, seconds, usd, step, price, experience,
+    )  # fmt: skip
 
 
 def list_price(config: Config) -> float | None:

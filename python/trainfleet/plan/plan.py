@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..config import Config, Derived
 from ..errors import ConfigError, Problem
-from .estimate import Estimate, estimate
+from .estimate import Estimate, Experience, estimate
 from .request import Request
 
 
@@ -21,13 +21,20 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def make_plan(config: Config, derived: list[Derived], requests: list[Request], notes: list[str], price: float | None) -> Plan:
+def make_plan(
+    config: Config,
+    derived: list[Derived],
+    requests: list[Request],
+    notes: list[str],
+    price: float | None,
+    experience: Experience | None = None,
+) -> Plan:
     """The plan of these requests, on nodes that cost `price` US dollars an hour each (None: nobody knows).
 
     Raises:
         ConfigError: the estimate is over budget.max_usd, or what the fleet costs can't be told.
     """
-    needs = estimate(config, price)
+    needs = estimate(config, price, experience)
     if problem := _over_budget(config, needs):
         raise ConfigError([Problem(0, "", "budget.max_usd", problem)], next="raise it, or null for none; make plan shows why")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))

@@ -104,7 +104,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
         mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
-        basis = _basis(config) if needs.step else "which is assumed"
+        basis = _basis(config, needs)
         yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU of {mfu:.0%}, {basis}"
         if needs.step:
             yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
@@ -120,9 +120,14 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "cost", f"about ${rough(needs.usd)}" if needs.usd else "$0 (this machine)"
 
 
-def _basis(config: Config) -> str:
+def _basis(config: Config, needs: Estimate) -> str:
     """What the speed was predicted from, and how far off it may be."""
+    if found := needs.experience:
+        runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
+        return f"corrected by {runs}, which had {found.ratio:.2f} times what was predicted"
     device = hardware.accelerator_of(config.fleet.instance_type)
+    if device is None:
+        return "predicted roughly: no run on this machine has been measured yet"
     known = f"within {LIKELY:.0%} for four of five published runs"
     return f"predicted: {known}" if device and device.fitted else "predicted from related devices: no published run of this one"
 

@@ -40,9 +40,8 @@ def _outcome(history: History) -> list[Row]:
     if history.metrics:
         mfu = history.measured("mfu")
         rows = [("loss", _losses(history))]
-        rows.append(
-            ("speed", f"{quantity(history.measured('tokens_per_second'))} tokens/s" + (f" · MFU {percent(mfu)}" if mfu else ""))
-        )
+        speed = history.measured("tokens_per_second")
+        rows.append(("speed", f"{quantity(speed)} tokens/s{f' · MFU {percent(mfu)}' if mfu else ''}{_foretold(history, speed)}"))
         rows += _parts(history)
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
@@ -51,6 +50,12 @@ def _outcome(history: History) -> list[Row]:
         parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
         rows.append(("took", f"{duration(sum(history.stages.values()))}: {parts}"))
     return rows + ([("verdict", history.verdict[0])] if history.verdict else [])
+
+
+def _foretold(history: History, speed: float | None) -> str:
+    """What the plan predicted of the speed."""
+    predicted = (history.results.get("predicted") or {}).get("tokens_per_second")
+    return f" · predicted {quantity(predicted)}" if predicted and speed else ""
 
 
 def _parts(history: History) -> list[Row]:

@@ -1,0 +1,78 @@
+"""What finished runs took corrects the next plan of the same hardware: this layout's first, then this model's, then any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainfleet.cli import main as command
+from trainfleet.config import Config, Settings, dump_resolved, load
+from trainfleet.config.pace import predict
+from trainfleet.launch.experience import experience_of
+from trainfleet.plan.estimate import estimate
+
+TEXT = """
+name: {name}
+data: {{vocabulary_size: 500}}
+model: {{layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, max_sequence_length: 128}}
+train: {{global_batch: 8, sequence_length: 64, steps: 50}}
+"""
+
+
+def config(name: str, settings: str = "") -> Config:
+    Path("config.yaml").write_text(TEXT.format(name=name))
+    return load(Settings(Path("config.yaml"), settings))[0]
+
+
+def finished(name: str, ratio: float, settings: str = "", **results: object) -> None:
+    """A run that had `ratio` times the predicted speed."""
+    one, folder = config(name, settings), Path("runs") / name
+    step = predict(one)
+    assert step
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_resolved(one))
+    speed = ratio * one.train.global_batch * one.train.sequence_length / step.total
+    (folder / "results.json").write_text(json.dumps({"status": "finished", "steps": 50, "tokens_per_second": speed} | results))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_nearest_runs_count() -> None:
+    assert experience_of(config("new")) is None
+    finished("other-model", 0.5, "model.layers=4")
+    found = experience_of(config("new"))
+    assert found and found.of == "this hardware" and found.ratio == pytest.approx(0.5)
+    finished("other-layout", 0.7, "train.layout.tensor=2")
+    found = experience_of(config("new"))
+    assert found and found.of == "this model" and found.ratio == pytest.approx(0.7)
+    for name, ratio in (("a", 0.8), ("b", 0.9), ("c", 1.9)):
+        finished(name, ratio)
+    found = experience_of(config("new"))
+    assert found and (found.of, found.runs) == ("this layout", 3) and found.ratio == pytest.approx(0.9)
+    before, after = estimate(config("new"), 0.0), estimate(config("new"), 0.0, found)
+    assert before.seconds and after.seconds == pytest.approx(before.seconds / 0.9)
+
+
+def test_runs_that_teach_nothing_are_left_out() -> None:
+    finished("short", 0.5, steps=5)
+    finished("disturbed", 0.01)
+    finished("elsewhere", 0.5, "fleet.nodes=1")
+    (Path("runs/elsewhere/config.yaml")).write_text("{")
+    Path("runs/hostile").mkdir()
+    Path("runs/hostile/results.json").write_text('{"tokens_per_second": "x", "steps": 1e999}')
+    assert experience_of(config("new")) is None
+
+
+def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    config("new")
+    assert command(["plan"]) == 0
+    assert "no run on this machine has been measured yet" in " ".join(capsys.readouterr().out.split())
+    finished("a", 0.8)
+    config("new")
+    assert command(["plan"]) == 0
+    assert "corrected by 1 finished run of this layout, which had 0.80 times" in " ".join(capsys.readouterr().out.split())
