@@ -51,6 +51,7 @@ A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB
 H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 3.35e12, 450e9, *HOPPER)
 H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 4.8e12, 450e9, *HOPPER)
 B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 8e12, 900e9, *BLACKWELL)
+B300 = Accelerator("B300-288GB", "cuda", 267.7, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 8e12, 900e9, *BLACKWELL[:2])
 A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "", None, 0.6e12)
 L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12, 0.3e12)
 L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12, 0.864e12)
@@ -63,7 +64,7 @@ TRAINIUM2 = Accelerator(  # a logical core of two physical ones
 TRAINED_ON = ("cuda", "neuron")  # the kinds that devices/ has a file for (a test compares)
 CHIPS = {"trn1": (TRAINIUM1, 2), "trn2": (TRAINIUM2, 4)}  # by the driver's name of a device: its cores, as ranks see them
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
-ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
+ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, B300, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
 
 
 def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
@@ -106,6 +107,7 @@ INSTANCE_TYPES = {
         InstanceType("p5e.48xlarge", 192, 2048, H200, 8, 3200, 32, None),
         InstanceType("p5en.48xlarge", 192, 2048, H200, 8, 3200, 16, 63.30),
         InstanceType("p6-b200.48xlarge", 192, 2048, B200, 8, 3200, 8, 113.93),
+        InstanceType("p6-b300.48xlarge", 192, 4096, B300, 8, 6400, 16, 142.42),
         InstanceType("g5.48xlarge", 192, 768, A10G, 8, 100, 1, 16.29),
         InstanceType("g6.48xlarge", 192, 768, L4, 8, 100, 1, 13.35),
         InstanceType("g6e.48xlarge", 192, 1536, L40S, 8, 400, 4, 30.13),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import botocore.session
-from botocore.model import Shape
+from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator, ValidationErrors
 
 PLAIN = ParamValidator.validate
@@ -92,9 +92,14 @@ def _whole(self: ParamValidator, params: Any, shape: Shape) -> ValidationErrors:
     return report
 
 
+@functools.cache
+def _model(service: str) -> ServiceModel:
+    return botocore.session.get_session().get_service_model(service)  # type: ignore[no-any-return]
+
+
 def problems_of(service: str, operation: str, request: dict[str, Any]) -> list[str]:
     """All that is wrong with a request; none for a good one."""
-    shape = botocore.session.get_session().get_service_model(service).operation_model(operation).input_shape
+    shape = _model(service).operation_model(operation).input_shape
     if shape is None:
         return []
     report = PLAIN(ParamValidator(), request, shape)

@@ -398,3 +398,57 @@ esac'
   [ "$(grep -c '^uv venv' "$FAKE_LOG")" -eq 1 ]
   [ -e "$root/.venv/.stamp" ]
 }
+
+deadman() { # a node of our own: what it waits for, asks and shuts down is seen in the log
+  mkdir -p "$root/proc" "$root/var/lib/trainfleet" "$root/run" "$root/etc/systemd/system"
+  export TRAINFLEET_PROC=$root/proc TRAINFLEET_PATIENCE=0
+  fake systemctl
+  fake shutdown
+  fake who
+  fake pgrep 'exit 1'
+}
+
+@test "deadman: installed with its timer, and quiet while its hours last and something runs" {
+  deadman
+  run "$scripts/deadman.sh" apply 2 30
+  [ "$status" -eq 0 ]
+  grep -qx "ExecStart=$root/usr/local/sbin/trainfleet-deadman check 2 30" "$root/etc/systemd/system/trainfleet-deadman.service"
+  grep -q 'systemctl enable --quiet --now trainfleet-deadman.timer' "$FAKE_LOG"
+  run "$root/usr/local/sbin/trainfleet-deadman" check 2 30
+  [ "$status" -eq 0 ]
+  [ -z "$(grep shutdown "$FAKE_LOG")" ]
+  mkdir "$root/proc/77"
+  printf 'A=1\0TRAINFLEET_JOB=/fsx:mine\0' > "$root/proc/77/environ"
+  touch -d '2 hours ago' "$root/run/trainfleet-busy"
+  "$scripts/deadman.sh" check - 30 # a job is on it
+  [ -z "$(grep shutdown "$FAKE_LOG")" ]
+  [ "$(($(date +%s) - $(stat -c %Y "$root/run/trainfleet-busy")))" -lt 60 ]
+}
+
+@test "deadman: idle for too long, it stops; a login counts as work" {
+  deadman
+  touch -d '31 minutes ago' "$root/run/trainfleet-busy"
+  fake who 'echo you'
+  run "$scripts/deadman.sh" check - 30
+  [ "$status" -eq 0 ]
+  [ -z "$(grep shutdown "$FAKE_LOG")" ]
+  touch -d '31 minutes ago' "$root/run/trainfleet-busy"
+  fake who
+  run "$scripts/deadman.sh" check - 30
+  grep -q 'shutdown -h now trainfleet: nothing ran on it for 30 minutes' "$FAKE_LOG"
+}
+
+@test "deadman: its hours are over, so it asks the run to save before it stops" {
+  deadman
+  touch -d '91 minutes ago' "$root/var/lib/trainfleet/begun"
+  bash -c 'trap "echo asked > \"$0/asked\"; exit" USR1; while :; do sleep 0.1; done' "$root" 3>&- & # bats waits for whoever has 3
+  job=$!
+  mkdir "$root/proc/$job"
+  printf 'TRAINFLEET_JOB=/fsx:mine\0' > "$root/proc/$job/environ"
+  printf 'python\0-m\0trainfleet.supervisor\0' > "$root/proc/$job/cmdline"
+  run "$scripts/deadman.sh" check 1.5 -
+  [ "$status" -eq 0 ]
+  wait "$job" || true
+  [ "$(cat "$root/asked")" = asked ]
+  grep -q 'shutdown -h now trainfleet: its 1.5 hours are over' "$FAKE_LOG"
+}

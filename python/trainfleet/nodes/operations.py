@@ -28,7 +28,7 @@ HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
 LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
 SCRATCH = "/scratch"
 NOFILE = 65536
-NVSWITCH = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200")  # their GPUs speak only when the fabric manager runs
+NVSWITCH = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")  # their GPUs speak only when the fabric manager runs
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Stack:
     name: str
     torch: str
     torch_index: str
+    ami: str = ""  # the SSM parameter of a machine image
     cuda: str = ""
     nccl: str = ""
     nvidia: str = ""  # the driver

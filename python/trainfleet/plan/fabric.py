@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from .. import hardware
 
-DIRECT = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200")  # families whose EFA reads GPU memory by itself (GPUDirect RDMA)
+DIRECT = (
+    "p4d",
+    "p4de",
+    "p5",
+    "p5e",
+    "p5en",
+    "p6-b200",
+    "p6-b300",
+)  # families whose EFA reads GPU memory by itself (GPUDirect RDMA)
 FLOOR = 0.6  # of the line rate: sound links keep to it whatever the number of nodes; from reports, not measured by us
 
 

@@ -1,0 +1,77 @@
+"""What a template needs beside the config: what was found in the account, and what an earlier stack of the same name has
+fixed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..config import Config
+
+PROJECT = "trainfleet"
+TAG = f"{PROJECT}:"  # before every key of ours
+MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which has 63
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was found out before anything is made.
+
+    account, owner     whose it is: the account's number, and who asked for it
+    zone               where all of it is made; `subnet`: the user's own there
+    image, root        the machine image and its root device. An update keeps those of the stack: others would replace every node
+    created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the same reason
+    slots              a node each, `Node<slot>`. Nodes whose slots stay are left alone, so a node is replaced by leaving its
+    slot out public_key         OpenSSH's line for the key pair that is made; "" where the config names one group
+    the placement group of the reservation, if it has one has_bucket         whether the bucket that would be made is there
+    already, kept by an earlier `make clean` kept               only what holds data is wanted, and the network that it needs
+    """
+
+    region: str
+    zone: str
+    account: str
+    owner: str
+    image: str
+    created: str
+    slots: tuple[int, ...]
+    root: str = "/dev/sda1"
+    public_key: str = ""
+    subnet: str | None = None
+    group: str | None = None
+    has_bucket: bool = False
+    kept: bool = False
+    partition: str = "aws"
+
+
+def stack_name(config: Config) -> str:
+    """The stack's name, which is the config's with what CloudFormation takes: letters, digits and hyphens."""
+    return f"{PROJECT}-{slug(config.name)}"
+
+
+def slug(name: str, most: int = 100) -> str:
+    """A config's name in lower-case letters, digits and single hyphens; where that loses something, with a hash of the whole."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+    if plain == name and len(plain) <= most:
+        return plain
+    digits = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{plain[: most - 7].strip('-')}-{digits}"
+
+
+def bucket_of(config: Config, inputs: Inputs) -> str:
+    """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other account can have."""
+    return config.fleet.aws.bucket or f"{PROJECT}-{slug(config.name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+
+
+def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
+    """The tags of all that is made: by them alone it is found again."""
+    hours = config.fleet.expires_hours
+    expires = "never" if hours is None else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
+    told = {"project": PROJECT, "config": config.name, "owner": inputs.owner, "created": inputs.created, "expires": expires}
+    return {f"{TAG}{key}": _fit(value) for key, value in told.items()}
+
+
+def _fit(value: str) -> str:
+    """A value as every service takes it: letters, digits and `_.:/=+-@`, at most 256."""
+    return re.sub(r"[^A-Za-z0-9 _.:/=+@-]", "-", value)[:256]

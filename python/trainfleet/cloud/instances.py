@@ -1,0 +1,127 @@
+"""The machines: a launch template with every EFA interface, an instance a node made from it, the placement group, the head node.
+
+A node is an AWS::EC2::Instance of its own, `Node<slot>`: a stack update with other slots makes and removes single nodes, and
+leaves those whose slots stay as they are. CreateFleet could take what is free of several types, and an Auto Scaling group would
+replace nodes by itself; but a job needs one type, all its nodes or none, and replaces a node only when the watch has judged it.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from .inputs import Inputs
+from .machines import interfaces
+from .network import Resource, Resources, after, attribute, ref, resource, subnet
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+PAIR = "KeyPair"
+HEAD_GIB = 100
+NODE = "Node"  # a node's logical id begins so
+
+
+def capacity_of(config: Config) -> str:
+    """How nodes are bought: fleet.spot says as much as fleet.aws.capacity spot."""
+    aws = config.fleet.aws
+    return "spot" if config.fleet.spot and aws.capacity == "on-demand" else aws.capacity
+
+
+def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+    """Everything that computes, and how it is placed and opened."""
+    found: Resources = {}
+    if capacity_of(config) in ("on-demand", "spot"):
+        found["Together"] = resource("AWS::EC2::PlacementGroup", Strategy="cluster")
+    if not config.fleet.aws.key_pair and inputs.public_key:
+        found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=pair_name(config, inputs), PublicKeyMaterial=ref("PublicKey"))
+    found["Template"] = _template(_node_data(config, inputs, tags))
+    found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
+    return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
+
+
+def pair_name(config: Config, inputs: Inputs) -> str:
+    """The name of the key pair that is made; its time keeps it from meeting one that an earlier stack left."""
+    return f"trainfleet-{config.name}-{inputs.created}"[:255]
+
+
+def _node(config: Config, slot: int) -> Resource:
+    version = {"LaunchTemplateId": ref("Template"), "Version": attribute("Template", "LatestVersionNumber")}
+    name = {"Key": "Name", "Value": f"{config.name}-{slot}"}
+    return resource("AWS::EC2::Instance", LaunchTemplate=version, Tags=[name])
+
+
+def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
+    fleet, capacity = config.fleet, capacity_of(config)
+    data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "NodeProfile")
+    data["NetworkInterfaces"] = [
+        {"NetworkCardIndex": interface.card, "DeviceIndex": interface.device, "InterfaceType": interface.kind,
+         "SubnetId": subnet(inputs), "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
+        for interface in interfaces(fleet.instance_type or "")
+    ]  # fmt: skip
+    data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
+    # A spot instance and one in a capacity block can't be stopped by themselves: shutting down ends them.
+    data["InstanceInitiatedShutdownBehavior"] = "stop" if capacity in ("on-demand", "reservation") else "terminate"
+    if group := inputs.group or (ref("Together") if capacity in ("on-demand", "spot") else None):
+        data["Placement"] = {"GroupName": group}
+    if capacity == "spot":
+        once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        data["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+    if capacity == "block":
+        data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    if fleet.aws.reservation and capacity in ("reservation", "block"):
+        target = {"CapacityReservationId": fleet.aws.reservation}
+        data["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+    return data
+
+
+def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, profile: str) -> dict[str, Any]:
+    """What nodes and head have in common: tokens for the metadata service, encrypted volumes, tags on all that they bring."""
+    disk = {"VolumeSize": volume, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    data = {
+        "ImageId": ref("Image"),
+        "InstanceType": kind,
+        "IamInstanceProfile": {"Arn": attribute(profile, "Arn")},
+        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},  # 2: containers
+        "BlockDeviceMappings": [{"DeviceName": ref("Root"), "Ebs": disk}],
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": pairs} for kind in ("instance", "volume", "network-interface")
+        ],
+    }  # fmt: skip
+    if config.fleet.aws.key_pair or inputs.public_key:
+        data["KeyName"] = config.fleet.aws.key_pair or ref(PAIR)
+    return data
+
+
+def _template(data: dict[str, Any]) -> Resource:
+    return resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=data)
+
+
+def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+    """A small machine in the public subnet, with an address of its own, through which SSH reaches the nodes."""
+    data = _common(config, inputs, tags, config.fleet.aws.head or "", HEAD_GIB, "HeadProfile")
+    data["NetworkInterfaces"] = [
+        {"DeviceIndex": 0, "SubnetId": ref("PublicSubnet"), "Groups": [attribute("HeadWall", "GroupId")],
+         "DeleteOnTermination": True}
+    ]  # fmt: skip
+    version = {"LaunchTemplateId": ref("HeadTemplate"), "Version": attribute("HeadTemplate", "LatestVersionNumber")}
+    name = [{"Key": "Name", "Value": f"{config.name}-head"}]
+    return {
+        "HeadTemplate": _template(data),
+        "Head": after("PublicWay", resource("AWS::EC2::Instance", LaunchTemplate=version, Tags=name)),
+        "HeadAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))),
+    }
+
+
+def user_data(config: Config) -> str:
+    """What a node does at its first boot: it sets its dead man's timer. All else is `make setup`'s, which can look and try
+    again."""
+    fleet = config.fleet
+    hours = "-" if fleet.expires_hours is None else f"{fleet.expires_hours:g}"
+    minutes = "-" if fleet.idle_minutes is None else f"{fleet.idle_minutes}"
+    script = (SCRIPTS / "deadman.sh").read_text(encoding="utf-8").rstrip("\n")
+    return "\n".join(
+        ["#!/bin/bash", "cat > /root/deadman.sh << 'TRAINFLEET'", script, "TRAINFLEET",
+         f"bash /root/deadman.sh apply {hours} {minutes}", ""]
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""What EC2 says of the types in hardware.py beyond their size: network interfaces, local disks, how they are sold, quotas.
+
+Sources: DescribeInstanceTypes (cards, EFA interfaces, disks and usage classes, read 2026-11-22 in the copy that moto 5.2.5
+carries; tests/aws/test_machines.py compares); the layout of interfaces, EC2 user guide, "Maximize network bandwidth on
+instances with multiple network cards" (efa-acc-inst-types, read 2026-11-22), and for Trn1 Neuron's
+setup-trn1-multi-node-execution; quota codes, Service Quotas' own list for EC2. Trn3 is not in the table: EC2's API names no
+such type yet (botocore 1.44.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .. import hardware
+
+SOLD = frozenset({"on-demand", "spot", "block"})
+NO_BLOCK = SOLD - {"block"}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface as a launch template numbers it; `kind`: interface (plain), efa (with an address), efa-only."""
+
+    card: int
+    device: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A type's local disks, and how it is sold: on-demand, spot, block (every type can be reserved).
+
+    `efa_only`: its EFA interfaces take no addresses; a plain one comes first. `first_efa`: the first network card that has EFA.
+    """
+
+    nvme_gb: int
+    sold: frozenset[str] = SOLD
+    efa_only: bool = False
+    first_efa: int = 0
+
+
+MACHINES = {
+    "trn1.2xlarge": Machine(474, NO_BLOCK),
+    "trn1.32xlarge": Machine(7600),
+    "trn1n.32xlarge": Machine(7600, NO_BLOCK),
+    "trn2.48xlarge": Machine(7600, efa_only=True),
+    "p3dn.24xlarge": Machine(1800, NO_BLOCK),
+    "p4d.24xlarge": Machine(8000),
+    "p4de.24xlarge": Machine(8000),
+    "p5.48xlarge": Machine(30400, efa_only=True),
+    "p5e.48xlarge": Machine(30400, efa_only=True),
+    "p5en.48xlarge": Machine(30400, efa_only=True),
+    "p6-b200.48xlarge": Machine(30400, efa_only=True),
+    "p6-b300.48xlarge": Machine(30400, efa_only=True, first_efa=1),
+    "g5.48xlarge": Machine(7600, NO_BLOCK),
+    "g6.48xlarge": Machine(7520, NO_BLOCK),
+    "g6e.48xlarge": Machine(7600, NO_BLOCK, efa_only=True),
+    "c5n.18xlarge": Machine(0, NO_BLOCK),
+    "c7i.8xlarge": Machine(0, NO_BLOCK),
+}
+
+
+def interfaces(name: str) -> tuple[Interface, ...]:
+    """The interfaces that give a node all its EFA devices, the primary first."""
+    row, machine = hardware.INSTANCE_TYPES[name], MACHINES[name]
+    if not machine.efa_only:
+        return (Interface(0, 0, "efa" if row.efa else "interface"), *(Interface(card, 1, "efa") for card in range(1, row.efa)))
+    return (Interface(0, 0, "interface"), *_efa_only(machine.first_efa, row.efa))
+
+
+def _efa_only(first: int, count: int) -> Iterator[Interface]:
+    """One on each card: behind the primary on card 0, and as the first device of any other."""
+    for card in range(first, first + count):
+        yield Interface(card, 0 if card else 1, "efa-only")
+
+
+def addresses(name: str) -> int:
+    """Addresses of its subnet that a node takes: none for an interface that is EFA alone."""
+    return sum(interface.kind != "efa-only" for interface in interfaces(name))
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A quota on running vCPUs: its code and name in Service Quotas."""
+
+    code: str
+    name: str
+
+
+ON_DEMAND = {
+    "trn": Quota("L-2C3B7624", "Running On-Demand Trn instances"),
+    "p": Quota("L-417A185B", "Running On-Demand P instances"),
+    "g": Quota("L-DB2E81BA", "Running On-Demand G and VT instances"),
+    "c": Quota("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
+}
+SPOT = {
+    "trn": Quota("L-6B0D517C", "All Trn Spot Instance Requests"),
+    "p5": Quota("L-C4BD4855", "All P5 Spot Instance Requests"),
+    "p": Quota("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests"),
+    "g": Quota("L-3819A6DF", "All G and VT Spot Instance Requests"),
+    "c": Quota("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
+}
+UNCHECKED = {"p6"}  # spot: AWS has not published the code of its quota
+
+
+def quota_of(name: str, capacity: str) -> Quota | None:
+    """The quota that running such nodes counts against; None in a capacity block, which has one of its own when it is bought."""
+    family = name.partition(".")[0].partition("-")[0]
+    kind = next(word for word in ("trn", "p", "g", "c") if family.startswith(word))
+    if capacity == "block" or (capacity == "spot" and family in UNCHECKED):
+        return None
+    if capacity == "spot":
+        return SPOT["p5" if family.startswith("p5") else kind]
+    return ON_DEMAND[kind]

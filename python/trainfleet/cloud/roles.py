@@ -1,0 +1,73 @@
+"""What nodes may do: speak to SSM, use the buckets that the config names, pull images, write their log. Nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .. import s3
+from ..config import Config
+from .inputs import Inputs, bucket_of
+from .network import Resource, Resources, attribute, ref, resource
+
+READ = ["s3:GetObject"]
+WRITE = [*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+LIST = ["s3:ListBucket", "s3:GetBucketLocation"]
+PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability"]
+
+
+def written(config: Config, inputs: Inputs) -> set[str]:
+    """The buckets that a run writes to."""
+    places = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
+    return {bucket_of(config, inputs), *_buckets(places)}
+
+
+def only_read(config: Config, inputs: Inputs) -> set[str]:
+    """The buckets that it only reads."""
+    places = (config.fleet.fsx.link, config.train.init_from, *(source.path for source in config.data.mixture))
+    return set(_buckets(places)) - written(config, inputs)
+
+
+def _buckets(places: Iterable[str | None]) -> Iterator[str]:
+    return (s3.split(place)[0] for place in places if place and place.startswith(s3.SCHEME))
+
+
+def roles(config: Config, inputs: Inputs) -> Resources:
+    """The roles of nodes and head, each in its instance profile."""
+    found = {
+        "NodeRole": _role(inputs, list(statements(config, inputs))),
+        "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
+    }
+    if config.fleet.aws.head:
+        found["HeadRole"] = _role(inputs, [])
+        found["HeadProfile"] = resource("AWS::IAM::InstanceProfile", Roles=[ref("HeadRole")])
+    return found
+
+
+def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """The statements of the nodes' policy."""
+    for actions, buckets in ((WRITE, written(config, inputs)), (READ, only_read(config, inputs))):
+        arns = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(buckets)]
+        if arns:
+            yield _allow(LIST, arns)
+            yield _allow(actions, [f"{arn}/*" for arn in arns])
+    yield _allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
+    yield _allow(PULL, [attribute("Repository", "Arn")])
+    yield _allow(["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], [attribute("Log", "Arn")])
+
+
+def _allow(actions: list[str], resources: list[Any]) -> dict[str, Any]:
+    return {"Effect": "Allow", "Action": actions, "Resource": resources}
+
+
+def _role(inputs: Inputs, allowed: list[dict[str, Any]]) -> Resource:
+    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": ["ec2.amazonaws.com"]}}
+    made = resource(
+        "AWS::IAM::Role",
+        AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]},
+        ManagedPolicyArns=[f"arn:{inputs.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"],
+    )
+    if allowed:
+        policy = {"Version": "2012-10-17", "Statement": allowed}
+        made["Properties"]["Policies"] = [{"PolicyName": "run", "PolicyDocument": policy}]
+    return made

@@ -1,0 +1,104 @@
+"""The CloudFormation template of a fleet: a pure function of config, tables and what the account has.
+
+Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its security group; Vpc,
+PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Repository, Log; NodeRole; Head. What must not change while
+nodes live (another image would replace them all) stands in the stack's parameters: `read_back` gives an update what was there.
+
+What is covered: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles). What is not: no
+stack of it has been made in an account of AWS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..config import Config
+from ..errors import ConfigError, Problem
+from .inputs import Inputs, bucket_of, tags_of
+from .instances import machines
+from .network import Resources, attribute, network, ref, walls
+from .roles import roles
+from .storage import bucket, file_system, makes_file_system, repository
+
+MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
+UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere
+    "AWS::EC2::Instance", "AWS::EC2::LaunchTemplate", "AWS::EC2::Route", "AWS::EC2::SubnetRouteTableAssociation",
+    "AWS::EC2::VPCGatewayAttachment", "AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress",
+    "AWS::IAM::InstanceProfile", "AWS::S3::BucketPolicy",
+}  # fmt: skip
+FIXED = {"Image": "image", "Root": "root", "Zone": "zone", "Created": "created", "PublicKey": "public_key", "Owner": "owner"}
+
+
+def render(config: Config, inputs: Inputs) -> str:
+    """The template as JSON.
+
+    Raises:
+        ConfigError: it has more nodes than one template can hold.
+    """
+    text = json.dumps(template(config, inputs), separators=(",", ":"))
+    if len(text) > MOST_BYTES:
+        works = f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} works; for more there are slurm, batch and sagemaker"
+        raise ConfigError([Problem(0, "", "fleet.nodes", f"{len(inputs.slots)}: too many for one template; {works}")])
+    return text
+
+
+def template(config: Config, inputs: Inputs) -> dict[str, Any]:
+    """The template as data."""
+    tags = tags_of(config, inputs)
+    made = resources(config, inputs, tags)
+    for entry in made.values():
+        if entry["Type"] not in UNTAGGED:
+            entry["Properties"]["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+    told = {"Resources": made, "Outputs": outputs(config, inputs, made)}
+    used = json.dumps(told)
+    parameters = {
+        name: {"Type": "String", "Default": getattr(inputs, field)}
+        for name, field in FIXED.items()
+        if f'{{"Ref": "{name}"}}' in used
+    }
+    about = f"trainfleet {config.name}: {len(inputs.slots)} x {config.fleet.instance_type}"
+    return {"AWSTemplateFormatVersion": "2010-09-09", "Description": about, "Parameters": parameters, **told}
+
+
+def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
+    """All resources; of what is kept only what holds data, and what that needs."""
+    kept = bucket(config, inputs) | file_system(config, inputs)
+    if not inputs.kept or makes_file_system(config):
+        kept |= network(config, inputs) | walls(config, inputs)
+    if inputs.kept:
+        return kept
+    return kept | repository(config) | roles(config, inputs) | machines(config, inputs, tags)
+
+
+def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
+    """What the stack tells of itself: names that nobody could know before."""
+    values: dict[str, Any] = {
+        "BucketName": bucket_of(config, inputs),
+        "Made": ref("Created"),
+        "By": ref("Owner"),
+        "In": ref("Zone"),
+    }
+    if inputs.subnet or "PrivateSubnet" in made:
+        values["Subnet"] = inputs.subnet or ref("PrivateSubnet")
+    if "FileSystem" in made:
+        values |= {"FileSystemId": ref("FileSystem"), "FileSystemDns": attribute("FileSystem", "DNSName")}
+        values |= {"FileSystemMount": attribute("FileSystem", "LustreMountName")}
+    if "Repository" in made:
+        values |= {"RepositoryUri": attribute("Repository", "RepositoryUri"), "LogGroup": ref("Log")}
+    if "Head" in made:
+        values |= {"HeadPublicAddress": ref("HeadAddress")}
+    return {name: {"Value": value} for name, value in values.items()}
+
+
+def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
+    """The inputs with what the parameters of the stack that is there have fixed."""
+    fixed: dict[str, Any] = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
+    return replace(inputs, **fixed)
+
+
+def keeps_data(config: Config, inputs: Inputs) -> bool:
+    """Whether anything of the stack can hold data of the user's: its bucket or its file system."""
+    return bool(bucket(config, inputs) or makes_file_system(config))
