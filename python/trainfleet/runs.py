@@ -10,7 +10,8 @@ runs/<name>/
   search.json  the micro-batch that this run found to be the fastest, and what was tried (train.search_micro_batch)
   handle.json, request.json   the job that was submitted last: by these any process asks for it, follows it and stops it
   nodes/node-<i>   which process is that node, on a machine that plays all of them; with its script and its exit code
-  stop         exists from the moment that a stop was asked for until the ranks have obeyed
+  stop         exists from the moment that a stop was asked for until the ranks have obeyed; begins with "engine:" where none but
+               the engine wants it (a signal, a time limit)
   lock         held (flock) by the launcher while the job runs
 """
 
@@ -35,6 +36,7 @@ RUNS = Path("runs")
 DATA = Path("data")
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = "lock"
+ENGINE = "engine:"  # the first word of a stop file that no person asked for
 MOST = 64 * door.MEBIBYTE  # of a growing file, at a look
 Record = dict[str, Any]
 
@@ -62,6 +64,21 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.name
+
+    def ask_to_stop(self, engine: str = "") -> None:
+        """Has the ranks save and stop at their next step: as a person wants it, or for what `engine` says."""
+        if not engine:
+            self.stop.write_text("")
+        elif not self.stop.exists():
+            self.stop.write_text(f"{ENGINE} {engine}\n")
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether a person wants the run to stop."""
+        try:
+            with open(self.stop, encoding="utf-8", errors="replace") as file:
+                return file.read(len(ENGINE)) != ENGINE
+        except FileNotFoundError:
+            return False
 
     def exported(self, step: int) -> Path:
         return self.folder / "huggingface" / step_name(step)

@@ -295,7 +295,7 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float) -> No
     def ask(number: int, frame: FrameType | None) -> None:
         try:
             if run:
-                return run.stop.touch()
+                return run.ask_to_stop(f"signal {number}")
         except OSError:  # there is no room for the file: torchrun asks its own ranks then
             pass
         signal_group(child.pid, signal.SIGTERM)

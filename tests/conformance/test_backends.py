@@ -20,7 +20,8 @@ import yaml
 
 from conformance.cluster import site
 from conformance.queueing import Queue
-from fleet.lab import lab
+from fleet.lab import Lab, lab
+from fleet.slurmlab import cluster
 from trainfleet import s3
 from trainfleet.backends import BACKENDS, Backend, backend_of, terms_of
 from trainfleet.backends.base import Can, Handle, Phase, Status, keep, kept
@@ -101,6 +102,8 @@ class Bench:
     type: Callable[[int, str], object]  # runs a script on a node, as a person would
     forget: Callable[[], None] = lambda: None  # what the nodes have left elsewhere than in `folder`
     prelude: str = ""  # of a program that has this backend
+    artifacts: tuple[str, ...] = ("node-0.sh", "node-1.sh")  # of a job of two nodes
+    places: tuple[str, ...] = ()  # the hosts, where the engine chooses among them
 
     @property
     def backend(self) -> Backend:
@@ -198,6 +201,29 @@ queueing.register()
         yield Bench(Queue.name, config, folder, running, given, typed, forget, prelude)
 
 
+def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """A real Slurm of two nodes; this process is typed on its head, in a folder that the nodes see."""
+    folder = nodes.shared / "work"
+    folder.mkdir()
+    patch.chdir(folder)
+    (folder / "probe.py").write_text(PROBE)
+
+    def running() -> list[str]:
+        return [f"node{node} {pid}" for node in range(2) for pid in nodes.processes(node, " -m probe")]
+
+    def given(request: Request) -> list[str]:
+        number = (folder / f"runs/probe/nodes/{request.token}").read_text().strip()
+        said = subprocess.run(["scontrol", "write", "batch_script", number, "-"], capture_output=True, text=True, check=True)
+        return [said.stdout]
+
+    def typed(node: int, script: str) -> None:
+        (folder / "by-hand.sh").write_text(script)
+        subprocess.run(["sbatch", "--wait", "by-hand.sh"], check=True, timeout=60)
+
+    config = config_of("slurm", folder, exclusive=True)
+    yield Bench("slurm", config, folder, running, given, typed, artifacts=("job.sbatch",), places=("node0", "node1"))
+
+
 @pytest.fixture(scope="module", params=[*sorted(BACKENDS), Queue.name])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(request.param)
@@ -219,6 +245,10 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 subprocess.run(["sh"], input=script, text=True, cwd="/", env=bare, check=True, timeout=60)
 
             yield Bench("local", config_of("local", folder), folder, lambda: processes_of(folder), given, typed)
+            return
+        if request.param == "slurm":
+            with lab(2) as nodes, cluster(nodes):
+                yield from on_slurm(nodes, patch)
             return
         with lab(2) as nodes:  # this process plays the head of the fleet
             patch.setenv("TRAINFLEET_HEAD", "1")
@@ -280,7 +310,7 @@ def test_a_killed_command_is_told_by_its_signal(bench: Bench) -> None:
 def test_planning_twice_is_planning_once(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", PROBE_ME="yes")
     assert bench.backend.plan(request.job, {}) == request
-    assert [artifact.name for artifact in request.artifacts] == ["node-0.sh", "node-1.sh"]
+    assert [artifact.name for artifact in request.artifacts] == list(bench.artifacts)
     assert all("export PROBE_ME=yes" in artifact.text and "-- probe exit 0 0" in artifact.text for artifact in request.artifacts)
 
 
@@ -292,7 +322,7 @@ def test_what_was_planned_is_what_runs_byte_for_byte(bench: Bench) -> None:
 
 def test_a_script_runs_by_hand(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", "a word")
-    bench.type(1, request.artifacts[1].text)
+    bench.type(1, request.artifacts[-1].text)
     assert json.loads(bench.said(request, 1).splitlines()[0].partition(" | ")[2])["words"] == ["exit", "0", "0", "a word"]
 
 
@@ -351,7 +381,7 @@ def test_it_runs_in_the_folder_that_has_the_runs(bench: Bench) -> None:
     bench.until_ended(bench.backend.submit(request))
     folders = {record["folder"] for record in bench.records(request)}
     if Can.SHARED in bench.backend.can:
-        assert folders == {"/fsx" if bench.name == "ssh" else str(bench.folder)}
+        assert folders == {bench.config.fleet.shared_folder or str(bench.folder)}
     else:
         assert len(folders) == 2, "each node has its own"
 
@@ -485,9 +515,13 @@ def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
     if Can.LEAVE_OUT not in bench.backend.can:
         assert bench.backend.plan(request.job, {"nobody": "it is broken"}) == request
         return
+    hosts = request.hosts or bench.places
     with pytest.raises(BackendError, match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  node0: it is broken"):
-        bench.backend.plan(request.job, {request.hosts[0]: "it is broken"})
-    assert bench.backend.plan(replace(request.job, nodes=1), {request.hosts[0]: "it is broken"}).hosts == request.hosts[1:]
+        bench.backend.plan(request.job, {hosts[0]: "it is broken"})
+    one = bench.backend.plan(replace(request.job, nodes=1), {hosts[0]: "it is broken"})
+    assert one.hosts == request.hosts[1:]
+    if not one.hosts:  # the engine chooses
+        assert bench.until_ended(bench.backend.submit(one)).hosts == hosts[1:]
 
 
 def test_more_nodes_than_there_are_is_refused_at_plan_time(bench: Bench) -> None:

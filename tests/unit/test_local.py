@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import entrypoint
+from trainfleet import backends, entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
@@ -87,7 +87,10 @@ def test_more_ranks_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatc
         Local().plan(job(nodes=4), {})
 
 
-def test_a_backend_that_is_not_built_is_refused_by_name_in_the_one_list_of_errors(tmp_path: Path) -> None:
+def test_a_backend_that_is_not_built_is_refused_by_name_in_the_one_list_of_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "BACKENDS", {name: backends.BACKENDS[name] for name in ("local", "ssh")})
     (tmp_path / "config.yaml").write_text(
         "name: x\nfleet:\n  nodes: 65\n  backend: slurm\ntrain: {warmup_steps: 900, steps: 3}\n"
     )

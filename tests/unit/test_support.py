@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfleet.backends import support
+from trainfleet.backends import BACKENDS, support
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -15,10 +15,9 @@ def test_the_readme_has_the_table_that_the_declarations_make() -> None:
 
 def test_the_table_says_of_every_capability_who_has_it() -> None:
     rows = [[cell.replace("`", "").strip() for cell in line.strip("|").split("|")] for line in support.table().splitlines()]
-    assert rows[0] == ["capability", "local", "ssh"]
-    told = {row[0]: row[1:] for row in rows[2:]}
-    assert told["OUTLIVES: a job goes on without the machine that launched it"] == ["", "yes"]
-    assert len(told) == len(support.Can) and told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"] == [
-        "yes",
-        "yes",
-    ]
+    assert rows[0] == ["capability", *BACKENDS]
+    told = {row[0]: dict(zip(BACKENDS, row[1:], strict=True)) for row in rows[2:]}
+    outlives = told["OUTLIVES: a job goes on without the machine that launched it"]
+    shared = told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"]
+    assert (outlives["local"], outlives["ssh"]) == ("", "yes") and (shared["local"], shared["ssh"]) == ("yes", "yes")
+    assert len(told) == len(support.Can)

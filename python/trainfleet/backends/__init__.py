@@ -9,11 +9,12 @@ from .. import hardware
 from ..config import Config, Terms
 from .base import Backend
 from .local import Local
+from .slurm import Slurm
 from .ssh import Ssh
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "terms_of"]
 
-BACKENDS: dict[str, type[Local] | type[Ssh]] = {backend.name: backend for backend in (Local, Ssh)}
+BACKENDS: dict[str, type[Local] | type[Ssh] | type[Slurm]] = {backend.name: backend for backend in (Local, Ssh, Slurm)}
 
 
 @functools.cache

@@ -63,7 +63,7 @@ class Here:
         return is_locked(self.run.folder)
 
     def ask_to_stop(self) -> None:
-        self.run.stop.touch()
+        self.run.ask_to_stop()
 
     def folders(self) -> dict[str, int]:
         return {}

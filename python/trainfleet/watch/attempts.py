@@ -46,7 +46,7 @@ def persevere(
             return None
         verdict = judge(request, outcome, run, since)
         fruitless = 1 if progress(run) > saved else fruitless + 1
-        if not worth_it(verdict, fruitless, follower) or follower.asked:
+        if not worth_it(verdict, fruitless, run) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")
         if verdict.then is Then.ELSEWHERE:
             broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
@@ -65,9 +65,9 @@ def persevere(
                  hosts=list(request.hosts))  # fmt: skip
 
 
-def worth_it(verdict: Verdict, fruitless: int, follower: Follower) -> bool:
+def worth_it(verdict: Verdict, fruitless: int, run: runs.Run) -> bool:
     """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
-    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or has_started(follower.run))
+    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or has_started(run))
 
 
 def has_started(run: runs.Run) -> bool:
@@ -97,7 +97,7 @@ def another(follower: Follower, jobs: Sequence[Job], broken: Mapping[str, str], 
         try:
             return first_that_fits(follower.backend, jobs, [{**broken, **lost}, broken] if lost else [broken])
         except BackendError as error:
-            if time.monotonic() > deadline or follower.interrupts.count or follower.run.stop.exists():
+            if time.monotonic() > deadline or follower.interrupts.count or follower.run.is_asked_to_stop():
                 raise
             if not told:
                 follower.say(f"waiting for nodes: {error}")

@@ -123,11 +123,11 @@ class Follower:
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if not self.asked and (self.interrupts.count or self.run.stop.exists() or self._is_spent()):
+        if not self.asked and (self.interrupts.count or self.run.is_asked_to_stop() or self._is_spent()):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if request.job.torchrun else "stopping")
-            self.run.stop.touch() if request.job.torchrun else self.backend.stop(handle, at_once=False)
+            self.run.ask_to_stop() if request.job.torchrun else self.backend.stop(handle, at_once=False)
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_spent(self) -> bool:

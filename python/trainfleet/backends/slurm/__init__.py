@@ -1,0 +1,212 @@
+"""A cluster that Slurm manages: a job is one sbatch, its nodes' parts are the tasks of one srun; Slurm says when and where.
+
+Two places run this. Where sbatch is (a login node, in a folder that every node sees) it plans, submits, follows and stops.
+Anywhere else, with that machine as fleet.hosts, what is typed is handed to it (launch/handover.py), as to an ssh fleet's head.
+
+A job goes on without its launcher: Slurm starts it again when a node fails and when it was preempted, and its own script when its
+time limit comes, or a failure is worth it (batch.py).
+
+What is covered: a real Slurm of four nodes is in the tests (tests/fleet/slurmlab.py), with and without accounting. What is not:
+pyxis, apptainer, nodes that are made when a job needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ... import runs
+from ...config import Config
+from ...nodes.tar import ROOT
+from ...plan.estimate import list_price
+from ...plan.fabric import fabric_environment
+from ...plan.job import Job
+from ...plan.request import Request
+from ...runs import Run
+from ...seat import expand_hosts
+from ..base import Can, Handle, Machines, Phase, Status
+from ..node import values_of
+from ..place import Place
+from . import batch, room, traces
+from .engine import COMMENT, GONE, Engine, refused
+from .engine import Job as Known
+from .machines import Partitions
+from .place import Shared
+from .words import PHASES, WELL, why_waiting
+
+GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
+TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
+KILLED = 137
+STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
+
+
+class Slurm:
+    """Slurm, as a backend (base.py)."""
+
+    name = "slurm"
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.RETRIES, Can.OUTLIVES})
+    is_here, hands_over = False, False
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.fleet = config, config.fleet
+        self.engine = Engine()
+        self._asked: set[str] = set()  # tokens of jobs that were asked to stop
+
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        slurm, folder = config.fleet.slurm, config.fleet.shared_folder
+        if slurm.time_limit is not None and slurm.notice >= 60 * slurm.time_limit:
+            yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
+        if folder is not None and not folder.startswith("/"):
+            yield "fleet.shared_folder", f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. /fsx/trainfleet"
+
+    @property
+    def folder(self) -> str:
+        """Where runs/ and data/ are, as the nodes see it."""
+        return self.fleet.shared_folder or str(Path.cwd())
+
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+        """One batch script. Slurm chooses the nodes, but for those in `without`.
+
+        Raises:
+            BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
+        """
+        ground = batch.Ground(self.folder, self.fleet.python or sys.executable, str(ROOT), tuple(sorted(without)))
+        environment = self._fabric(job) | {"PYTHONPATH": f"{ROOT}/python"} | dict(job.environment)
+        script = batch.script(self.config, job, ground, environment)
+        if job.launch:
+            room.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
+        return Request(job, (script,))
+
+    def _fabric(self, job: Job) -> dict[str, str]:
+        """What is known of the fabric before a node is; its card is found there (entrypoint.py)."""
+        found = fabric_environment(self.fleet.instance_type, "") if job.torchrun else {}
+        return {name: value for name, value in found.items() if not name.endswith("_IFNAME")}
+
+    def submit(self, request: Request) -> Handle:
+        """One sbatch for a token. Where two submit it at once, the job that starts second finds the first's mark, and leaves."""
+        job = request.job
+        if number := self._number(job.folder, request.token):
+            return self._handle(job.folder, number, request.token, job.nodes)
+        secrets = values_of(job.secrets)
+        if secrets:
+            room.require_private(self.engine)
+        for folder in (job.folder / traces.NODES, job.folder / "logs"):
+            runs.make_folder(folder)
+        given = {name: os.environ[name] for name in GIVEN if name in os.environ}
+        environment = {**given, **request.environment, **secrets, batch.TOKEN: request.token}
+        comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, runs.RUNS, self.config.name)}"
+        words = ["sbatch", "--parsable", f"--export={','.join(sorted(environment))}", f"--comment={comment}"]
+        said = self.engine.ask(words, request.artifacts[0].text, environment)
+        number = said.out.strip().partition(";")[0]
+        if said.code or not number.isdecimal():
+            raise room.explained(self.engine, refused("sbatch", said.error or said.out))
+        runs.write_atomic(traces.mark(job.folder, request.token), number + "\n")
+        self.engine.wake()
+        return self._handle(job.folder, number, request.token, job.nodes)
+
+    def _number(self, folder: Path, token: str) -> str:
+        """The job that carries a token out: by its mark, or, where who submitted it died before leaving one, by Slurm."""
+        if number := traces.number(folder, token):
+            return number
+        return next((job.id for job in self.engine.mine().values() if _token(job) == token), "")
+
+    def _handle(self, folder: Path, number: str, token: str, nodes: int) -> Handle:
+        return Handle(self.name, f"{folder}:{number}", token, nodes)
+
+    def status(self, handle: Handle) -> Status:
+        """As Slurm sees the job, and as its nodes have ended: a part that failed is told at once, while others still end."""
+        name, _, number = handle.id.rpartition(":")
+        folder = Path(name)
+        if not number or not self._is_of(handle.token, folder, number):
+            return Status(Phase.ENDED)
+        job = self.engine.look(number)
+        phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), traces.exits(folder, number)
+        hosts = tuple(expand_hosts(job.nodes))
+        if phase is Phase.ENDED:
+            told = job.state != GONE or start >= 0
+            exits = {node: exits.get(node, KILLED) for node in range(handle.nodes)} if told else {}
+            return Status(phase, _how_it_ended(job), max(start, 0) + 1, exits, {}, hosts)
+        if phase is Phase.QUEUED:
+            return Status(phase, why_waiting(job.reason), job.restarts + 1)
+        exits = exits if start == job.restarts else {}
+        if len(exits) == handle.nodes or any(exits.values()):
+            self.engine.wake()  # Slurm will have something to say soon
+        if phase is Phase.RUNNING and handle.token in self._asked:
+            phase = Phase.STOPPING
+        return Status(phase, STARTS.get(job.state, ""), job.restarts + 1, exits, {}, hosts)
+
+    def _is_of(self, token: str, folder: Path, number: str) -> bool:
+        """Whether this job carries that token out."""
+        if mark := traces.number(folder, token):
+            return mark == number
+        job = self.engine.mine().get(number)
+        return job is not None and _token(job) == token
+
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        """Not at once: SIGTERM to the nodes' entrypoints. At once: SIGKILL to their steps, and the job is cancelled."""
+        number = handle.id.rpartition(":")[2]
+        status = self.status(handle)
+        self._asked.add(handle.token)
+        if status.ended:
+            return
+        if status.phase is Phase.QUEUED:
+            self._cancel(number)
+        elif not at_once:
+            self.engine.ask(["scancel", "--signal=TERM", number], "", None)
+        else:
+            self._end(handle, number)
+        self.engine.wake()
+
+    def _end(self, handle: Handle, number: str) -> None:
+        said = self.engine.ask(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i"], "", None)
+        for step in re.findall(r"(?m)^[0-9]+\.[0-9]+$", said.out):
+            self.engine.ask(["scancel", "--signal=KILL", step], "", None)
+        self._cancel(number)
+        deadline = time.monotonic() + TO_END
+        while not self.status(handle).ended and time.monotonic() < deadline:
+            time.sleep(0.2)
+            self.engine.wake()
+
+    def _cancel(self, number: str) -> None:
+        said = self.engine.ask(["scancel", number], "", None)
+        if said.code and not re.search(r"(?i)invalid job id|already complet", said.error):
+            raise refused("scancel", said.error)
+
+    def find(self, run: Run) -> Handle:
+        """The newest job of the run that has not ended, as Slurm has it."""
+        where = str(Path(self.folder, run.folder))
+        mine = [(int(job.id), words) for job in self.engine.mine().values() if (words := _ours(job)) and PHASES.get(job.state)]
+        number, words = max(((number, words) for number, words in mine if words[4] == where), default=(0, []))
+        return self._handle(Path(words[3]), str(number), words[1], int(words[2])) if number else Handle(self.name, "", "", 0)
+
+    def place(self, run: Run) -> Place:
+        return Shared(run, lambda: not self.status(self.find(run)).ended)
+
+    def price(self) -> float | None:
+        return list_price(self.config)
+
+    def machines(self) -> Machines:
+        return Partitions(self.config, self.engine)
+
+
+def _ours(job: Known) -> list[str]:
+    """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for a job of somebody else."""
+    words = job.comment.split(" ", 4)
+    return words if len(words) == 5 and words[0] == COMMENT and words[2].isdecimal() else []
+
+
+def _token(job: Known) -> str:
+    """The token that a job of ours carries out."""
+    return "".join(_ours(job)[1:2])
+
+
+def _how_it_ended(job: Known) -> str:
+    """Slurm's own word, where the nodes do not tell more."""
+    if job.state in (WELL, "FAILED", GONE):
+        return ""
+    return f"slurm: job {job.id} {job.state}" + (f" {job.reason}" if job.reason not in ("", "None") else "")

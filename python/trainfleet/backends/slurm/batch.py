@@ -1,0 +1,143 @@
+"""The batch script of a job, which sbatch is given: what it asks for, and how it carries its nodes' parts out. Pure.
+
+Slurm runs it on the first node of each allocation, anew when the job was queued again. It makes sure that a token is one job; its
+srun starts trainfleet.entrypoint on every node; before the time limit it has the ranks save and leave, and queues the job again.
+Whether a failure is worth another start, while no launcher is there to say so, it asks launch/aftermath.py.
+
+Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT ENVIRONMENT VARIABLES).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ... import runs
+from ...config import Config
+from ...plan.job import Job
+from ...plan.request import WIDTH, Artifact, fold
+from ...seat import Seat, torchrun
+from ...supervisor import EXIT, WATCH
+
+NAME = "job.sbatch"
+TOKEN = "TRAINFLEET_TOKEN"
+LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones off
+# A token's file says which job carries it out: a second one that was submitted for it finds that, and leaves. What the engine
+# told the ranks of an earlier start (supervisor.py, and here) is over. A signal ends `wait` too: the code is the child's once the
+# child is gone.
+BODY = """mine={folder}/nodes/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}} stop={folder}/stop near=
+mkdir -p "$mine" {folder}/logs || exit
+claim={folder}/nodes/${{{token}:-by-hand-$SLURM_JOB_ID}}
+(set -C && echo "$SLURM_JOB_ID" > "$claim") 2> /dev/null
+[ "$(cat "$claim")" = "$SLURM_JOB_ID" ] || {{ echo "job $(cat "$claim") carries this out"; exit 0; }}
+grep -qs ^{engine} "$stop" && rm -f "$stop"
+wc -c {folder}/logs/node-*.log > "$mine/logs" 2> /dev/null
+trap 'near=1; {notice}' USR1
+{start}
+child=$!
+wait "$child"
+code=$?
+while kill -0 "$child" 2> /dev/null; do
+  wait "$child"
+  code=$?
+done
+"""
+AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
+[ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
+"""
+ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'  # the ranks look for it at each step
+TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
+# What each node is started by: where its exit code goes, and that the first one watches over all ranks while no launcher does.
+NODE = '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export {watch}={ranks}; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where a job runs: its folder, the Python and the code on the nodes, as all of them see it; who is not to be used."""
+
+    folder: str
+    python: str
+    code: str
+    without: tuple[str, ...] = ()
+
+
+def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, str]) -> Artifact:
+    """job.sbatch."""
+    words = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", str(job.folder), *_ranks(job), "--", job.module]
+    settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    lines = [
+        "#!/bin/sh",
+        *(f"#SBATCH {option}" for option in options(config, job, ground)),
+        *(f"# {line}" for line in _heading(job, ground)),
+        f"cd {shlex.quote(ground.folder)} || exit",
+        *settings,
+        *_threads(job),
+        *_body(config, job, ground, [*words, *job.arguments]),
+    ]
+    return Artifact(NAME, "\n".join(lines) + "\n")
+
+
+def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
+    """What the job asks of Slurm, as sbatch's options."""
+    fleet, slurm = config.fleet, config.fleet.slurm
+    yield from (f"--job-name={job.name[:LONGEST_NAME]}", f"--nodes={job.nodes}", "--ntasks-per-node=1")
+    yield from ("--exclusive", "--mem=0") if fleet.exclusive else ()
+    for name, value in (
+        ("partition", slurm.partition), ("account", slurm.account), ("qos", slurm.qos), ("time", slurm.time_limit),
+        ("constraint", slurm.constraint), ("reservation", slurm.reservation), ("gres", slurm.gres),
+        ("exclude", ",".join(ground.without)),
+    ):  # fmt: skip
+        if value:
+            yield f"--{name}={value}"
+    yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
+    yield from (f"--chdir={ground.folder}", f"--output={log_of(job)}", "--open-mode=append")
+
+
+def log_of(job: Job) -> str:
+    """Where the batch script's and srun's own words go. Its folder must be there, or Slurm ends the job without a word."""
+    return f"{job.folder}/logs/slurm.log"
+
+
+def _heading(job: Job, ground: Ground) -> Iterator[str]:
+    yield f"{job.kind} {job.name}: {job.nodes} nodes; the output of each goes to {job.folder}/logs/node-<i>.log"
+    if job.torchrun:
+        seat = Seat(0, job.nodes, "$FIRST_HOST", job.port or 0)
+        line = " ".join([*torchrun(seat, job.ranks_per_node, job.module, ground.python), *job.arguments])
+        yield "node 0 runs, with what Slurm tells it: " + " ".join(line.split())
+
+
+def _ranks(job: Job) -> list[str]:
+    return ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
+
+
+def _threads(job: Job) -> Iterator[str]:
+    """The cores of a node, as Slurm says them."""
+    if job.torchrun:
+        share = f"SLURM_CPUS_ON_NODE / {job.ranks_per_node}"
+        yield f"export OMP_NUM_THREADS=$(({share} > 0 ? {share} : 1))"
+    else:
+        yield 'export WORKERS="$SLURM_CPUS_ON_NODE"'
+
+
+def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
+    watched = job.nodes * job.ranks_per_node if job.torchrun else 0
+    node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
+    start = fold([*_srun(job.nodes), *node, *map(shlex.quote, [ground.python, *words]), "&"], WIDTH)
+    notice = ASK.format(engine=runs.ENGINE) if job.torchrun else TERMINATE
+    folder, line = shlex.quote(str(job.folder)), "\n".join(start)
+    yield BODY.format(folder=folder, token=TOKEN, engine=runs.ENGINE, notice=notice, start=line).rstrip()
+    if config.fleet.slurm.requeue:
+        judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
+        judged = " ".join([*_srun(1), *map(shlex.quote, judge), '"$mine" "$near"'])
+        yield AGAIN.format(judge=judged).rstrip()
+    yield 'exit "$code"'
+
+
+def _srun(nodes: int) -> list[str]:
+    """srun's words, up to those of the command: one task a node, with all cores and devices that the job has there.
+
+    --export: what sbatch was given reaches the tasks too. --cpu-bind: one task would otherwise be bound to one core.
+    """
+    return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--export=ALL", "--input=none", "--mpi=none", "--cpu-bind=none",
+            "--kill-on-bad-exit=1"]  # fmt: skip

@@ -1,0 +1,197 @@
+"""Slurm's commands, and what they say of jobs: one look for all jobs of this process, as seldom as they change.
+
+squeue knows a job until some minutes (MinJobAge) after its end, sacct from then on, if the cluster keeps accounting. Where
+neither does, what the job left in its folder decides. While slurmctld does not answer, jobs are as they were seen last: it may be
+restarted under running jobs.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import BackendError
+from .words import why_refused
+
+TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
+SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
+SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
+FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "Comment")
+GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
+FORGOTTEN = re.compile(r"(?i)invalid job id")
+COMMENT = "trainfleet"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said."""
+
+    code: int
+    out: str
+    error: str
+
+
+Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
+
+
+def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
+    """What one of Slurm's commands says on this machine. `environment` is all that it has, where one is told.
+
+    Raises:
+        BackendError: there is no such command, or it gives no answer.
+    """
+    if shutil.which(words[0]) is None:
+        why = "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that has them"
+        raise BackendError(f"there is no {words[0]} here", why=why, next="module load slurm; or fleet.hosts: [your login node]")
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, errors="replace", env=environment,
+                              timeout=TIMEOUT, check=False)  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(f"{words[0]} gives no answer", why=f"none in {TIMEOUT:.0f} s", next="scontrol ping; sinfo") from error
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm tells it."""
+
+    id: str
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    nodes: str = ""
+    comment: str = ""
+
+
+def parse(out: str) -> dict[str, Job]:
+    """The jobs of squeue's answer, by id; lines that are none are passed over."""
+    found = {}
+    for line in out.splitlines():
+        parts = line.strip().split("|")
+        if len(parts) >= len(FIELDS) and parts[0].isdecimal():
+            number, state, reason, restarts, nodes, comment = parts[: len(FIELDS)]
+            found[number] = Job(number, state, reason, int(restarts) if restarts.isdecimal() else 0, nodes, comment)
+    return found
+
+
+class Engine:
+    """Slurm, asked by `ask`."""
+
+    def __init__(self, ask: Ask = ask_here) -> None:
+        self.ask = ask
+        self.jobs: dict[str, Job] = {}  # what is known, by id
+        self.watched: set[str] = set()
+        self.next_look, self.pause = 0.0, SHORTEST
+        self.trouble = ""
+
+    def run(self, *words: str, stdin: str = "", environment: Mapping[str, str] | None = None) -> str:
+        """What a command prints.
+
+        Raises:
+            BackendError: it ends badly; with its message, in plain words where these are known.
+        """
+        said = self.ask(words, stdin, environment)
+        if said.code:
+            raise refused(words[0], said.error or said.out)
+        return said.out
+
+    def look(self, number: str) -> Job:
+        """The job as it was seen last, at the pace at which jobs change.
+
+        Raises:
+            BackendError: slurmctld has never answered.
+        """
+        new = number not in self.watched
+        self.watched.add(number)
+        if new or time.monotonic() >= self.next_look:
+            self._look()
+        return self.jobs.get(number) or self._unseen(number)
+
+    def wake(self) -> None:
+        """The next `look` is one: something has changed."""
+        self.next_look, self.pause = 0.0, SHORTEST
+
+    def _unseen(self, number: str) -> Job:
+        raise BackendError(f"nothing is known of job {number}", why=self.trouble, next="scontrol ping; make status again")
+
+    def _look(self) -> None:
+        before = {number: self.jobs.get(number) for number in self.watched}
+        try:
+            found = self.mine(self.watched)
+            self.trouble = ""
+        except BackendError as error:
+            self.trouble = str(error)
+            self.pause = min(2 * self.pause, SILENT)
+            self.next_look = time.monotonic() + self.pause
+            return
+        self.jobs |= {number: found.get(number) or self._of_old(number) for number in self.watched}
+        changed = any(self.jobs[number] != job for number, job in before.items())
+        self.pause = SHORTEST if changed else min(1.5 * self.pause, LONGEST)
+        self.next_look = time.monotonic() + self.pause
+
+    def mine(self, numbers: set[str] | None = None) -> dict[str, Job]:
+        """What squeue says of these jobs, or of all of this user's."""
+        which = ["--me"] if numbers is None else [f"--jobs={','.join(sorted(numbers))}"]
+        form = ",".join(f"{name}:|" for name in FIELDS)
+        said = self.ask(["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None)
+        if said.code and not FORGOTTEN.search(said.error):  # one job that it has forgotten is an error, several are none
+            raise refused("squeue", said.error)
+        return parse(said.out)
+
+    def _of_old(self, number: str) -> Job:
+        """A job that squeue has forgotten, as accounting has it."""
+        known = self.jobs.get(number)
+        if known and known.state == GONE:
+            return known
+        said = self.ask(["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,NodeList"], "", None)
+        rows = [line.split("|") for line in said.out.splitlines() if line.startswith(f"{number}|")]
+        if said.code or not rows:  # no accounting is kept
+            return Job(number, GONE)
+        state, _, by = rows[-1][1].partition(" ")  # CANCELLED by 1000
+        return Job(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
+
+
+def refused(command: str, said: str) -> BackendError:
+    """The error that a message of Slurm's is."""
+    line = said.strip().partition("\n")[0] or "it says nothing"
+    known = why_refused(said)
+    if known is None:
+        return BackendError(f"{command} refuses", why=line, next="sinfo; squeue --me")
+    next = f"make plan SET='{known.key}=...'" if known.key else "scontrol ping; sinfo"
+    return BackendError(known.means, where=known.key, why=line, next=next)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A row of scontrol show partition."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    most_minutes: int | None
+    nodes: int
+
+
+def read_partitions(out: str) -> list[Partition]:
+    """The partitions of `scontrol --oneliner show partition`."""
+    lines = [line.split() for line in out.splitlines() if line.startswith("PartitionName=")]
+    return [_partition(dict(word.partition("=")[::2] for word in words)) for words in lines]
+
+
+def _partition(row: Mapping[str, str]) -> Partition:
+    nodes = row.get("TotalNodes", "0")
+    return Partition(row["PartitionName"], row.get("Default") == "YES", row.get("State", "UP") == "UP",
+                     minutes(row.get("MaxTime", "")), int(nodes) if nodes.isdecimal() else 0)  # fmt: skip
+
+
+def minutes(text: str) -> int | None:
+    """`1-00:30:00` → 1470; None for UNLIMITED, and what is no time."""
+    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)", text)
+    if match is None:
+        return None
+    days, hours, minute, _ = (int(part or 0) for part in match.groups())
+    return (24 * days + hours) * 60 + minute

@@ -1,0 +1,32 @@
+"""A cluster that is there, as machines: nothing is made, and nothing is left."""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...plan.request import Artifact
+from .engine import Engine, read_partitions
+
+
+class Partitions:
+    """Machines (base.py) of a cluster that somebody else looks after."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self.config, self.engine = config, engine
+
+    def changes(self) -> tuple[Artifact, ...]:
+        return ()
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """Says what the cluster has."""
+        print(self.engine.run("sinfo", "--version").strip())
+        for row in read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition")):
+            most = f"{row.most_minutes} min at most" if row.most_minutes else "no time limit"
+            print(f"partition {row.name}: {row.nodes} nodes, {most}{', the default' if row.is_default else ''}"
+                  f"{'' if row.is_up else ', takes no jobs now'}")  # fmt: skip
+        print("ready; the cluster is set up by whoever looks after it\nnext: make train")
+        return 0
+
+    def left(self) -> list[str]:
+        return []
+
+    def remove(self, purge: bool) -> None: ...

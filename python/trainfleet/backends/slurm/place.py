@@ -1,0 +1,42 @@
+"""A run on a cluster whose nodes and this machine see one folder."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+
+from ...errors import BackendError
+from ...lease import Tenure, is_held, read_tenure
+from ...processes import identity
+from ...runs import Run
+from ..place import Here
+
+
+class Shared(Here):
+    """The run's folder is the truth; `has_job`: whether the engine has a job of it that has not ended."""
+
+    words, pace, lag = " on the cluster", 1.0, 5.0  # Lustre and NFS show what others wrote some seconds later
+
+    def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
+        super().__init__(run)
+        self.has_job = has_job
+
+    def lead(self) -> None:
+        """BackendError while another launcher is at work on the run, on whatever machine."""
+        tenure = read_tenure(self.run.folder)
+        if tenure and _is_alive(tenure):
+            what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
+            raise BackendError(what, where=f"{self.run.folder}, launched on {tenure.host}", next=next)
+
+    def is_running(self) -> bool:
+        tenure = read_tenure(self.run.folder)
+        return (tenure is not None and _is_alive(tenure)) or self.has_job()
+
+
+def _is_alive(tenure: Tenure) -> bool:
+    """Whether a launcher holds its office: by its own machine at once, by others once it is silent."""
+    if tenure.host == platform.node() and tenure.pid != os.getpid() and not identity(tenure.pid):
+        return False
+    return is_held(tenure, time.time())

@@ -1,0 +1,93 @@
+"""What a cluster has against a job, before it is submitted: what sbatch refuses, and what it would let wait for ever."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Mapping, Sequence
+
+from ...config.types import Slurm
+from ...errors import BackendError
+from .engine import Engine, Partition, read_partitions, refused
+
+PARTITION = "fleet.slurm.partition"
+
+
+def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapping[str, str]) -> None:
+    """Returns where the cluster can take the job.
+
+    Raises:
+        BackendError: it can't; with what it has.
+    """
+    chosen = partitions(engine, slurm)
+    _require_time(slurm, chosen)
+    _require_nodes(engine, nodes, chosen, without)
+    said = engine.ask(["sbatch", "--test-only"], script, None)
+    if said.code and "required node not available" not in said.error.lower():  # drained now: it may wait for them
+        raise explained(engine, refused("sbatch", said.error + said.out))
+
+
+def partitions(engine: Engine, slurm: Slurm) -> list[Partition]:
+    """The partitions that the config names, or the cluster's default.
+
+    Raises:
+        BackendError: there are no such, or they take no jobs now; with those that there are.
+    """
+    rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
+    asked, known = set(filter(None, (slurm.partition or "").split(","))), ", ".join(row.name for row in rows)
+    chosen = [row for row in rows if (row.name in asked if asked else row.is_default)]
+    next = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
+    if unknown := sorted(asked - {row.name for row in rows}):
+        raise BackendError(f"there is no partition {', '.join(unknown)}; there are: {known}", where=PARTITION, next=next)
+    if not chosen:
+        raise BackendError(f"the cluster has no default partition; there are: {known}", where=PARTITION, next=next)
+    if not any(row.is_up for row in chosen):
+        up = ", ".join(row.name for row in rows if row.is_up) or "none"
+        raise BackendError(f"the partition {chosen[0].name} takes no jobs now; others: {up}", where=PARTITION, next="sinfo")
+    return chosen
+
+
+def _require_time(slurm: Slurm, chosen: Sequence[Partition]) -> None:
+    """What sbatch lets an administrator ask for, and the scheduler then lets wait for ever."""
+    limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
+    if slurm.time_limit is not None and len(limits) == len(chosen) and slurm.time_limit > max(limits):
+        what = f"{slurm.time_limit} min is more than the partition {chosen[0].name} allows, {max(limits)} min"
+        key = "fleet.slurm.time_limit"
+        raise BackendError(what, where=key, next=f"make plan SET='{key}={max(limits)}'; the job is queued again by itself")
+
+
+def _require_nodes(engine: Engine, nodes: int, chosen: Sequence[Partition], without: Mapping[str, str]) -> None:
+    names = ",".join(row.name for row in chosen)
+    hosts = sorted(set(engine.run("sinfo", "--noheader", "--Node", f"--partition={names}", "--format=%N").split()))
+    out = {host: why for host, why in without.items() if host in hosts}
+    left = len(hosts) - len(out)
+    if left < nodes:
+        rows = "".join(f"\n  {host}: {why}" for host, why in out.items())
+        what = f"{nodes} nodes are wanted, {left} of {len(hosts)} hosts can take a job{rows}"
+        raise BackendError(what, where=f"partition {names}", next=f"NODES={left}; or another {PARTITION}" if left else "sinfo -R")
+
+
+def explained(engine: Engine, error: BackendError) -> BackendError:
+    """The error, with what this user may ask for where accounting says so."""
+    if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
+        return error
+    user = getpass.getuser()
+    said = engine.ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=account,qos"], "", None)
+    rows = [line.partition("|") for line in said.out.splitlines() if "|" in line]
+    if said.code or not rows:
+        return error
+    yours = "; ".join(f"account {account} with {qos.rstrip('|') or 'no QOS'}" for account, _, qos in rows)
+    return BackendError(f"{error.what}; {user} has {yours}", where=error.where, why=error.why, next=error.next)
+
+
+def require_private(engine: Engine) -> None:
+    """Refuses secrets on a cluster whose accounting keeps every job's environment.
+
+    Raises:
+        BackendError: it does.
+    """
+    said = engine.run("scontrol", "show", "config")
+    if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
+        why = "AccountingStoreFlags has job_env: the cluster's database would keep their values"
+        raise BackendError("secrets can't be given to this cluster", where="fleet.secrets", why=why,
+                           next="ask its administrators to leave job_env out; or SET='fleet.secrets=[]'")  # fmt: skip

@@ -1,0 +1,85 @@
+"""What follows a job that ended while no launcher was at work on it: `python -m trainfleet.launch.aftermath FOLDER START NEAR`.
+
+The batch script of a Slurm job asks this on its first node (backends/slurm/batch.py). FOLDER is the job's, START this start's
+in it; NEAR is not empty when the engine's time limit was near. The exit code says whether the job is to be queued again: 0, yes.
+
+A launcher that is at work decides by itself, by the same verdict (watch/attempts.py); a job that is queued again here it finds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from .. import output
+from ..backends.base import Phase, Status, kept
+from ..backends.slurm import traces
+from ..errors import TrainfleetError, telling
+from ..lease import is_held, read_tenure
+from ..plan.request import Request
+from ..runs import Run
+from ..watch.attempts import conclude, worth_it
+from ..watch.causes import Then
+from ..watch.follow import Outcome
+from ..watch.verdict import Mark, judge
+
+AGAIN, OVER = 0, 1
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    folder, start, near = Path(arguments[0]), Path(arguments[1]), arguments[2]
+    run, exits = Run(folder, f"launcher-{start.name}"), traces.exits_of(start)
+    if run.is_asked_to_stop():
+        return say(OVER, "it was asked to stop")
+    job = kept(run)
+    if near:
+        done = run.read_results().get("status") == "finished" if job else not any(exits.values())
+        return say(OVER, "it is finished") if done else say(AGAIN, "its time limit came: it is queued again")
+    if job is None or is_held(read_tenure(folder), time.time()):
+        return say(OVER, "who launched it decides what follows")
+    return AGAIN if is_worth_it(run, job[1], exits, start) else OVER
+
+
+def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
+    """Whether another start can do better, by the verdict, which is kept and told."""
+    status = Status(Phase.ENDED, exits=exits)
+    verdict = judge(request, Outcome(status, None), run, Mark(start.stat().st_ctime, logs_before(start, request)))
+    again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
+    print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
+    if again:
+        restarts = int(run.read_results().get("restarts", 0)) + 1
+        run.update_results(restarts=restarts)
+        run.note("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes, hosts=[])
+    return again
+
+
+def fruitless(run: Run) -> int:
+    """How many restarts there were since the newest checkpoint."""
+    events = [event["event"] for event in run.read_events()]
+    last = max((place for place, event in enumerate(events) if event == "checkpointed"), default=-1)
+    return events[last + 1 :].count("restarted")
+
+
+def logs_before(start: Path, request: Request) -> dict[Path, int]:
+    """How long the nodes' logs were when this start began, as the batch script left it (wc -c)."""
+    ends = {}
+    for line in (start / "logs").read_text().splitlines() if (start / "logs").exists() else ():
+        size, _, name = line.strip().partition(" ")
+        if size.isdecimal() and Path(name) in request.logs:
+            ends[Path(name)] = int(size)
+    return ends
+
+
+def say(code: int, words: str) -> int:
+    print(f"trainfleet: {words}", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    output.install()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except TrainfleetError:  # told already
+        sys.exit(OVER)
