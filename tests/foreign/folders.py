@@ -153,7 +153,7 @@ def _changed(name: str, change: Callable[[Path], object], *verbs: str) -> Callab
     return run
 
 
-def _replaced(content: bytes) -> Callable[[Path], object]:
+def replaced(content: bytes) -> Callable[[Path], object]:
     def change(path: Path) -> None:
         _cleared(path)
         path.write_bytes(content)
@@ -196,7 +196,7 @@ def files(*verbs: str) -> Iterator[Case]:
     for name in FILES:
         for number, content in enumerate(CONTENTS):
             yield Case(
-                "run", f"{name}, content {number} {content[:20]!r}", _changed(name, _replaced(content), *verbs), refused=False
+                "run", f"{name}, content {number} {content[:20]!r}", _changed(name, replaced(content), *verbs), refused=False
             )
         for label, change in KINDS.items():
             yield Case("run", f"{name} is {label}", _changed(name, change, *verbs), refused=False)
@@ -209,7 +209,7 @@ def files(*verbs: str) -> Iterator[Case]:
             "checkpoints/x",
             "events/\x1b[31m.jsonl",
         ):
-            yield Case("run", f"{name!r} is there", _changed(name, _replaced(b"x\n"), *verbs), refused=False)
+            yield Case("run", f"{name!r} is there", _changed(name, replaced(b"x\n"), *verbs), refused=False)
 
 
 def values(*verbs: str) -> Iterator[Case]:
@@ -301,7 +301,7 @@ def configs() -> Iterator[Case]:
         yield Case(
             "run's config, looked at",
             new,
-            _changed("config.yaml", _replaced(text.replace(old, new, 1).encode()), *LOOKS),
+            _changed("config.yaml", replaced(text.replace(old, new, 1).encode()), *LOOKS),
             refused=False,
         )
     for number, content in enumerate(CONTENTS):
@@ -396,6 +396,6 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
         yield Case(
             "run",
             f"{name}, seed {seed}, {number}",
-            _changed(name, _replaced(bytes(content)), "status", "checkpoints"),
+            _changed(name, replaced(bytes(content)), "status", "checkpoints"),
             refused=False,
         )

@@ -159,14 +159,15 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """A sample of the trained model; None where it is divided among ranks and too large for one of them."""
+    """A sample of the trained model; None where it writes none, or is divided among ranks and too large for one of them."""
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
-    with torch.compiler.set_stance("force_eager"):  # every length of a text would be compiled for itself
+    with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):  # else each length of a text would be compiled
         return generate.write_sample(model.eval(), dataset, trainer.train.seed)
+    return None
 
 
 def record_fault(run: Run, error: Exception) -> None:

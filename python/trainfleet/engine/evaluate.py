@@ -19,9 +19,10 @@ from ..models.loss import IGNORED
 from ..output import install
 from ..runs import Run
 from .batches import Batch, samples_for, separator, split
-from .generate import load
+from .generate import load, makes_no_numbers
 
 SEQUENCES = 512  # at most
+LARGEST = 700.0  # of a loss whose perplexity is a number
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ def describe(scores: Scores) -> Iterator[str]:
 
 @torch.inference_mode()
 def evaluate(run: Run) -> Scores:
-    """The scores of the newest checkpoint. RunError when there is none."""
+    """The scores of the newest checkpoint. RunError when there is none, or it makes no numbers."""
     model, dataset = load(run)
     config, device = load_resolved(run.config), devices.nearest()
     train, samples = config.train, samples_for(config, dataset)
-    count = min(SEQUENCES, samples.samples("validation", train.sequence_length))
+    count = max(1, min(SEQUENCES, samples.samples("validation", train.sequence_length)))
     totals, targets = torch.zeros(4, dtype=torch.float64), []
     for first in range(0, count, train.micro_batch):
         size = min(train.micro_batch, count - first)
@@ -71,10 +72,12 @@ def evaluate(run: Run) -> Scores:
         batch = split(device.place(rows), separator(samples, train))
         totals += score(model, batch)
         targets.append(batch.targets[mask(model, batch.targets)].cpu())
+    if not totals.isfinite().all():
+        raise makes_no_numbers(run)
     loss, right, pairs, guesses = totals.tolist()
     commonest = torch.cat(targets).bincount().max().item()
     of_pairs = pairs / count if isinstance(model, Bert) else None
-    return Scores(count, loss / guesses, math.exp(loss / guesses), right / guesses, commonest / guesses, of_pairs)
+    return Scores(count, loss / guesses, math.exp(min(loss / guesses, LARGEST)), right / guesses, commonest / guesses, of_pairs)
 
 
 def score(model: Network, batch: Batch) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import devices, models, runs
+from ..checkpoints import catalogue
 from ..config import load_resolved
 from ..data.dataset import Dataset
 from ..data.tokenizer import StreamDecoder, Tokenizer
@@ -22,7 +23,7 @@ from ..models.llama import Cache
 from ..models.network import Network
 from ..output import install
 from ..runs import Run
-from .checkpoint import load_model, newest
+from .checkpoint import load_model, newest, require_fit
 
 TEMPERATURE = 0.7
 TOP_K = 50
@@ -52,11 +53,19 @@ def continuation(
 
 
 def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """One token id, drawn from the `top_k` likeliest."""
+    """One token id, drawn from the `top_k` likeliest. FloatingPointError when the model has made something else than numbers."""
+    if not logits.isfinite().all():
+        raise FloatingPointError
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.float().cpu().topk(min(top_k, len(logits)))
     return int(ids[torch.multinomial((values / temperature).softmax(-1), 1, generator=generator)])
+
+
+def makes_no_numbers(run: Run) -> RunError:
+    """The error for a model that makes something else of its input than numbers."""
+    why = "its weights are not finite, or far too large"
+    return RunError("the model of its newest checkpoint makes no numbers", where=str(run.folder), why=why, next="make verify")
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
@@ -117,8 +126,11 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     )  # fmt: skip
     decoder = StreamDecoder(tokenizer)
     yield options.prompt
-    for _, token in zip(range(options.tokens), made, strict=False):
-        yield decoder.push(token)
+    try:
+        for _, token in zip(range(options.tokens), made, strict=False):
+            yield decoder.push(token)
+    except FloatingPointError:
+        raise makes_no_numbers(run) from None
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -136,9 +148,13 @@ def load(run: Run) -> tuple[Network, Dataset]:
     found = newest(run, config)
     if found is None:
         raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
+    store, step = found
+    require_fit(catalogue.read(store, step), config, store.address(step))
     model = models.build(config.model)
-    load_model(*found, model)
-    return model.to(devices.nearest().torch_device).eval(), Dataset.open(runs.DATA / config.data.name, config.data)
+    load_model(store, step, model)
+    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    dataset.check_vocabulary(config.model.vocabulary_size)
+    return model.to(devices.nearest().torch_device).eval(), dataset
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ...checkpoints import catalogue, changes
 from ...checkpoints.marker import NAME, Broken, Commit
 from ...checkpoints.store import Store, store_at, store_of
 from ...config import Config
+from ...config.sizes import count_parameters
 from ...devices import Device
 from ...errors import RunError
 from ...runs import Run
@@ -24,6 +25,8 @@ from ..parallel.parts import Parts, State
 from . import randomness
 from .files import Reader
 from .peers import Peers
+
+BYTES = 2  # of a weight, at least: bfloat16's
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
         return address
     store, step = peers.one("can't find train.init_from", lambda: locate(address))
     commit = examine(peers, store, step)
-    fits(commit, config, store.address(step))
+    require_fit(commit, config, store.address(step))
     state = {"model": parts.weights()}
     peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, commit)))
     parts.set_weights(state["model"])
@@ -127,10 +130,18 @@ def load_model(store: Store, step: int, model: nn.Module) -> Commit:
 
 
 def newest(run: Run, config: Config) -> tuple[Store, int] | None:
-    """The store and the step of the run's newest checkpoint that looks whole."""
+    """The store and the step of the run's newest checkpoint that looks whole; None when it has none at all.
+
+    Raises:
+        Broken: it has some, and none is whole.
+    """
     store = store_of(run, config.checkpoint.destination)
-    whole = [entry.step for entry in catalogue.look(store) if not entry.fault]
-    return (store, whole[-1]) if whole else None
+    entries = list(catalogue.look(store))
+    if whole := [entry.step for entry in entries if not entry.fault]:
+        return store, whole[-1]
+    if entries:
+        raise Broken("is not whole, nor is another one", where=entries[-1].address, why=entries[-1].fault)
+    return None
 
 
 def fill(state: State, reader: Reader) -> None:
@@ -165,13 +176,15 @@ def locate(address: str) -> tuple[Store, int]:
     raise RunError("holds no checkpoint", where=address, why="train.init_from asks for one", next=f"ls {address}")
 
 
-def fits(commit: Commit, config: Config, where: str) -> None:
-    """Raises RunError where a checkpoint's weights are of another model than the config's, naming each key."""
+def require_fit(commit: Commit, config: Config, where: str) -> None:
+    """RunError where a checkpoint's weights are of another model than the config's, naming each key; before memory is taken."""
     told = [
         f"{key} is {was} there, {now} here"
         for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
         if key.startswith("model.") and changes.reason(key, config)
     ]
+    if commit.size < (least := BYTES * count_parameters(config.model)):
+        told.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
     if told:
         raise RunError(
             "has weights of another model", where=where, why="; ".join(told), next="make model.* in the config the same"
