@@ -153,6 +153,8 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     """The path of the key that was meant. A word that is known somewhere counts before one that is only like it."""
     paths = [path for path, _ in walk(load_schema())]
     form, here = spelling.plain(key[-1]), key[:-1]
+    if same := next((name for name in siblings if name.replace("_", "") == form.replace("_", "")), None):
+        return (*here, same)
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
         return max(exact, key=lambda path: (path[: len(here)] == here, path in named, -len(path)))  # type: ignore[no-any-return]
