@@ -9,7 +9,7 @@ export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .SUFFIXES: # no rules of make's own
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling rehearse inspect sample status logs stop checkpoints verify eval export report clean test drills check
+.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling rehearse inspect sample status logs stop checkpoints verify eval export report ls clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -75,6 +75,9 @@ export: .venv/.stamp ## the model as a Hugging Face folder [OUT=folder]
 
 report: .venv/.stamp ## draw the plots and report.html again
 	@.venv/bin/python -m trainfleet report
+
+ls: .venv/.stamp ## what is ours in the cloud, its cost, since when
+	@.venv/bin/python -m trainfleet ls
 
 clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1]
 	@.venv/bin/python -m trainfleet clean

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from .. import hardware
 from ..config import Config, Terms
 from .base import Backend
+from .ec2 import Ec2
 from .local import Local
 from .slurm import Slurm
 from .ssh import Ssh
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "terms_of"]
 
-BACKENDS: dict[str, type[Local] | type[Ssh] | type[Slurm]] = {backend.name: backend for backend in (Local, Ssh, Slurm)}
+BACKENDS: dict[str, type[Local] | type[Ssh] | type[Slurm]] = {backend.name: backend for backend in (Local, Ssh, Ec2, Slurm)}
 
 
 @functools.cache

@@ -73,10 +73,15 @@ class Ssh:
         self.facts: dict[Host, Facts] = {}
         self._looks: dict[str, Looks] = {}  # by token
 
+    @property
+    def located(self) -> Config:
+        """The config with the hosts that there are: here those that it names."""
+        return self.config
+
     @functools.cached_property
     def transport(self) -> Transport:
         """To all hosts; it connects when it is first used."""
-        return open_fleet(self.config)
+        return open_fleet(self.located)
 
     @property
     def code(self) -> str:
@@ -127,7 +132,7 @@ class Ssh:
         unsound = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
         asked = [host for host in hosts if host not in unsound and host in self.facts] if again else []
         unread = [host for host in hosts if host not in unsound and host not in self.facts]
-        answers = reading.read(self.transport, self.config, unread) if unread else {}
+        answers = reading.read(self.transport, self.located, unread) if unread else {}
         self.facts |= {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
         unsound |= {host: str(answer) for host, answer in answers.items() if isinstance(answer, Failure)}
         unsound |= {host: str(why) for host, why in self.transport.run("true", timeout=8, hosts=asked).failed.items()}
@@ -206,7 +211,7 @@ class Ssh:
         """Here on the head, which has the folder; elsewhere a mirror of it."""
         if not self.hands_over:
             return Here(run)
-        return Hosts(self.transport, self.config, self.interpreter, self.code, run)
+        return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
     def price(self) -> float | None:
         return list_price(self.config)

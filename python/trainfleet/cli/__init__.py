@@ -43,6 +43,7 @@ VERBS = {
     "eval": ("CONFIG", "SET", "TASKS"),
     "export": ("CONFIG", "SET", "OUT"),
     "report": ("CONFIG", "SET"),
+    "ls": ("CONFIG", "SET"),
     "clean": ("CONFIG", "SET", "PURGE", "YES"),
     "test": (),
     "check": (),

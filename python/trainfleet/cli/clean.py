@@ -1,8 +1,8 @@
-"""make clean: stops what runs and removes what can be made again; PURGE=1 removes what the named config made: run and dataset."""
+"""make clean: stops what runs, takes machines down, removes what can be made again; PURGE=1: all that holds data."""
 
 from __future__ import annotations
 
-from ..errors import BackendError
+from ..errors import BackendError, RunError
 from ..launch import cleaning, whereabouts
 from ..launch.settings import run_named
 from .variables import Variables, flag
@@ -10,15 +10,20 @@ from .variables import Variables, flag
 
 def main(variables: Variables, started: float) -> int:
     purge, sure, run = flag(variables, "PURGE"), flag(variables, "YES"), run_named(variables)
-    made = cleaning.made_by(run, whereabouts.config_known(run, variables))
-    with whereabouts.place_of(variables) as place:
-        try:
+    config = whereabouts.config_known(run, variables)
+    made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
+    try:
+        with whereabouts.place_of(variables) as place:
             place.refresh()
             if place.is_running():
                 whereabouts.stop(place, run, started)
             whereabouts.end(variables)
-        except BackendError:
+            if not machines:
+                cleaning.remove_remakeable()
+                return cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)
+    except (BackendError, RunError) as error:
+        if not machines:
             cleaning.remove_remakeable()  # what is here can be tidied, whatever is the matter there
             raise
-        cleaning.remove_remakeable()
-        return cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)
+        print(f"warning: {error}\nits machines are taken down all the same", flush=True)
+    return cleaning.take_down(machines, run, made, purge, sure)

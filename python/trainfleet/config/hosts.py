@@ -16,6 +16,7 @@ _HOST = re.compile(
     r"(?P<address>[A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]+))?"
 )
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 _NUMBERS = re.compile(r"[0-9.]+")
 
 
@@ -30,6 +31,11 @@ class Host:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def identity(self) -> str:
+        """What tells it from other machines, later too: an EC2 instance's id, as AWS reuses its address; else the address."""
+        return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
 
 def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:

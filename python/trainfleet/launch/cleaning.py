@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..backends.place import Place
+from ..backends import backend_of
+from ..backends.base import Can, Machines
+from ..backends.place import Here, Place
 from ..config import Config
 from ..errors import BackendError, TrainfleetError
 from ..report.history import size
@@ -51,6 +53,30 @@ def _remakeable() -> Iterator[Path]:
         yield from (path for path in Path(root).rglob("__pycache__") if belongings.is_inside(path, Path()))
 
 
+def machines_of(config: Config | None) -> Machines | None:
+    """The machines that the config's backend makes; None where it makes none."""
+    backend = backend_of(config) if config else None
+    return backend.machines() if backend and Can.MACHINES in backend.can else None
+
+
+def take_down(machines: Machines, run: Run, made: Sequence[Path], purge_too: bool, sure: bool) -> int:
+    """Removes what is here, then the machines, and proves that; what holds data only with PURGE. The exit code.
+
+    Raises:
+        BackendError: something is left that costs money.
+    """
+    if purge_too and not sure:
+        held = machines.left()
+        print("\n".join(held))
+        if not _confirmed(f"these {len(held)} things in the cloud"):
+            print("nothing was removed")
+            return 1
+    remove_remakeable()
+    code = purge(Here(run), made, True) if purge_too else keep(Here(run), made)
+    machines.remove(purge_too)
+    return code
+
+
 def keep(place: Place, made: Sequence[Path]) -> int:
     """Says what stays; the exit code."""
     here = {folder: belongings.measure(folder) for folder in (*_runs(), *_datasets())}
@@ -76,7 +102,7 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
         return 1 if strange else 0
     for name, count in sizes.items():
         print(f"{name}: {size(count)}")
-    if not sure and not _confirmed(len(sizes)):
+    if not sure and not _confirmed(f"these {len(sizes)} folders"):
         print("nothing more was removed")
         return 1
     place.remove(far)
@@ -95,10 +121,10 @@ def _remove(folder: Path) -> list[Path]:
     return []
 
 
-def _confirmed(count: int) -> bool:
+def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
         raise TrainfleetError(
-            "PURGE=1 asks before it removes a run and its dataset, and there is no terminal to ask on",
+            "PURGE=1 asks before it removes what holds data, and there is no terminal to ask on",
             next="make clean PURGE=1 YES=1",
         )
-    return input(f"remove these {count} folders for good? [y/N] ").strip().lower() in ("y", "yes")
+    return input(f"remove {what} for good? [y/N] ").strip().lower() in ("y", "yes")

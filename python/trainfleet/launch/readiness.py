@@ -40,16 +40,18 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 def examine_hosts(config: Config, lift: Iterable[str]) -> int:
     """A line a host with what is wrong, then the fabric, and what to type."""
+    from ..backends.ssh import Ssh
     from ..nodes.board import Board
-    from ..nodes.fleet import open_fleet
     from ..nodes.gate import examine as examine_fleet
     from ..nodes.quarantine import Quarantine
 
     quarantine = Quarantine()
     for name in lift:
         print(f"let out of quarantine: {quarantine.lift(name)}")
-    with open_fleet(config) as transport, Board(transport.hosts) as board:
-        report = examine_fleet(transport, config)
+    backend = backend_of(config)
+    assert isinstance(backend, Ssh)
+    with backend.transport as transport, Board(transport.hosts) as board:
+        report = examine_fleet(transport, backend.located)
         held = quarantine.held(transport.hosts)
         for host in transport.hosts:
             against = report.against(host)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from ..backends import backend_of
 from ..backends.place import Here, Place
+from ..backends.ssh import Ssh
 from ..config import Config, load_resolved
 from ..errors import BackendError, ConfigError, RunError
 from ..processes import run_module
@@ -90,8 +91,9 @@ def config_known(run: Run, variables: Variables) -> Config | None:
 
 
 def is_nowhere(config: Config) -> bool:
-    """Whether the config names no machine yet, so that its run can have been at work nowhere."""
-    return backend_of(config).hands_over and not config.fleet.hosts
+    """Whether there is no machine yet, so that its run can have been at work nowhere."""
+    backend = backend_of(config)
+    return isinstance(backend, Ssh) and backend.hands_over and not backend.located.fleet.hosts
 
 
 def runs_programs(config: Config) -> bool:

@@ -30,13 +30,13 @@ class Entry:
 
 
 class Quarantine:
-    """The list of a checkout, in one file that is replaced whole. A host is known by its address, whatever it is called."""
+    """The list of a checkout, in one file that is replaced whole. A host is known by its identity, whatever it is called."""
 
     def __init__(self, path: Path = STATE / "quarantine.json") -> None:
         self.path = path
 
     def entries(self) -> dict[str, Entry]:
-        """Address → entry."""
+        """Identity (config/hosts.py) → entry."""
         record = runs.read_json(self.path) or {}
         try:
             return fit(dict[str, Entry], record)
@@ -47,15 +47,15 @@ class Quarantine:
     def held(self, hosts: Iterable[Host]) -> dict[Host, Entry]:
         """Those of the hosts that are in quarantine."""
         entries = self.entries()
-        return {host: entries[host.address] for host in hosts if host.address in entries}
+        return {host: entries[host.identity] for host in hosts if host.identity in entries}
 
     def add(self, host: Host, evidence: str, by: str = "doctor") -> None:
         """Puts a host in, or adds to what is known against it."""
         entries = self.entries()
-        before = entries.get(host.address)
+        before = entries.get(host.identity)
         known = before.evidence if before else ""
         told = known if evidence in known else "; ".join(filter(None, (known, evidence)))
-        self._write(entries | {host.address: Entry(host.name, host.address, told, time.time(), by)})
+        self._write(entries | {host.identity: Entry(host.name, host.address, told, time.time(), by)})
 
     def lift(self, name: str) -> Entry:
         """Lets a host out, named as in fleet.hosts or by its address.
@@ -64,12 +64,18 @@ class Quarantine:
             BackendError: it is not in.
         """
         entries = self.entries()
-        entry = next((entry for entry in entries.values() if name in (entry.host, entry.address)), None)
-        if entry is None:
+        found = next(((key, entry) for key, entry in entries.items() if name in (key, entry.host, entry.address)), None)
+        if found is None:
             inside = ", ".join(entry.host for entry in entries.values()) or "nobody is"
             raise BackendError(f"{name} is not in quarantine; in it: {inside}", where=str(self.path), next="make doctor")
-        self._write({address: other for address, other in entries.items() if address != entry.address})
-        return entry
+        self._write({key: other for key, other in entries.items() if key != found[0]})
+        return found[1]
+
+    def forget(self, identities: Iterable[str]) -> None:
+        """Strikes out machines that are no more."""
+        gone, entries = set(identities), self.entries()
+        if gone & entries.keys():
+            self._write({key: entry for key, entry in entries.items() if key not in gone})
 
     def _write(self, entries: dict[str, Entry]) -> None:
         runs.write_atomic(self.path, json.dumps({address: asdict(entry) for address, entry in entries.items()}, indent=2) + "\n")

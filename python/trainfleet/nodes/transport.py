@@ -51,8 +51,9 @@ T = TypeVar("T")
 class Transport:
     """The hosts of a fleet, reached. Use it in a `with`, which closes what was opened."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: Ssh, known: KnownHosts | None = None) -> None:
-        self.hosts = tuple(hosts)
+    def __init__(self, hosts: Sequence[Host], ssh: Ssh, known: KnownHosts | None = None, proxy: str = "") -> None:
+        """`proxy`: the command whose input and output are the way to a host, %h and %p (ssh_config's ProxyCommand)."""
+        self.hosts, self.proxy = tuple(hosts), proxy
         self.ssh = ssh
         self.known = known or KnownHosts.of(ssh)
         self._kept: dict[Host, Connection] = {}
@@ -197,7 +198,7 @@ class Transport:
         kept = self._kept.get(host)
         if kept is not None and kept.is_connected:
             return kept
-        gateway = self._gateway()
+        gateway = self._gateway() or self.proxy or None
         connection = self._kept[host] = self._made(host, gateway)
         self._enter(connection, gateway)
         if gateway is not None:
@@ -214,7 +215,7 @@ class Transport:
                 self._enter(self._jump, None)
             return self._jump
 
-    def _made(self, host: Host, gateway: Connection | None) -> Connection:
+    def _made(self, host: Host, gateway: Connection | str | None) -> Connection:
         """A connection that is not open yet."""
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
 
@@ -229,7 +230,7 @@ class Transport:
             hop = hop.gateway
         return connection
 
-    def _enter(self, connection: Connection, gateway: Connection | None) -> None:
+    def _enter(self, connection: Connection, gateway: Connection | str | None) -> None:
         connection.open()
         connection.transport.set_keepalive(KEEPALIVE)
         if gateway is None:

@@ -1,0 +1,91 @@
+"""Instances that AWS gives and takes back: the SSH fleet, whose hosts are found by tag, and whose machines a stack makes.
+
+A node is known by its instance id, in quarantine too: AWS gives an address to another machine later. Its host key comes from AWS
+(cloud/hostkeys.py). On the head, hosts and file system stand in the config that it was handed: it asks AWS nothing.
+
+What is covered: everything that SSH does is real in the tests, on nodes in namespaces; AWS is a pretended account (tests/aws).
+What is not: EFA, FSx, and AWS itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..cloud import demands
+from ..cloud.fleet import Fleet, Node
+from ..config import Config
+from ..errors import BackendError
+from ..nodes.fleet import hosts_of
+from ..nodes.transport import Transport
+from .base import Can, Machines
+from .instances import Instances
+from .known import keep_keys
+from .ssh import HEAD, Ssh
+
+SSM = "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p --region {region}"
+USER = "ubuntu"  # of the images that stacks.lock names
+
+
+class Ec2(Ssh):
+    """The instances of the stack that the config's name names, as a backend (base.py)."""
+
+    name = "ec2"
+    can = Ssh.can | {Can.MACHINES}
+
+    @functools.cached_property
+    def cloud(self) -> Fleet:
+        """The stack and what is in it."""
+        return Fleet(self.config)
+
+    @functools.cached_property
+    def located(self) -> Config:
+        """The config with what AWS has now: the running nodes in their order, the way to them, and the file system."""
+        if not self.hands_over:
+            return self.config
+        nodes, head = self.cloud.nodes(), self.cloud.head()
+        fleet = replace(self.fleet, hosts=())
+        if nodes:
+            known, _ = keep_keys(self.cloud, [*nodes, *([head] if head else [])], self.by_agent)
+            jump = fleet.ssh.jump or (f"{self.user}@{head.public}" if head and head.public else None)
+            ssh = replace(fleet.ssh, user=self.user, known_hosts=fleet.ssh.known_hosts or str(known), jump=jump)
+            hosts = tuple(f"{node.id}={self.address(node)}" for node in nodes)
+            dns_name, mount_name = self.cloud.mount() or (fleet.fsx.dns_name, fleet.fsx.mount_name)
+            fleet = replace(fleet, hosts=hosts, ssh=ssh, fsx=replace(fleet.fsx, dns_name=dns_name, mount_name=mount_name))
+        return replace(self.config, fleet=fleet)
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        proxy = SSM.format(region=self.cloud.calls.region) if self.by_agent else ""
+        if not self.located.fleet.hosts:
+            raise BackendError(f"{self.config.name} has no nodes in {self.cloud.calls.region}", next="make setup")
+        return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
+
+    @property
+    def user(self) -> str:
+        return self.fleet.ssh.user or USER
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether SSH goes through SSM Session Manager, as no port is open."""
+        return self.hands_over and self.fleet.aws.ssm_only
+
+    def address(self, node: Node) -> str:
+        return node.id if self.by_agent else node.address
+
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        yield from Ssh.refuse(config)
+        yield from demands.refuse(config)
+        if config.fleet.hosts and HEAD not in os.environ:  # where it is told what hosts there are
+            yield "fleet.hosts", "the ec2 backend makes its machines; for hosts that you have there is fleet.backend ssh"
+
+    def look_again(self) -> None:
+        """Forgets what AWS has told: make setup has changed it."""
+        for name in ("located", "transport"):
+            self.__dict__.pop(name, None)
+
+    def machines(self) -> Machines:
+        return Instances(self)

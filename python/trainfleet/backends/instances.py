@@ -1,0 +1,119 @@
+"""The machines of the ec2 backend: a stack for make setup, and nothing left of it after make clean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import yaml
+
+from ..cloud import clock
+from ..cloud.fleet import Node
+from ..cloud.inventory import Found, total
+from ..cloud.sweep import strangers
+from ..config.hosts import Host
+from ..errors import BackendError
+from ..nodes import setup
+from ..nodes.board import Board
+from ..plan.request import Artifact
+from .known import keep_keys, require_plugin
+
+if TYPE_CHECKING:
+    from .ec2 import Ec2
+
+STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}  # the board's last ones
+KEYS_IN = 600.0  # seconds until the last console has its host keys
+AGAIN = 10.0
+ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the first
+
+
+class Instances:
+    """Machines (base.py) that a stack makes."""
+
+    def __init__(self, backend: Ec2) -> None:
+        self.backend, self.cloud = backend, backend.cloud
+
+    def changes(self) -> tuple[Artifact, ...]:
+        """The very request that would make or change the stack, and on nodes that run what they lack."""
+        planned = self.cloud.planned(self.bad())
+        requests = [
+            Artifact(f"requests/{number:02}-{service}-{operation}.json", json.dumps(request, indent=2) + "\n")
+            for number, (service, operation, request) in enumerate(planned, 1)
+        ]
+        bodies = [str(request["TemplateBody"]) for _, _, request in planned]
+        stack = [Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False)) for body in bodies]
+        return (*stack, *requests)
+
+    def bad(self) -> set[str]:
+        """The ids of instances in quarantine."""
+        return set(self.backend.quarantine.entries())
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """Makes the stack as it should be, waits for its nodes, and sets them up."""
+        if self.backend.by_agent:
+            require_plugin()
+        bad = self.bad()
+        with Board([]) as board:
+            rows: dict[str, Host] = {}
+
+            def show(logical: str, state: str, text: str) -> None:
+                board.show(rows.setdefault(logical, Host(f"{logical:24}", "")), STATES.get(state, state), text)
+
+            self.cloud.make(bad, show, board.say)
+        nodes = self.cloud.await_nodes(print)
+        self.backend.quarantine.forget(bad - {node.id for node in nodes})
+        self.await_keys(nodes)
+        self.backend.look_again()
+        return setup.main(self.backend.located)
+
+    def await_keys(self, nodes: list[Node]) -> None:
+        """Returns once every node's host key is known from AWS.
+
+        Raises:
+            BackendError: AWS does not tell it.
+        """
+        deadline, told = clock.moment() + KEYS_IN, False
+        while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
+            if clock.moment() > deadline:
+                why = "neither its console nor its SSM agent says it"
+                raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
+            if not told:
+                print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
+                told = True
+            clock.pause(AGAIN)
+
+    def left(self) -> list[str]:
+        return [one.line() for one in self.cloud.left()]
+
+    def remove(self, purge: bool) -> None:
+        """Takes all down, says what stays because it holds data, and proves that nothing else is left.
+
+        Raises:
+            BackendError: something else is left; what, and what it costs.
+        """
+        left: list[Found] = []
+        for _ in range(ROUNDS):
+            stay = self.cloud.remove(purge, lambda text: print(text, flush=True))
+            left = [one for one in self.cloud.left() if one.id not in stay]
+            if not left:
+                break
+        kept = [one for one in self.cloud.left() if one.id in stay]
+        for one in kept:
+            if one.holds_data:
+                print(f"kept {one.line()}")
+        if kept:
+            print(f"what is kept costs {total(kept)}; make clean PURGE=1 removes it too")
+        if left:
+            raise BackendError(
+                "\n".join(self._account(left)), next="make ls shows it; mend what AWS names, then make clean again"
+            )
+        where = f"{self.backend.config.name} is left in {self.cloud.calls.region}"
+        print(f"nothing {'else ' if kept else ''}of {where}: looked for by tag, twice")
+
+    def _account(self, left: list[Found]) -> Iterator[str]:
+        yield f"{len(left)} things are left in {self.cloud.calls.region}, which cost {total(left)}"
+        for one in left:
+            trouble = self.cloud.troubles.get(one.id, "")
+            yield f"  {one.line()}{f': {trouble}' if trouble else ''}"
+        yield from (f"  {line}" for line in strangers(self.cloud.calls, left))

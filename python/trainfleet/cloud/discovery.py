@@ -1,0 +1,96 @@
+"""What is found out in an account before a fleet is made there: whose it is, where the type is offered, the image."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from ..config import Config
+from ..errors import CloudError, ConfigError, Problem
+from ..nodes.stack import load_stack
+from . import clock
+from .calls import Calls
+from .inputs import Inputs, bucket_of
+from .kinds import is_ours
+from .kinds import tags_of as tags
+
+
+def zones(config: Config, calls: Calls) -> list[str]:
+    """The zones to try, in their order: those that the config names, or else all that offer the type.
+
+    Raises:
+        ConfigError: the region has the type nowhere, or a named zone does not.
+    """
+    type = config.fleet.instance_type or ""
+    rows = calls.pages(
+        "ec2", "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": [type]}],
+    )  # fmt: skip
+    offered = sorted(row["Location"] for row in rows)
+    if not offered:
+        message = f"{calls.region} does not have {type}"
+        raise ConfigError(
+            [Problem(0, "", "fleet.aws.region", message)], next="another fleet.aws.region, or another fleet.instance_type"
+        )
+    wanted = config.fleet.aws.zones
+    if strange := [zone for zone in wanted if zone not in offered]:
+        message = f"{', '.join(strange)}: {type} is offered in {', '.join(offered)}"
+        raise ConfigError([Problem(0, "", "fleet.aws.zones", message)], next="one or more of these")
+    return list(wanted) or offered
+
+
+def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...]) -> Inputs:
+    """What a template for this zone needs to know."""
+    who = calls("sts", "GetCallerIdentity")
+    created = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC).isoformat(timespec="seconds")
+    return Inputs(
+        calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image_of(config, calls), created, slots,
+        public_key=public_key(config), subnet=subnet_in(config, calls, zone), partition=who["Arn"].split(":")[1],
+    )  # fmt: skip
+
+
+def image_of(config: Config, calls: Calls) -> str:
+    """The machine image: the config's, or that of its stack (docker/stack.lock.yaml)."""
+    if config.fleet.aws.image:
+        return config.fleet.aws.image
+    return str(calls("ssm", "GetParameter", Name=load_stack(config.fleet.stack).ami)["Parameter"]["Value"])
+
+
+def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
+    """The user's own subnet in a zone; None where a network is made.
+
+    Raises:
+        ConfigError: none of those that the config names lies there.
+    """
+    if not config.fleet.aws.subnets:
+        return None
+    rows = list(calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets)))
+    for row in rows:
+        if row["AvailabilityZone"] == zone:
+            return str(row["SubnetId"])
+    there = ", ".join(f"{row['SubnetId']} in {row['AvailabilityZone']}" for row in rows)
+    raise ConfigError(
+        [Problem(0, "", "fleet.aws.subnets", f"none is in {zone}: {there}")],
+        next="a subnet in that zone, or other fleet.aws.zones",
+    )
+
+
+def public_key(config: Config) -> str:
+    """The public half of fleet.ssh.key, for the key pair that is made; "" where there is none or the config names a pair."""
+    if config.fleet.aws.key_pair or not config.fleet.ssh.key:
+        return ""
+    try:
+        return Path(f"{config.fleet.ssh.key}.pub").expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
+    """Whether the bucket that would be made was kept by an earlier make clean."""
+    try:
+        found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])
+    except CloudError as error:
+        if error.code in ("NoSuchBucket", "NoSuchTagSet"):
+            return False
+        raise
+    return is_ours(found, config.name)

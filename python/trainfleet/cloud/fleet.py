@@ -1,0 +1,266 @@
+"""The machines of a config in its stack: how many there are, one replaced, all taken down.
+
+Nothing is remembered here. Which nodes there are is read from AWS each time, by tag: a node's logical id in the stack,
+`Node<slot>`, is on the instance, and a slot whose instance is no good is left out for a new one: all other nodes stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..config import Config
+from ..errors import CloudError
+from . import clock, discovery, hostkeys, template
+from .calls import Calls
+from .failures import explain, is_capacity
+from .inputs import Inputs, stack_name, tags_of
+from .instances import NODE
+from .inventory import Found, find, surely
+from .kinds import instances, is_ours
+from .kinds import tags_of as tags
+from .region import region_of
+from .stack import Show, Stack, State
+from .sweep import Sweep
+
+LOGICAL = "aws:cloudformation:logical-id"
+UP_IN = 900.0  # seconds until an instance runs and its host key is told
+AGAIN = 5.0
+GOOD = ("pending", "running", "stopping", "stopped")
+BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """An instance of ours: its slot (None: the head), id, state, zone and addresses."""
+
+    slot: int | None
+    id: str
+    state: str
+    address: str = ""
+    public: str = ""
+    zone: str = ""
+
+
+class Fleet:
+    """The stack of a config."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.calls = config, Calls(region_of(config))
+        self.stack = Stack(self.calls, stack_name(config), config.name)
+        self.troubles: dict[str, str] = {}  # id → why it could not be removed
+
+    # What there is
+
+    def everyone(self) -> list[Node]:
+        """All instances of the stack that are not terminated, the head first and then by slot."""
+        found = []
+        for row in instances(self.calls, self.config.name):
+            logical = tags(row.get("Tags")).get(LOGICAL, "")
+            slot = re.fullmatch(rf"{NODE}([0-9]{{1,6}})", logical)
+            if slot or logical == "Head":
+                found.append(Node(
+                    int(slot[1]) if slot else None, row["InstanceId"], row["State"]["Name"], row.get("PrivateIpAddress", ""),
+                    row.get("PublicIpAddress", ""), row["Placement"]["AvailabilityZone"],
+                ))  # fmt: skip
+        return sorted(found, key=lambda node: (node.slot is not None, node.slot or 0, node.id))
+
+    def nodes(self) -> list[Node]:
+        """The nodes that run, by slot: the order of their ranks."""
+        return [node for node in self.everyone() if node.slot is not None and node.state == "running"]
+
+    def head(self) -> Node | None:
+        """The machine through which the nodes are reached, where there is one."""
+        return next((node for node in self.everyone() if node.slot is None and node.state == "running"), None)
+
+    def mount(self) -> tuple[str, str] | None:
+        """The file system's DNS and mount names (fleet.fsx); None without one."""
+        for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
+            if is_ours(tags(row.get("Tags")), self.config.name) and row["Lifecycle"] == "AVAILABLE":
+                return row["DNSName"], row["LustreConfiguration"]["MountName"]
+        return None
+
+    def learn(self, ids: Collection[str]) -> dict[str, list[str]]:
+        """The host keys of these instances, as far as AWS tells them by now."""
+        return hostkeys.learn(self.calls, ids)
+
+    # Up
+
+    def make(self, bad: Collection[str], show: Show, say: Say) -> None:
+        """As many nodes as the config asks for; those in `bad` (instance ids) are replaced, all others left alone.
+
+        Raises:
+            CloudError: they can't be had, or something else can't be made; what it was, in plain words.
+        """
+        state = self._at_rest(show, say)
+        if state is None:
+            self._create(show, say)
+        else:
+            self._change(state, bad, show, say)
+
+    def planned(self, bad: Collection[str]) -> list[tuple[str, str, dict[str, Any]]]:
+        """The request that `make` would begin with now: service, operation and what it says; none where nothing is to be done."""
+        state = self.stack.look()
+        if state is None or not state.whole:
+            zone = discovery.zones(self.config, self.calls)[0]
+            inputs = discovery.discover(self.config, self.calls, zone, tuple(range(self.config.fleet.nodes)))
+            text = template.render(self.config, inputs)
+            return [("cloudformation", "CreateStack", self.stack.creation(text, tags_of(self.config, inputs), "<one a command>"))]
+        wanted = self._wanted(bad)[0]
+        text = template.render(self.config, self.inputs(state, wanted))
+        if json.loads(text) == self.stack.template():
+            return []
+        return [("cloudformation", "UpdateStack", self.stack.change(text))]
+
+    def _at_rest(self, show: Show, say: Say) -> State | None:
+        """The stack, once nothing is at work on it; None where there is none, or none that can be gone on with."""
+        state = self.stack.look()
+        if state and state.busy:
+            say(f"the stack {self.stack.name} is {state.status}, as another command began it; looking on")
+            state, _ = self.stack.follow(state, show)
+        if state is None or state.gone:
+            return None
+        if state.status in BROKEN:
+            say(f"the stack {self.stack.name} is {state.status}: it is deleted first")
+            Sweep(self.calls, self.stack, say).delete_stack()
+            state = self.stack.look()
+        if state and not state.whole:
+            what = f"the stack {self.stack.name} is {state.status}, and can't be gone on with"
+            raise CloudError(what, where=self.where, why=state.reason, next="make clean, then make setup")
+        return state
+
+    def _create(self, show: Show, say: Say) -> None:
+        zones, slots = discovery.zones(self.config, self.calls), tuple(range(self.config.fleet.nodes))
+        for zone, others in zip(zones, range(len(zones) - 1, -1, -1), strict=True):
+            inputs = discovery.discover(self.config, self.calls, zone, slots)
+            say(f"making the stack {self.stack.name} in {zone}: {len(slots)} x {self.config.fleet.instance_type}")
+            state = self.stack.create(template.render(self.config, inputs), tags_of(self.config, inputs), secrets.token_hex(16))
+            state, failed = self.stack.follow(state, show)
+            if state.whole:
+                return
+            error = explain(failed, f"the fleet could not be made in {zone}", self.where)
+            if not state.gone:
+                self.remove(False, say)
+                state = self.stack.look() or State(state.id, "DELETE_COMPLETE")
+            if not (failed and is_capacity(failed.reason) and others and state.gone):
+                raise error
+            say(f"{error.why}; trying the next zone")
+
+    def _change(self, state: State, bad: Collection[str], show: Show, say: Say) -> None:
+        wanted, there, everyone = self._wanted(bad)
+        inputs = self.inputs(state, wanted)
+        if not self._adds_first() and set(wanted) - set(there):  # what is replaced must give its place in the reservation back
+            self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
+        self._update(inputs, wanted, show, say)
+        stopped = [node.id for node in everyone if node.state == "stopped" and node.slot in wanted]
+        if stopped:
+            say(f"starting {', '.join(stopped)}, which had been stopped")
+            self.calls("ec2", "StartInstances", InstanceIds=stopped)
+
+    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[Node]]:
+        """The slots that there should be, those that there are, and the instances in them."""
+        everyone = [node for node in self.everyone() if node.slot is not None]
+        lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
+        keep = [node.slot for node in everyone if node.slot is not None and node.slot not in lost]
+        there = self._slots()
+        return next_slots(there, keep, self.config.fleet.nodes), there, everyone
+
+    def _update(self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say, kept: bool = False) -> None:
+        text = template.render(self.config, replace(inputs, slots=slots, kept=kept))
+        if not self.stack.update(text):
+            say(f"the stack {self.stack.name} is as it should be")
+            return
+        state = self.stack.look()
+        assert state
+        state, failed = self.stack.follow(state, show)
+        if state.status != "UPDATE_COMPLETE":
+            raise explain(failed, "the fleet could not be changed; its nodes are those that it had", self.where)
+
+    def inputs(self, state: State, slots: tuple[int, ...]) -> Inputs:
+        """What an update needs: what is found out, with what the stack has fixed."""
+        zone = state.parameters.get("Zone") or state.outputs.get("In") or next(iter(discovery.zones(self.config, self.calls)))
+        return template.read_back(discovery.discover(self.config, self.calls, zone, slots), state.parameters)
+
+    def _slots(self) -> tuple[int, ...]:
+        """The slots that the stack has, whatever became of their instances."""
+        found = (re.fullmatch(rf"{NODE}([0-9]{{1,6}})", name) for name in self.stack.resources())
+        return tuple(sorted(int(match[1]) for match in found if match))
+
+    def _adds_first(self) -> bool:
+        """Whether new nodes can be had beside those that they replace: not where their number is reserved."""
+        return self.config.fleet.aws.capacity in ("on-demand", "spot")
+
+    @property
+    def where(self) -> str:
+        return f"cloudformation in {self.calls.region}"
+
+    def await_nodes(self, say: Say) -> list[Node]:
+        """The nodes, once as many run as the config asks for.
+
+        Raises:
+            CloudError: they do not come up.
+        """
+        deadline = clock.moment() + UP_IN
+        while len(nodes := self.nodes()) < self.config.fleet.nodes:
+            if clock.moment() > deadline:
+                what = f"{len(nodes)} of {self.config.fleet.nodes} nodes run after {UP_IN:.0f} s"
+                rows = ", ".join(f"{node.id} is {node.state}" for node in self.everyone() if node.state != "running")
+                raise CloudError(what, where=f"ec2 in {self.calls.region}", why=rows, next="make setup again")
+            clock.pause(AGAIN)
+        return nodes
+
+    # Down
+
+    def remove(self, purge: bool, say: Say) -> set[str]:
+        """Takes everything down, but for what holds data unless `purge`; the ids of what stays for that."""
+        sweep = Sweep(self.calls, self.stack, say)
+        self.troubles = sweep.troubles
+        sweep.end_instances()
+        kept = [] if purge else self.kept()
+        if kept and self._reduce(say):
+            stay = {*self.stack.resources().values(), self.stack.name}
+        else:
+            ids = {one.id for one in kept}
+            sweep.pieces(lambda one: one.kind in ("file system", "bucket", "association") and one.id not in ids)
+            sweep.delete_stack()
+            stay = ids
+        sweep.pieces(lambda one: one.id not in stay and not (kept and one.kind == "VPC"))
+        if not kept:
+            sweep.delete_stack()
+        return stay
+
+    def kept(self) -> list[Found]:
+        """What holds data, which only PURGE=1 removes."""
+        return [one for one in find(self.calls, self.config.name) if one.holds_data]
+
+    def _reduce(self, say: Say) -> bool:
+        """Whether the stack holds no more now than its data and the network that this needs."""
+        state = self.stack.look()
+        if state and state.busy:
+            state, _ = self.stack.follow(state, lambda *_: None)
+        if not (state and state.whole):
+            return False
+        say(f"taking all out of the stack {self.stack.name} but what holds data")
+        try:
+            self._update(self.inputs(state, ()), (), lambda *_: None, say, kept=True)
+        except CloudError as error:
+            say(str(error))
+            return False
+        return True
+
+    def left(self) -> list[Found]:
+        """What is there of this config, by two looks that agree."""
+        return surely(self.calls, self.config.name)
+
+
+def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> tuple[int, ...]:
+    """The slots of a fleet of `count` nodes: the first of those to keep, and new ones behind all that there are."""
+    there = sorted(there)
+    wanted = sorted(set(keep) & set(there))[:count]
+    first = there[-1] + 1 if there else 0
+    return (*wanted, *range(first, first + count - len(wanted)))

@@ -1,0 +1,59 @@
+"""The SSH host keys of instances, learnt from AWS itself: what an instance wrote on its console, or says over SSM.
+
+Never from the connection that they are to secure. cloud-init prints the keys between two lines of its own; the console's text can
+take some minutes to be there (EC2 user guide, "Instance console output"). SSM needs its agent, which our images have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..errors import CloudError
+from . import clock
+from .calls import Calls
+
+BLOCK = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
+KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])")
+PRINT = "cat /etc/ssh/ssh_host_*_key.pub"
+AGAIN, ANSWERS = 2.0, 15  # seconds between two looks for SSM's answer, and how many
+
+
+def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
+    """Instance id → its keys, as known_hosts has them, for those that AWS tells by now."""
+    found = {}
+    for id in ids:
+        if keys := from_console(calls, id) or from_agent(calls, id):
+            found[id] = keys
+    return found
+
+
+def from_console(calls: Calls, id: str) -> list[str]:
+    """The keys on the console; none as long as they are not there."""
+    try:
+        text = str(calls("ec2", "GetConsoleOutput", InstanceId=id).get("Output", ""))
+    except CloudError as error:
+        if error.code in ("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
+            return []
+        raise
+    return keys_in("\n".join(BLOCK.findall(text)))
+
+
+def from_agent(calls: Calls, id: str) -> list[str]:
+    """The keys as the instance's SSM agent says them; none where it does not answer."""
+    try:
+        sent = calls("ssm", "SendCommand", InstanceIds=[id], DocumentName="AWS-RunShellScript", Parameters={"commands": [PRINT]})
+        for _ in range(ANSWERS):
+            clock.pause(AGAIN)
+            said = calls("ssm", "GetCommandInvocation", CommandId=sent["Command"]["CommandId"], InstanceId=id)
+            if said["Status"] not in ("Pending", "InProgress", "Delayed"):
+                return keys_in(str(said.get("StandardOutputContent", ""))) if said["Status"] == "Success" else []
+    except CloudError as error:
+        if error.code not in ("InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"):
+            raise
+    return []
+
+
+def keys_in(text: str) -> list[str]:
+    """Every public key in a text, once: `ssh-ed25519 AAAA...`."""
+    return list(dict.fromkeys(f"{kind} {key}" for kind, key in KEY.findall(text)))

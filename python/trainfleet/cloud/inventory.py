@@ -1,0 +1,151 @@
+"""What is ours in a region, found by tag over every service that is used, with its cost; nothing is read from this machine."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import CloudError
+from . import clock, worth
+from .calls import Calls
+from .kinds import KINDS, Kind, Row, is_ours, tags_of
+from .stack import CONFIG, CREATED, OURS, PROJECT
+
+AGAIN = 4.0  # seconds between two looks: what was made a moment ago may be missing in the first
+KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation")  # services whose things the kinds find
+DAY = 24.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None where nobody knows."""
+
+    kind: str
+    id: str
+    config: str
+    what: str = ""
+    since: float | None = None
+    usd: float | None = 0.0
+    holds_data: bool = False
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
+    removable: Kind | None = field(default=None, compare=False, hash=False)
+
+    def line(self) -> str:
+        """For people: kind, id, what it is, since when, dollars a day."""
+        cost = "price unknown" if self.usd is None else f"${self.usd * DAY:,.2f} a day" if self.usd else "free"
+        since = "" if self.since is None else f"since {datetime.datetime.fromtimestamp(self.since).strftime('%Y-%m-%d %H:%M')}"
+        return "  ".join(filter(None, (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what)))
+
+
+def find(calls: Calls, config: str | None = None) -> list[Found]:
+    """All that is ours, or all of one config, in the order in which it can be removed; the stacks first.
+
+    Raises:
+        CloudError: a service can't be asked; then it is not known what is there.
+    """
+    found = [*_stacks(calls, config)]
+    for kind in KINDS:
+        found += [_found(calls, kind, id, tags, row) for id, tags, row in kind.find(calls, config)]
+    return [*found, *_others(calls, config)]
+
+
+def surely(calls: Calls, config: str | None) -> list[Found]:
+    """As `find`, looked at until two looks in a row agree."""
+    before, now = None, find(calls, config)
+    while before is None or {one.id for one in before} != {one.id for one in now}:
+        clock.pause(AGAIN)
+        before, now = now, find(calls, config)
+    return now
+
+
+def table(found: Iterable[Found]) -> Iterator[str]:
+    """By config: a line each for what costs money or holds data, one line for what is free."""
+    rows = sorted(found, key=lambda one: one.config)
+    for config, group in itertools.groupby(rows, key=lambda one: one.config):
+        ours = list(group)
+        dear = [one for one in ours if one.usd != 0.0 or one.holds_data]
+        free = Counter(one.kind for one in ours if one not in dear)
+        yield f"{config}: {total(ours)}"
+        yield from (f"  {one.line()}" for one in dear)
+        if free:
+            yield f"  free: {', '.join(f'{count} {kind}' if count > 1 else kind for kind, count in sorted(free.items()))}"
+
+
+def total(found: Iterable[Found]) -> str:
+    """What it all costs, in words."""
+    found = list(found)
+    known = sum(one.usd or 0.0 for one in found) * DAY
+    unknown = sum(one.usd is None for one in found)
+    return f"${known:,.2f} a day" + (f", and {unknown} of unknown price" if unknown else "")
+
+
+def _stacks(calls: Calls, config: str | None) -> Iterable[Found]:
+    for row in calls.pages("cloudformation", "DescribeStacks", "Stacks"):
+        if is_ours(tags := tags_of(row.get("Tags")), config):
+            yield Found(
+                "stack", row["StackName"], tags.get(CONFIG, ""), row["StackStatus"], _seconds(row["CreationTime"]), 0.0, row=row
+            )
+
+
+def _found(calls: Calls, kind: Kind, id: str, tags: Mapping[str, str], row: Row) -> Found:
+    what, usd = worth.of(kind.name, row, calls.region)
+    return Found(
+        kind.name, id, tags.get(CONFIG, ""), what, _since(row, tags), usd, _holds_data(calls, kind.name, id, row), row, kind
+    )
+
+
+def _others(calls: Calls, config: str | None) -> Iterable[Found]:
+    """What has our tags in services that no kind knows: named, and not touched."""
+    wanted = [{"Key": PROJECT, "Values": [OURS]}, *([{"Key": CONFIG, "Values": [config]}] if config else [])]
+    for row in calls.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted):
+        service = row["ResourceARN"].split(":")[2]
+        if service not in KNOWN:
+            tags = tags_of(row.get("Tags"))
+            yield Found(service, row["ResourceARN"], tags.get(CONFIG, ""), "", _since({}, tags), None)
+
+
+def _holds_data(calls: Calls, kind: str, id: str, row: Row) -> bool:
+    """Whether something is in it that nobody could make again. What can't be told holds data."""
+    try:
+        if kind == "bucket":
+            versions = calls("s3", "ListObjectVersions", Bucket=id, MaxKeys=1)
+            return bool(versions.get("Versions") or versions.get("DeleteMarkers"))
+        if kind == "file system":
+            return row["Lifecycle"] not in ("CREATING", "FAILED") and _written(calls, id, row) != 0
+    except CloudError as error:
+        return error.code not in ("NoSuchBucket", "FileSystemNotFound")
+    return kind == "backup"
+
+
+def _written(calls: Calls, id: str, row: Row) -> float | None:
+    """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes); None where that is not told."""
+    day = datetime.timedelta(days=1)
+    made = row["CreationTime"]
+    end = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC) + day
+    answer = calls(
+        "cloudwatch", "GetMetricStatistics", Namespace="AWS/FSx", MetricName="DataWriteBytes", Period=86400, Statistics=["Sum"],
+        Dimensions=[{"Name": "FileSystemId", "Value": id}], StartTime=made - day, EndTime=end,
+    )  # fmt: skip
+    sums = [point["Sum"] for point in answer.get("Datapoints", ())]
+    return sum(sums) if sums else None
+
+
+def _since(row: Row, tags: Mapping[str, str]) -> float | None:
+    """When it was made: as its service says, or else as its tag does."""
+    for key in ("LaunchTime", "CreationTime", "CreateTime", "StartTime", "CreateDate", "CreationDate", "createdAt"):
+        if key in row:
+            return _seconds(row[key])
+    try:
+        return datetime.datetime.fromisoformat(tags.get(CREATED, "")).timestamp()
+    except ValueError:
+        return None
+
+
+def _seconds(moment: Any) -> float | None:
+    if isinstance(moment, datetime.datetime):
+        return moment.timestamp()
+    return float(moment) if isinstance(moment, int | float) else None

@@ -1,0 +1,231 @@
+"""Every kind of thing that a fleet is made of: how those of ours are found by their tags, and how one is removed.
+
+The order is the one in which they can be removed. What is found is read from the service itself: the tagging API, which covers
+all services, still lists what is long gone and does not list roles; it is asked for what none of these kinds covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CloudError
+from .calls import Calls
+from .inputs import slug
+from .stack import CONFIG, OURS, PROJECT
+
+Row = Mapping[str, Any]
+Find = Callable[[Calls, str | None], Iterator[tuple[str, dict[str, str], Row]]]
+GONE = {"deleted", "failed"}  # states of what is described and is not there
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`find` yields (id, its tags, what its service says of it); `remove` asks for the end of one."""
+
+    name: str
+    find: Find
+    remove: Callable[[Calls, str, Row], object]
+
+
+def tags_of(listed: Any) -> dict[str, str]:
+    """Tags as a mapping: services write them as an object, or as a list with keys in either case."""
+    if isinstance(listed, Mapping):
+        return {str(key): str(value) for key, value in listed.items()}
+    return {str(tag.get("Key", tag.get("key"))): str(tag.get("Value", tag.get("value", ""))) for tag in listed or ()}
+
+
+def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
+    """Whether something was made by this program and, where a config is named, by that one."""
+    return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
+
+
+def _found(operation: str, under: str, id: str, **more: Any) -> Find:
+    """How EC2's things of a kind are found: it filters by tag itself."""
+
+    def find(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+        key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
+        for row in calls.pages("ec2", operation, under, **{key: filters(config)}, **more):
+            if str(row.get("State", "")) not in GONE:
+                yield row[id], tags_of(row.get("Tags") or row.get("TagSet")), row
+
+    return find
+
+
+def _ec2(name: str, operation: str, under: str, id: str, removal: str, listed: bool = False, **more: Any) -> Kind:
+    """A kind of EC2. `listed`: its removal takes a list of ids."""
+
+    def remove(calls: Calls, which: str, row: Row) -> object:
+        return calls("ec2", removal, **{f"{id}s": [which]} if listed else {id: which})
+
+    return Kind(name, _found(operation, under, id, **more), remove)
+
+
+def filters(config: str | None) -> list[dict[str, Any]]:
+    """EC2's filters for what is ours."""
+    own = [{"Name": f"tag:{CONFIG}", "Values": [config]}] if config else []
+    return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
+
+
+def _instances(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in instances(calls, config):
+        yield row["InstanceId"], tags_of(row.get("Tags")), row
+
+
+def instances(calls: Calls, config: str | None) -> Iterator[Row]:
+    """Our instances, but for those that are terminated: EC2 remembers them for an hour."""
+    for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=filters(config)):
+        yield from (row for row in reservation["Instances"] if row["State"]["Name"] != "terminated")
+
+
+def _remove_gateway(calls: Calls, which: str, row: Row) -> object:
+    for attachment in row.get("Attachments", ()):
+        calls("ec2", "DetachInternetGateway", InternetGatewayId=which, VpcId=attachment["VpcId"])
+    return calls("ec2", "DeleteInternetGateway", InternetGatewayId=which)
+
+
+def _remove_table(calls: Calls, which: str, row: Row) -> object:
+    for one in row.get("Associations", ()):
+        if not one.get("Main"):
+            calls("ec2", "DisassociateRouteTable", AssociationId=one["RouteTableAssociationId"])
+    return calls("ec2", "DeleteRouteTable", RouteTableId=which)
+
+
+def _file_systems(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
+        if is_ours(tags := tags_of(row.get("Tags")), config):
+            yield row["FileSystemId"], tags, row
+
+
+def _links(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("fsx", "DescribeDataRepositoryAssociations", "Associations"):
+        if is_ours(tags := tags_of(row.get("Tags")), config):
+            yield row["AssociationId"], tags, row
+
+
+def _backups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("fsx", "DescribeBackups", "Backups"):
+        if is_ours(tags := tags_of(row.get("Tags")), config):
+            yield row["BackupId"], tags, row
+
+
+def _roles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("iam", "ListRoles", "Roles"):
+        if not row["RoleName"].startswith(NAMED):
+            continue
+        tags = tags_of(list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=row["RoleName"])))
+        if is_ours(tags, config) and _is_here(calls, tags):
+            yield row["RoleName"], tags, row
+
+
+def _profiles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    """Instance profiles, to which CloudFormation gives no tags: ours by their role, and one without a role by its name."""
+    for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
+        if not row["InstanceProfileName"].startswith(NAMED):
+            continue
+        name, roles = row["InstanceProfileName"], [role["RoleName"] for role in row.get("Roles", ())]
+        tags = [tags_of(list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=role))) for role in roles]
+        if not roles and config and name.startswith(f"{OURS}-{slug(config)}-"):
+            yield name, {PROJECT: OURS, CONFIG: config}, row
+        if tags and is_ours(tags[0], config) and _is_here(calls, tags[0]):
+            yield name, tags[0], row
+
+
+def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
+    """Whether what has no region of its own was made for this one, by the stack that made it."""
+    parts = tags.get("aws:cloudformation:stack-id", "").split(":")
+    return len(parts) < 4 or parts[3] == calls.region
+
+
+def _remove_role(calls: Calls, which: str, row: Row) -> object:
+    for name in list(calls.pages("iam", "ListRolePolicies", "PolicyNames", RoleName=which)):
+        calls("iam", "DeleteRolePolicy", RoleName=which, PolicyName=name)
+    for policy in list(calls.pages("iam", "ListAttachedRolePolicies", "AttachedPolicies", RoleName=which)):
+        calls("iam", "DetachRolePolicy", RoleName=which, PolicyArn=policy["PolicyArn"])
+    return calls("iam", "DeleteRole", RoleName=which)
+
+
+def _remove_profile(calls: Calls, which: str, row: Row) -> object:
+    for role in row.get("Roles", ()):
+        calls("iam", "RemoveRoleFromInstanceProfile", InstanceProfileName=which, RoleName=role["RoleName"])
+    return calls("iam", "DeleteInstanceProfile", InstanceProfileName=which)
+
+
+def _buckets(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
+        try:
+            tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
+        except CloudError as error:
+            if error.code in ("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):
+                continue  # none of ours: ours have tags, which we may read
+            raise
+        if is_ours(tags, config):
+            yield row["Name"], tags, row
+
+
+def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
+    """Every version of every object goes first, and every upload that nobody has finished."""
+    for upload in list(calls.pages("s3", "ListMultipartUploads", "Uploads", Bucket=which)):
+        calls("s3", "AbortMultipartUpload", Bucket=which, Key=upload["Key"], UploadId=upload["UploadId"])
+    while objects := _some_versions(calls, which):
+        errors = calls("s3", "DeleteObjects", Bucket=which, Delete={"Objects": objects, "Quiet": True}).get("Errors")
+        if errors:
+            first = {key: str(errors[0].get(key, "")) for key in ("Key", "Message", "Code")}
+            where, next = f"s3://{which}/{first['Key']}", "make clean PURGE=1 again"
+            raise CloudError("an object can't be removed", where=where, why=first["Message"], next=next, code=first["Code"])
+    return calls("s3", "DeleteBucket", Bucket=which)
+
+
+def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
+    page = calls("s3", "ListObjectVersions", Bucket=bucket, MaxKeys=1000)
+    rows = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+    return [{"Key": row["Key"], "VersionId": row["VersionId"]} for row in rows]
+
+
+def _repositories(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("ecr", "DescribeRepositories", "repositories"):
+        tags = tags_of(calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))
+        if is_ours(tags, config):
+            yield row["repositoryName"], tags, row
+
+
+def _remove_repository(calls: Calls, which: str, row: Row) -> object:
+    return calls("ecr", "DeleteRepository", repositoryName=which, force=True)
+
+
+def _log_groups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
+        arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
+        tags = tags_of(calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))
+        if is_ours(tags, config):
+            yield row["logGroupName"], tags, row
+
+
+NAMED, LOGS = f"{OURS}-", "/trainfleet"  # what the names of our roles and of our log groups begin with
+KINDS: tuple[Kind, ...] = (
+    Kind("instance", _instances, lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which])),
+    Kind("association", _links, lambda calls, which, row: calls("fsx", "DeleteDataRepositoryAssociation", AssociationId=which)),
+    Kind("file system", _file_systems, lambda calls, which, row: calls("fsx", "DeleteFileSystem", FileSystemId=which)),
+    Kind("backup", _backups, lambda calls, which, row: calls("fsx", "DeleteBackup", BackupId=which)),
+    _ec2("NAT gateway", "DescribeNatGateways", "NatGateways", "NatGatewayId", "DeleteNatGateway"),
+    _ec2("endpoint", "DescribeVpcEndpoints", "VpcEndpoints", "VpcEndpointId", "DeleteVpcEndpoints", listed=True),
+    _ec2("flow log", "DescribeFlowLogs", "FlowLogs", "FlowLogId", "DeleteFlowLogs", listed=True),
+    _ec2("network interface", "DescribeNetworkInterfaces", "NetworkInterfaces", "NetworkInterfaceId", "DeleteNetworkInterface"),
+    _ec2("volume", "DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume"),
+    _ec2("snapshot", "DescribeSnapshots", "Snapshots", "SnapshotId", "DeleteSnapshot", OwnerIds=["self"]),
+    _ec2("address", "DescribeAddresses", "Addresses", "AllocationId", "ReleaseAddress"),
+    Kind("internet gateway", _found("DescribeInternetGateways", "InternetGateways", "InternetGatewayId"), _remove_gateway),
+    Kind("route table", _found("DescribeRouteTables", "RouteTables", "RouteTableId"), _remove_table),
+    _ec2("subnet", "DescribeSubnets", "Subnets", "SubnetId", "DeleteSubnet"),
+    _ec2("launch template", "DescribeLaunchTemplates", "LaunchTemplates", "LaunchTemplateId", "DeleteLaunchTemplate"),
+    _ec2("placement group", "DescribePlacementGroups", "PlacementGroups", "GroupName", "DeletePlacementGroup"),
+    _ec2("security group", "DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup"),
+    _ec2("VPC", "DescribeVpcs", "Vpcs", "VpcId", "DeleteVpc"),
+    _ec2("key pair", "DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair"),
+    Kind("instance profile", _profiles, _remove_profile),
+    Kind("role", _roles, _remove_role),
+    Kind("log group", _log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
+    Kind("repository", _repositories, _remove_repository),
+    Kind("bucket", _buckets, _remove_bucket),
+)  # fmt: skip

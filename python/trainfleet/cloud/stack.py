@@ -1,0 +1,222 @@
+"""One CloudFormation stack: made, changed, deleted, and watched event by event.
+
+CloudFormation goes on with what it was asked whether or not the process that asked lives. So each step begins with a look at what
+there is, a stack that another command has begun is joined, and nothing here must be remembered between two commands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import CloudError
+from . import clock
+from .calls import Calls
+
+POLL = 5.0  # seconds between two looks at a stack that is at work
+PATIENCE = 3 * 3600.0  # seconds without any event until a look gives up: CloudFormation itself gives up before that
+MISSES = 20  # looks in a row that AWS leaves unanswered or throttles
+CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
+PROJECT, CONFIG, OWNER, CREATED, EXPIRES = (f"trainfleet:{name}" for name in ("project", "config", "owner", "created", "expires"))
+OURS = "trainfleet"  # the value of PROJECT
+PASSING = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "EndpointConnectionError", "ReadTimeoutError",
+           "ConnectTimeoutError", "ConnectionClosedError", "InternalFailure", "ServiceUnavailable", "InternalError"}  # fmt: skip
+Show = Callable[[str, str, str], None]  # a resource's logical id, its state, and what is to be said of it
+
+
+@dataclass(frozen=True)
+class State:
+    """A stack as DescribeStacks tells it."""
+
+    id: str
+    status: str
+    reason: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Whether CloudFormation is at work on it."""
+        return self.status.endswith("_IN_PROGRESS") and self.status != "REVIEW_IN_PROGRESS"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is as it was asked to be, or as it was before that, and can be changed."""
+        return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
+
+    @property
+    def gone(self) -> bool:
+        return self.status == "DELETE_COMPLETE"
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to one resource. `own`: it is the stack's own event."""
+
+    id: str
+    logical: str
+    physical: str
+    type: str
+    status: str
+    reason: str
+    own: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong here first: what was only cancelled with it is no cause."""
+        return self.status.endswith("_FAILED") and not self.own and not re.search("cancelled|not been attempted", self.reason)
+
+
+@dataclass
+class Stack:
+    """The stack of this name, as far as it is ours. `followed`: the event up to which it has been looked at."""
+
+    calls: Calls
+    name: str
+    config: str
+    followed: str = ""
+
+    def look(self, id: str = "") -> State | None:
+        """The stack as it is now; None where there is none. By `id` also one that is deleted.
+
+        Raises:
+            CloudError: a stack of that name was not made by this config.
+        """
+        try:
+            rows = self.calls("cloudformation", "DescribeStacks", StackName=id or self.name)["Stacks"]
+        except CloudError as error:
+            if error.code == "ValidationError" and "does not exist" in error.why:
+                return None
+            raise
+        state = _state(rows[0])
+        if state.tags.get(PROJECT) != OURS or state.tags.get(CONFIG) != self.config:
+            what = f"there is a stack {self.name} already, and this config has not made it"
+            next = "another name in config.yaml, or delete that stack yourself"
+            raise CloudError(what, where=f"cloudformation in {self.calls.region}", next=next, code="Foreign")
+        return state
+
+    def create(self, template: str, tags: Mapping[str, str], token: str) -> State:
+        """Begins it. Asked twice with a token it is begun once. What fails takes all with it: nothing half made is left."""
+        answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
+        return self._required(answer["StackId"])
+
+    def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
+        """What CreateStack is asked."""
+        pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+        return self.change(template) | {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs}
+
+    def change(self, template: str) -> dict[str, Any]:
+        """What UpdateStack is asked. What its parameters are stands in the template, as their defaults."""
+        return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
+
+    def update(self, template: str) -> bool:
+        """Whether an update has begun; False where the stack is as the template says already. Its tags stay."""
+        self._catch_up()
+        try:
+            self.calls("cloudformation", "UpdateStack", **self.change(template))
+        except CloudError as error:
+            if "No updates are to be performed" in error.why:
+                return False
+            raise
+        return True
+
+    def delete(self) -> None:
+        """Begins to delete it; nothing where there is none or that has begun."""
+        self._catch_up()
+        self.calls("cloudformation", "DeleteStack", StackName=self.name)
+
+    def cancel_update(self) -> None:
+        """Has an update that is under way undone."""
+        self.calls("cloudformation", "CancelUpdateStack", StackName=self.name)
+
+    def resources(self) -> dict[str, str]:
+        """Logical id → physical id, of what the stack has now."""
+        rows = self.calls.pages("cloudformation", "ListStackResources", "StackResourceSummaries", StackName=self.name)
+        return {row["LogicalResourceId"]: row["PhysicalResourceId"] for row in rows
+                if row.get("PhysicalResourceId") and not row["ResourceStatus"].startswith("DELETE_COMPLETE")}  # fmt: skip
+
+    def template(self) -> Mapping[str, Any]:
+        """The template that the stack has now."""
+        import json
+
+        body = self.calls("cloudformation", "GetTemplate", StackName=self.name)["TemplateBody"]
+        found = json.loads(body) if isinstance(body, str) else body
+        return found if isinstance(found, dict) else {}
+
+    def follow(self, state: State, show: Show) -> tuple[State, Event | None]:
+        """The stack once CloudFormation has left it alone, and what failed first on the way, if something did.
+
+        Raises:
+            CloudError: AWS gives no answer for long, or CloudFormation does not go on.
+        """
+        first, misses, heard = None, 0, clock.moment()
+        while True:
+            try:
+                for event in self._news(state.id):
+                    heard = clock.moment()
+                    first = first or (event if event.failed else None)
+                    _tell(event, show)
+                state = self.look(state.id) or State(state.id, "DELETE_COMPLETE")
+                misses = 0
+            except CloudError as error:
+                misses += 1
+                if error.code not in PASSING or misses > MISSES:
+                    raise
+            if not state.busy and not misses:
+                return state, first
+            if clock.moment() - heard > PATIENCE:
+                what = f"nothing has happened to the stack {self.name} for hours; it is {state.status}"
+                raise CloudError(what, where=f"cloudformation in {self.calls.region}", next="make setup again, or make clean")
+            clock.pause(POLL)
+
+    def _news(self, id: str) -> Iterator[Event]:
+        """What has happened since the last look, the oldest first."""
+        news = []
+        for row in self.calls.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=id):
+            if row["EventId"] == self.followed:
+                break
+            news.append(_event(row))
+        if news:
+            self.followed = news[0].id
+        yield from reversed(news)
+
+    def _catch_up(self) -> None:
+        """Leaves what has happened so far behind, so that only what comes now is shown."""
+        if self.look():
+            list(self._news(self.name))
+
+    def _required(self, id: str) -> State:
+        return self.look(id) or State(id, "CREATE_IN_PROGRESS")  # just made, and not seen yet
+
+
+def _state(row: Mapping[str, Any]) -> State:
+    return State(
+        row["StackId"], row["StackStatus"], row.get("StackStatusReason", ""),
+        {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
+        {out["OutputKey"]: out["OutputValue"] for out in row.get("Outputs", ())},
+        {one["ParameterKey"]: one["ParameterValue"] for one in row.get("Parameters", ())},
+    )  # fmt: skip
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    own = row["ResourceType"] == "AWS::CloudFormation::Stack" and row.get("PhysicalResourceId") == row["StackId"]
+    return Event(row["EventId"], row["LogicalResourceId"], row.get("PhysicalResourceId", ""), row["ResourceType"],
+                 row["ResourceStatus"], row.get("ResourceStatusReason", ""), own)  # fmt: skip
+
+
+def _tell(event: Event, show: Show) -> None:
+    """A resource's line: its kind while it is worked on, its id when it is done, the reason when it failed."""
+    if event.own:
+        return
+    kind = event.type.removeprefix("AWS::").replace("::", " ")
+    if event.status.endswith("_FAILED"):
+        cancelled = not event.failed
+        show(event.logical, "cancelled" if cancelled else "FAILED", kind if cancelled else f"{kind}: {event.reason}")
+    elif event.status.endswith("_IN_PROGRESS"):
+        show(event.logical, "deleting" if event.status.startswith("DELETE") else "working", kind)
+    else:
+        words = {"CREATE_COMPLETE": "made", "UPDATE_COMPLETE": "changed", "DELETE_COMPLETE": "deleted", "DELETE_SKIPPED": "kept"}
+        show(event.logical, words.get(event.status, "done"), f"{kind} {event.physical}")

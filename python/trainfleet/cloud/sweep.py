@@ -1,0 +1,128 @@
+"""Taking a config's things down, with or without a stack, until AWS itself says that they are gone.
+
+First the stack is deleted, as CloudFormation knows its order. Then what is left is found by tag and removed piece by piece: what
+a stack could not delete, what it was told to keep, what was made beside it. A thing that another still uses is tried again: the
+interfaces of an instance or a file system go some minutes after it. What has not our tags is never asked to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..errors import CloudError
+from . import clock
+from .calls import Calls
+from .inventory import Found, find
+from .kinds import instances
+from .stack import PASSING, Stack, State
+
+AGAIN = 15.0  # seconds between two rounds
+PATIENCE = 900.0  # seconds without anything going until a sweep gives up
+ROUNDS = 3  # times that the deletion of a stack is tried
+LATER = {  # refusals that time may mend: something else must go first
+    "DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse", "InvalidIPAddress.InUse",
+    "VolumeInUse", "DeleteConflict", "IncorrectState", "IncorrectInstanceState", "BadRequest", "Conflict", "ConflictException",
+    "ValidationError", "InvalidNetworkInterface.InUse", "InvalidParameterValue", "OperationAborted", "ResourceInUse",
+    "BucketNotEmpty", "OperationNotPermitted",
+}  # fmt: skip
+Say = Callable[[str], None]
+
+
+@dataclass
+class Sweep:
+    """The removal of one config's things; `troubles`: id → why it could not be removed yet."""
+
+    calls: Calls
+    stack: Stack
+    say: Say
+    troubles: dict[str, str] = field(default_factory=dict)
+
+    def delete_stack(self) -> None:
+        """Returns when the stack is gone, or can't be deleted; whatever another command had begun on it is ended first."""
+        for _ in range(ROUNDS):
+            state = self._quiet()
+            if state is None or state.gone:
+                return
+            self.say(f"deleting the stack {self.stack.name}")
+            self.stack.delete()
+            state, failed = self.stack.follow(State(state.id, "DELETE_IN_PROGRESS"), lambda *_: None)
+            if state.gone:
+                return
+            if failed:
+                self.troubles[failed.physical] = failed.reason
+            self.say(f"CloudFormation could not delete all of it: {failed.reason if failed else state.reason}")
+            self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
+
+    def _quiet(self) -> State | None:
+        """The stack, once nothing is at work on it that a deletion would have to wait for."""
+        state = self.stack.look()
+        if state and state.status == "UPDATE_IN_PROGRESS":
+            self._try(self.stack.cancel_update)
+        if state and state.busy and not state.status.startswith("CREATE"):
+            state, _ = self.stack.follow(state, lambda *_: None)
+        return state
+
+    def _try(self, act: Callable[[], object]) -> None:
+        """Does what may have been overtaken."""
+        try:
+            act()
+        except CloudError as error:
+            if error.code not in LATER | PASSING:
+                raise
+
+    def pieces(self, chosen: Callable[[Found], bool]) -> None:
+        """Removes what is chosen of all that is found, each when nothing uses it any more."""
+        asked: set[str] = set()
+        before, moved = None, clock.moment()
+        while left := [one for one in find(self.calls, self.stack.config) if chosen(one) and one.removable]:
+            ids = {one.id for one in left}
+            if ids != before:
+                before, moved = ids, clock.moment()
+            if clock.moment() - moved > PATIENCE:
+                return
+            for one in left:
+                self._ask(one, asked)
+            clock.pause(AGAIN)
+
+    def _ask(self, one: Found, asked: set[str]) -> None:
+        """Asks for the end of one thing, once where that takes its time."""
+        if one.id in asked or _is_going(one):
+            return
+        assert one.removable
+        try:
+            one.removable.remove(self.calls, one.id, one.row)
+            self.troubles.pop(one.id, None)
+            self.say(f"removed {one.kind} {one.id}")
+            asked.add(one.id)
+        except CloudError as error:
+            if "NotFound" in error.code or error.code in ("NoSuchEntity", "NoSuchBucket", "ResourceNotFoundException"):
+                return
+            if error.code not in LATER | PASSING:
+                raise
+            self.troubles[one.id] = error.why
+
+    def end_instances(self) -> None:
+        """Asks for the end of all instances at once: what they cost ends now, and not when the stack comes to them."""
+        ids = [row["InstanceId"] for row in instances(self.calls, self.stack.config) if row["State"]["Name"] != "shutting-down"]
+        if ids:
+            self.calls("ec2", "TerminateInstances", InstanceIds=ids)
+
+
+def _is_going(one: Found) -> bool:
+    state = one.row.get("State") or one.row.get("Lifecycle") or ""
+    name = state.get("Name", "") if isinstance(state, dict) else str(state)
+    return name.lower() in ("shutting-down", "deleting")
+
+
+def strangers(calls: Calls, found: Iterable[Found]) -> list[str]:
+    """What is not ours and stands in one of our networks: why that can't go, one line each."""
+    said = []
+    for vpc in (one for one in found if one.kind == "VPC"):
+        filters = [{"Name": "vpc-id", "Values": [vpc.id]}]
+        ours = {one.id for one in found}
+        for row in calls.pages("ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", Filters=filters):
+            if row["NetworkInterfaceId"] not in ours:
+                owner = row.get("Attachment", {}).get("InstanceId") or row.get("Description") or "nobody's"
+                said.append(f"{row['NetworkInterfaceId']} in {vpc.id} is not ours ({owner}); it is left alone")
+    return said
