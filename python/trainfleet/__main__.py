@@ -1,14 +1,28 @@
-"""`python -m trainfleet VERB [VARIABLE=value …]`: what every line of the Makefile calls."""
+"""`python -m trainfleet VERB [VARIABLE=value …]`: what each line of the Makefile calls; `trainfleet VERB` where installed."""
 
+import os
 import signal
 import sys
 
-on_interrupt = signal.getsignal(signal.SIGINT)
-if on_interrupt is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun while this loads: Ctrl-C ends it without a traceback
-from . import output  # noqa: E402
-from .cli import main  # noqa: E402
 
-signal.signal(signal.SIGINT, on_interrupt)
-output.install()
-sys.exit(main(sys.argv[1:]))
+def command() -> int:
+    """The `trainfleet` command; its exit code."""
+    os.environ["TRAINFLEET_COMMAND"] = "trainfleet"  # output.py names commands as they are typed
+    return program()
+
+
+def program() -> int:
+    """The exit code of the verb that the process's words name."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if on_interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun while this loads: Ctrl-C ends it without a traceback
+    from . import output
+    from .cli import main
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    output.install()
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(program())

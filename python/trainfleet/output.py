@@ -26,6 +26,10 @@ HIDDEN = "***"
 LEAST, LEAST_LINE = 4, 8  # letters of a value, and of one of its lines: shorter ones would hide half of every text
 WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
 # Control characters but for the end of a line and the tab; what turns the direction of text around; what ends a line elsewhere.
+COMMANDS = re.compile(  # of our Makefile, wherever a text names one
+    r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|stop"
+    r"|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
+)
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
@@ -134,7 +138,7 @@ class Stream:
             whole = self._held + text
             keep = _begun(whole)
             self._held = whole[len(whole) - keep :]
-            self._stream.write(shown(whole[: len(whole) - keep]))
+            self._stream.write(_as_typed(shown(whole[: len(whole) - keep])))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -150,6 +154,14 @@ class Stream:
             held, self._held = self._held, ""
             self._stream.write(shown(held))
             self._stream.flush()
+
+
+def _as_typed(text: str) -> str:
+    """The text with commands as their user types them: `trainfleet train` where that is installed."""
+    command = os.environ.get("TRAINFLEET_COMMAND")
+    if command != "trainfleet":
+        return text
+    return COMMANDS.sub(r"trainfleet \1", text).replace("make shows", "trainfleet --help shows")
 
 
 def _begun(text: str) -> int:

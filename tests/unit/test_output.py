@@ -141,3 +141,16 @@ def test_an_uncaught_exception_of_a_process_shows_no_secret() -> None:
 ])  # fmt: skip
 def test_control_characters_are_visible(text: str, shown: str) -> None:
     assert output.visible(text) == shown
+
+
+def test_commands_are_named_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfleet.cli import OF_A_CHECKOUT, VERBS
+
+    for command, named in (("", "make"), ("trainfleet", "trainfleet")):
+        monkeypatch.setenv("TRAINFLEET_COMMAND", command)
+        stream = io.StringIO()
+        guarded = output.Stream(stream)
+        for verb in VERBS:
+            guarded.write(f"next: make {verb} NODES=4\n")
+        expected = ["make" if verb in OF_A_CHECKOUT else named for verb in VERBS]
+        assert [line.split()[1] for line in stream.getvalue().splitlines()] == expected

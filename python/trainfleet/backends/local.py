@@ -22,6 +22,7 @@ from .. import hardware, runs
 from ..config import Config
 from ..config.addresses import absent
 from ..errors import BackendError
+from ..origin import CODE
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
 from ..processes import die_with_parent, identity, signal_group
@@ -35,7 +36,6 @@ from .place import Here, Place
 
 KILL_GRACE = 5.0  # seconds that SIGKILLed processes get to be gone
 MOST_NODES = 64
-CODE = Path(__file__).parents[2]
 
 
 class Local:

@@ -27,8 +27,9 @@ from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.jobs import RUNNING, Look
 from ..nodes.quarantine import Quarantine
-from ..nodes.tar import ROOT, code_files, content_hash
+from ..nodes.tar import code_files, content_hash
 from ..nodes.transport import Transport
+from ..origin import ROOT
 from ..plan.estimate import list_price
 from ..plan.fabric import fabric_environment
 from ..plan.job import Job

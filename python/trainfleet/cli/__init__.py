@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .. import origin
 from ..door import printable, shortened
 from ..errors import RunError, TrainfleetError, tell
 from ..output import guarded
 from ..runs import unwritable
 from ..spelling import suggest
-from .variables import Variables, read_variables
+from .variables import VARIABLES, Variables, read_variables
 
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
 
@@ -49,6 +51,8 @@ VERBS = {
     "check": (),
 }
 
+OF_A_CHECKOUT = ("test", "check")
+
 
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
@@ -58,6 +62,9 @@ def main(arguments: Sequence[str]) -> int:
             from ..nodes.errand import received  # on a host of a fleet: another machine sends the verb
 
             arguments = received(sys.stdin.fileno())
+        if help := described(arguments):
+            print(help)
+            return 0
         verb = _verb(arguments)
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
         with guarded():
@@ -74,6 +81,21 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def described(arguments: Sequence[str]) -> str:
+    """What `--help` and `--version` answer, also of one verb; nothing for words that ask for neither."""
+    if "--version" in arguments:
+        return f"trainfleet {origin.version()}"
+    if not {"--help", "-h"} & set(arguments) and list(arguments) != ["help"]:
+        return ""
+    verb = next((word for word in arguments if word in VERBS), "")
+    lines = dict(re.findall(r"^([a-z]+):.*?## (.*?)(?: +\[.*)?$", (origin.ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    if verb:
+        takes = [f"  {name:8} {VARIABLES[name]}" for name in VERBS[verb]]
+        return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes])
+    table = [f"  {name:12} {lines[name]}" for name in VERBS if name not in OF_A_CHECKOUT]
+    return "\n".join(["trainfleet VERB [NAME=value ...]: from bare nodes to a trained model. Begin with: make train", *table])
 
 
 def explained(error: OSError) -> TrainfleetError | None:

@@ -15,10 +15,11 @@ import yaml
 from .. import spelling
 from ..door import show
 from ..errors import Problem
+from ..origin import ROOT
 from ..spelling import suggest
 from .positions import Document, Key, dotted
 
-PATH = Path(__file__).parents[3] / "schema" / "config.schema.json"
+PATH = ROOT / "schema" / "config.schema.json"
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond

@@ -25,6 +25,7 @@ from ..backends import backend_of
 from ..beats import read_beats
 from ..config import Config
 from ..errors import BackendError, ConfigError, Problem, RunError
+from ..origin import CODE
 from ..processes import die_with_parent
 from ..runs import Record, Run, run_of, take_lock
 
@@ -73,7 +74,7 @@ class Stage:
             die_with_parent()
             limit()
 
-        package = str(Path(__file__).parents[2])
+        package = str(CODE)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "TRAINFLEET"))}
         given = inherited | {"PYTHONPATH": package, "NO_COLOR": "1"} | dict(environment or {})
         if environment and "PYTHONPATH" in environment:

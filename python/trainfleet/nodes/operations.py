@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from .. import hardware
 from ..config import Config
 from ..config.types import Fleet
+from ..origin import ROOT
 from .facts import Facts
 from .stack import Stack
 
@@ -85,7 +86,7 @@ class Wanted:
 
 def lock_hash(stack: Stack) -> str:
     """Changes with the locks and with the stack's versions."""
-    from .tar import LOCKS, ROOT, content_hash
+    from .tar import LOCKS, content_hash
 
     return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": repr(stack).encode()})[:12]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainfleetError
+from ..origin import ROOT
 
-LOCK = Path(__file__).parents[3] / "docker" / "stack.lock.yaml"
+LOCK = ROOT / "docker" / "stack.lock.yaml"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..origin import PACKAGE, ROOT
+
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
-CODE = ("python", "schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job
-ROOT = Path(__file__).parents[3]
+PARTS = ("schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
@@ -24,13 +25,14 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def code_files(root: Path = ROOT) -> dict[str, bytes]:
-    """The program as it stands in this checkout: relative path → content, without what Python and editors leave behind."""
-    paths = [path for name in CODE for path in ([root / name] if (root / name).is_file() else sorted((root / name).rglob("*")))]
+def code_files() -> dict[str, bytes]:
+    """The program as it stands here: relative path → content, without what Python and editors leave behind."""
+    beside = {path.relative_to(ROOT): path for name in PARTS for path in (ROOT / name, *(ROOT / name).rglob("*"))}
+    own = {Path("python/trainfleet") / path.relative_to(PACKAGE): path for path in PACKAGE.rglob("*")}
     return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in paths
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+        str(name): path.read_bytes()
+        for name, path in sorted((beside | own).items())
+        if path.is_file() and not {"__pycache__", "checkout"} & set(name.parts) and not path.name.startswith(".")
     }
 
 

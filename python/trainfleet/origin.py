@@ -1,0 +1,28 @@
+"""Where the program's own files lie: in a checkout, or in an installed package, which carries the rest of one."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+CODE = PACKAGE.parent  # what PYTHONPATH names
+_CARRIED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
+IS_INSTALLED = _CARRIED.is_dir()
+ROOT = _CARRIED if IS_INSTALLED else PACKAGE.parents[1]
+
+
+def version() -> str:
+    """The release, and of a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
+    if IS_INSTALLED:
+        return metadata.version("trainfleet")
+    release = next(
+        line.split('"')[1] for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version")
+    )
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=, changed", "--exclude=*"]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return release
+    return f"{release} ({answer.stdout.strip()})" if answer.returncode == 0 else release
