@@ -8,15 +8,15 @@ replace nodes by itself; but a job needs one type, all its nodes or none, and re
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..origin import ROOT
 from .inputs import Inputs
 from .machines import interfaces
 from .network import Resource, Resources, after, attribute, ref, resource, subnet
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"
 HEAD_GIB = 100
 NODE = "Node"  # a node's logical id begins so

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ... import runs
 from ...config import Config
-from ...nodes.tar import ROOT
+from ...origin import CODE, ROOT
 from ...plan.estimate import list_price
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
@@ -76,7 +76,7 @@ class Slurm:
             BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
         """
         ground = batch.Ground(self.folder, self.fleet.python or sys.executable, str(ROOT), tuple(sorted(without)))
-        environment = self._fabric(job) | {"PYTHONPATH": f"{ROOT}/python"} | dict(job.environment)
+        environment = self._fabric(job) | {"PYTHONPATH": str(CODE)} | dict(job.environment)
         script = batch.script(self.config, job, ground, environment)
         if job.launch:
             room.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
