@@ -20,6 +20,7 @@ GROUND = {
     "heartbeat",
     "kernel",
     "lease",
+    "origin",
     "output",
     "runs",
     "hardware",
