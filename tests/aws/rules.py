@@ -165,6 +165,7 @@ def all_is_tagged(resources: dict[str, Any], template: dict[str, Any]) -> Iterat
         told = properties["LaunchTemplateData"]["TagSpecifications"]
         if {part["ResourceType"] for part in told} != {"instance", "volume", "network-interface"}:
             yield f"{name}: what it brings is not tagged"
+        told = [*told, *properties.get("TagSpecifications", [{"Tags": []}])]
         yield from (f"{name}: lacks tags" for part in told if {tag["Key"] for tag in part["Tags"]} != keys)
 
 

@@ -34,6 +34,14 @@ EVENTS = [
 ]
 
 
+def test_nodes_that_stay_are_paid_for_between_launches() -> None:
+    assert node_hours(EVENTS, lingers=2.0) == 4 + 4 * 2 + 1.5 + 1, "eight hours lie between the launches, and two are paid for"
+    assert node_hours(EVENTS, lingers=100.0) == 4 + 4 * 8 + 1.5 + 1
+    later = 13 * HOUR
+    assert node_hours(EVENTS, later, 2.0, under_way=False) == 4 + 4 * 2 + 1.5 + 1 + 2 * 2
+    assert node_hours(EVENTS, later, under_way=False) == node_hours(EVENTS)
+
+
 def config_of(recipe: str, settings: str = "") -> Config:
     return load(Settings(FOLDER / f"{recipe}.yaml", settings))[0]
 
@@ -88,6 +96,35 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
     costs.price = 1e9
     Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs).carry_out(request)  # type: ignore[arg-type]
     assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
+
+
+@pytest.mark.parametrize(("nodes", "limit"), [(1, 55.04), (8, 1000.0), (64, 170.0), (3, 2.5)])
+def test_a_limit_is_overshot_by_one_poll_at_most(nodes: int, limit: float, tmp_path: Path) -> None:
+    run, config, now = Run(tmp_path), config_of("llama-3-8b-p5", f"budget.max_usd={limit}"), [1e9]
+    run.events.mkdir(parents=True)
+    append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 1e9, "nodes": nodes})
+    told = list[tuple[float, str]]()
+    rate = nodes * P5 / HOUR  # dollars a second
+    costs = Budget(run, config, P5, clock=lambda: now[0])
+    poll, cost = rate * budget.LOOK_EVERY + 0.01, lambda: rate * (now[0] - 1e9)
+    while not costs.is_spent(lambda words: told.append((cost(), words))):
+        assert cost() < limit + poll, "it goes on for more than a poll"
+        now[0] += 0.25  # the watch's own pace
+    assert limit - 0.01 <= cost() <= limit + poll
+    (near, words), *more = told
+    assert not more and 0.8 * limit - 0.01 <= near <= 0.8 * limit + poll
+    assert words.startswith("the run has cost $") and words.endswith(f"of its budget.max_usd ${limit:,.2f}")
+
+
+def test_a_clock_that_is_set_back_does_not_hide_what_is_spent(tmp_path: Path) -> None:
+    run, config = Run(tmp_path), config_of("llama-3-8b-p5", "budget.max_usd=55")
+    run.events.mkdir(parents=True)
+    append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 1e9 - 9 * HOUR, "nodes": 1})
+    moments = [1e9, 1e9 - HOUR]
+    costs = Budget(run, replace(config, budget=replace(config.budget, max_usd=1e6)), P5, clock=lambda: moments.pop(0))
+    assert not costs.is_spent()
+    costs.limit = 55.0
+    assert costs.is_spent()
 
 
 def test_a_run_that_has_cost_its_limit_is_not_begun_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 from .. import hardware
@@ -13,7 +14,7 @@ from .local import Local
 from .slurm import Slurm
 from .ssh import Ssh
 
-__all__ = ["BACKENDS", "Backend", "backend_of", "terms_of"]
+__all__ = ["BACKENDS", "Backend", "backend_of", "lingers", "terms_of"]
 
 BACKENDS: dict[str, type[Local] | type[Ssh] | type[Slurm]] = {backend.name: backend for backend in (Local, Ssh, Ec2, Slurm)}
 
@@ -22,6 +23,13 @@ BACKENDS: dict[str, type[Local] | type[Ssh] | type[Slurm]] = {backend.name: back
 def backend_of(config: Config) -> Backend:
     """The backend that the config names, made once: it keeps its connections. What is not built, `terms_of` has refused."""
     return BACKENDS[config.fleet.backend](config)
+
+
+def lingers(config: Config) -> float:
+    """Hours that nodes are paid for after a launch has ended: those of ec2 stop by themselves when they were idle for so long."""
+    if config.fleet.backend != Ec2.name:
+        return 0.0
+    return math.inf if config.fleet.idle_minutes is None else config.fleet.idle_minutes / 60
 
 
 def terms_of(name: str) -> Terms:

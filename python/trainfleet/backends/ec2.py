@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..cloud import demands
+from ..cloud import demands, spending
 from ..cloud.fleet import Fleet, Node
 from ..config import Config
 from ..errors import BackendError
@@ -86,6 +86,10 @@ class Ec2(Ssh):
         """Forgets what AWS has told: make setup has changed it."""
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
+
+    def price(self) -> float | None:
+        """With a node's part of its volumes, the file system, NAT and head."""
+        return spending.node_hour(self.config)
 
     def machines(self) -> Machines:
         return Instances(self)

@@ -35,7 +35,7 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
         found["Together"] = resource("AWS::EC2::PlacementGroup", Strategy="cluster")
     if not config.fleet.aws.key_pair and inputs.public_key:
         found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=pair_name(config, inputs), PublicKeyMaterial=ref("PublicKey"))
-    found["Template"] = _template(_node_data(config, inputs, tags))
+    found["Template"] = _template(_node_data(config, inputs, tags), tags)
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
 
@@ -78,7 +78,6 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, profile: str) -> dict[str, Any]:
     """What nodes and head have in common: tokens for the metadata service, encrypted volumes, tags on all that they bring."""
     disk = {"VolumeSize": volume, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
-    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     data = {
         "ImageId": ref("Image"),
         "InstanceType": kind,
@@ -86,7 +85,7 @@ def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, vol
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},  # 2: containers
         "BlockDeviceMappings": [{"DeviceName": ref("Root"), "Ebs": disk}],
         "TagSpecifications": [
-            {"ResourceType": kind, "Tags": pairs} for kind in ("instance", "volume", "network-interface")
+            {"ResourceType": kind, "Tags": _pairs(tags)} for kind in ("instance", "volume", "network-interface")
         ],
     }  # fmt: skip
     if config.fleet.aws.key_pair or inputs.public_key:
@@ -94,8 +93,13 @@ def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, vol
     return data
 
 
-def _template(data: dict[str, Any]) -> Resource:
-    return resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=data)
+def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
+    own = {"ResourceType": "launch-template", "Tags": _pairs(tags)}
+    return resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=data, TagSpecifications=[own])
+
+
+def _pairs(tags: dict[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
@@ -108,7 +112,7 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     version = {"LaunchTemplateId": ref("HeadTemplate"), "Version": attribute("HeadTemplate", "LatestVersionNumber")}
     name = [{"Key": "Name", "Value": f"{config.name}-head"}]
     return {
-        "HeadTemplate": _template(data),
+        "HeadTemplate": _template(data, tags),
         "Head": after("PublicWay", resource("AWS::EC2::Instance", LaunchTemplate=version, Tags=name)),
         "HeadAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))),
     }

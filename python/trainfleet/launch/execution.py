@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from .. import runs
-from ..backends import backend_of
+from ..backends import backend_of, lingers
 from ..backends.base import Handle, kept
 from ..backends.place import Place
 from ..config import Config, dump_resolved
@@ -118,7 +118,8 @@ def execute(
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
     jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
-    follower = Follower(backend, place, run, interrupts, live.update, live.line.say, Budget(run, plan.config, backend.price()))
+    budget = Budget(run, plan.config, backend.price(), lingers(plan.config))
+    follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
     if interrupts.count > 1 or (follower.asked and not request.job.torchrun):

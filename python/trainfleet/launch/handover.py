@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from .. import runs
-from ..backends import backend_of
+from ..backends import backend_of, lingers
 from ..backends.hosts import Hosts
 from ..backends.node import values_of
 from ..backends.ssh import Ssh
@@ -63,7 +63,7 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
         BackendError: the gate is shut, another run is at work, or the launcher does not come up.
     """
     run, secrets = place.run, values_of(plan.config.fleet.secrets)
-    Budget(run, plan.config, backend.price()).require()
+    Budget(run, plan.config, backend.price(), lingers(plan.config)).require()
     sound, unsound = backend.survey(backend.transport.hosts)
     for host, why in unsound.items():
         print(f"{host.name} is left out: {why}", flush=True)

@@ -6,7 +6,7 @@ import sys
 import time
 
 from .. import hardware, runs
-from ..backends import backend_of
+from ..backends import backend_of, lingers
 from ..backends.base import Can, Handle
 from ..backends.place import Place
 from ..checkpoints import catalogue, changes
@@ -41,7 +41,7 @@ def train(plan: Plan, started: float, summarize: bool = True) -> int:
     require_same(plan.config, run)
     if execution.is_finished(plan, run):
         return execution.say_finished(plan, run)
-    Budget(run, plan.config, backend.price()).require()
+    Budget(run, plan.config, backend.price(), lingers(plan.config)).require()
     with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
         try:
             office.code = launch(plan, run, place, interrupts, started, office)

@@ -1,58 +1,78 @@
-"""What a run has cost, and whether that is all that it may: by the list price of its nodes, from its events alone.
+"""What a run has cost, and whether that is all that it may: by the price of its nodes' hours, from its events alone.
 
-So no launcher's death loses a cent of it, and whoever looks reckons the same.
+So no launcher's death loses a cent of it, and whoever looks reckons the same. Where machines are made for the run, an hour of a
+node has its part of all that is made with them (cloud/spending.py), and they are paid for between launches too, until they stop
+by themselves (fleet.idle_minutes).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..config import Config
 from ..errors import ConfigError, Problem
 from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
+NEAR = 0.8  # of the limit: from there on it is told
 
 
 class Budget:
     """The money of one run. What has no price is not counted: with a limit, such a fleet is refused (plan/plan.py)."""
 
-    def __init__(self, run: Run, config: Config, price: float | None) -> None:
-        """`price`: US dollars for an hour of a node."""
+    def __init__(
+        self, run: Run, config: Config, price: float | None, lingers: float = 0.0, clock: Callable[[], float] | None = None
+    ) -> None:
+        """`price`: US dollars for an hour of a node; `lingers`: hours that nodes are paid for after a launch has ended."""
         self.run, self.limit, self.price = run, config.budget.max_usd, price or 0.0
-        self.looked = 0.0
+        self.lingers, self.clock = lingers, clock or (lambda: time.time())
+        self.looked, self.warned = 0.0, False
 
     def spent(self, now: float | None = None) -> float:
         """US dollars; `now` (unix time) where a launch is under way."""
-        return self.price * node_hours(self.run.read_events(), now)
+        return self.price * node_hours(self.run.read_events(), now, self.lingers)
 
-    def is_spent(self) -> bool:
-        """Whether a run that is under way has cost its limit. Looks once in LOOK_EVERY seconds."""
-        if self.limit is None or not self.price or time.monotonic() - self.looked < LOOK_EVERY:
+    def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
+        """Whether a run that is under way has cost its limit; that it nearly has is said once. Looks every LOOK_EVERY seconds."""
+        now = self.clock()
+        if self.limit is None or not self.price or 0 <= now - self.looked < LOOK_EVERY:
             return False
-        self.looked = time.monotonic()
-        return self.spent(time.time()) >= self.limit
+        self.looked, spent = now, self.spent(now)
+        if NEAR * self.limit <= spent < self.limit and not self.warned:
+            self.warned = True
+            say(f"the run has cost ${spent:,.2f}, {spent / self.limit:.0%} of its budget.max_usd ${self.limit:,.2f}")
+        return spent >= self.limit
 
     def require(self) -> None:
         """ConfigError when nothing is left to begin with."""
-        if self.limit is not None and (spent := self.spent()) >= self.limit:
+        if self.limit is None:
+            return
+        idle = node_hours(self.run.read_events(), self.clock(), self.lingers, under_way=False)
+        if (spent := self.price * idle) >= self.limit:
             message = f"{self.run.name} has cost ${spent:,.2f} already, its limit is ${self.limit:,.2f}"
             raise ConfigError([Problem(0, "", "budget.max_usd", message)], next="raise it to train on; make report shows the run")
 
 
-def node_hours(events: Iterable[Record], now: float | None = None) -> float:
-    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to `now`.
+def node_hours(events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True) -> float:
+    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to `now` where it is under way.
 
-    What a job waits in an engine's queue costs nothing: from `queued` to `running` no node is ours.
+    Between launches, and from the last to `now` where none is under way, nodes count for `lingers` hours at most. What a job
+    waits in an engine's queue costs nothing: from `queued` to `running` no node is ours.
     """
     hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
-        if event["event"] != "launched" and not waits:
-            hours += nodes * (event["time"] - since) / 3600
+        passed = (event["time"] - since) / 3600
+        if event["event"] == "launched":
+            hours += nodes * min(max(0.0, passed), lingers)
+        elif not waits:
+            hours += nodes * passed
         nodes, since = event.get("nodes", nodes), event["time"]
         waits = _waits(event, waits)
-    return hours if now is None or waits else hours + nodes * max(0.0, now - since) / 3600
+    if now is None or waits:
+        return hours
+    passed = max(0.0, now - since) / 3600
+    return hours + nodes * (passed if under_way else min(passed, lingers))
 
 
 def _waits(event: Record, waits: bool) -> bool:

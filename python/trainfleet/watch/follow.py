@@ -131,7 +131,7 @@ class Follower:
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_spent(self) -> bool:
-        if spent := self.budget.is_spent():
+        if spent := self.budget.is_spent(self.say):
             self.say(f"the run has cost ${self.budget.limit:,.2f}, its budget.max_usd")
         return spent
 

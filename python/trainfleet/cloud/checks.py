@@ -1,0 +1,163 @@
+"""What is looked at in an account before anything is made: permissions, quotas, the reservation, subnets, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import s3
+from ..config import Config
+from ..errors import CloudError
+from . import permissions, quotas
+from .calls import Calls
+from .inputs import TAG, Inputs
+from .instances import capacity_of
+from .machines import addresses
+from .quotas import Finding
+from .storage import makes_file_system
+
+SERVER = 1200  # GiB: FSx takes about one address of the subnet for each so much of a file system, and one for its metadata
+Check = Callable[[Config, Calls, Inputs], Iterator[Finding]]
+
+
+def require(config: Config, calls: Calls, inputs: Inputs) -> None:
+    """Returns where nothing that can be known beforehand keeps the fleet from being made.
+
+    Raises:
+        CloudError: with all that does.
+    """
+    found = [finding for finding in findings(config, calls, inputs) if finding.blocks]
+    if found:
+        told = "\n".join(f"  - {finding}" for finding in found)
+        raise CloudError(f"the fleet can't be made as it is\n{told}", where=calls.region, code="Preflight")
+
+
+def findings(config: Config, calls: Calls, inputs: Inputs) -> list[Finding]:
+    """Everything that was found. What can't be looked at is told, and keeps nobody from trying."""
+    return [finding for check in CHECKS for finding in _tried(check, config, calls, inputs)]
+
+
+def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    try:
+        yield from check(config, calls, inputs)
+    except CloudError as error:
+        if error.code in ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException"):
+            yield Finding(f"not looked at, as {error.what}: {(check.__doc__ or '').partition(':')[0].rstrip('.')}", blocks=False)
+        else:
+            raise
+
+
+def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """What the caller may do."""
+    try:
+        missing = permissions.denied(config, calls, inputs)
+    except CloudError as error:
+        if not permissions.unsure(error):
+            raise
+        yield Finding(f"what your credentials may do is not looked at: {error.what}", blocks=False)
+        return
+    if missing:
+        yield Finding(
+            f"your credentials may not do {', '.join(missing)}", "have them allowed, or use other credentials (AWS_PROFILE)"
+        )
+
+
+def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """Whether the reservation has room for the nodes now, of their type and in their zone."""
+    name, capacity = config.fleet.aws.reservation, capacity_of(config)
+    if not name or capacity not in ("reservation", "block"):
+        return
+    try:
+        answer = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name])
+    except CloudError as error:
+        if "NotFound" not in error.code and "Malformed" not in error.code:
+            raise
+        yield Finding(f"there is no {name} in {calls.region}", "fleet.aws.reservation, or fleet.aws.region")
+        return
+    for row in answer.get("CapacityReservations", ()):
+        yield from _against(row, config, calls, inputs)
+
+
+def _against(row: dict[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """All that a reservation has against this fleet."""
+    name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
+    is_block = row.get("ReservationType") == "capacity-block"
+    if is_block != (aws.capacity == "block"):
+        yield Finding(
+            f"{name} is {'a' if is_block else 'no'} capacity block",
+            f"fleet.aws.capacity: {'block' if is_block else 'reservation'}",
+        )
+    if row.get("InstanceType") != wanted:
+        yield Finding(f"{name} is of {row.get('InstanceType')}, not {wanted}", f"fleet.instance_type: {row.get('InstanceType')}")
+    if row.get("AvailabilityZone") != inputs.zone:
+        where = f"fleet.aws.zones: [{row.get('AvailabilityZone')}]" + (", and a subnet of yours there" if aws.vpc else "")
+        yield Finding(f"{name} is in {row.get('AvailabilityZone')}, and the nodes would be in {inputs.zone}", where)
+    if row.get("State") != "active":
+        begins = f"; it begins {row.get('StartDate')}" if row.get("State") in ("scheduled", "pending", "payment-pending") else ""
+        yield Finding(f"{name} is {row.get('State')}{begins}", "make setup when it is active")
+        return
+    there = _mine(config, calls)
+    free = int(row.get("AvailableInstanceCount", 0)) + there
+    if free < len(inputs.slots):
+        yield Finding(f"{name} has room for {free} nodes, {len(inputs.slots)} are wanted", f"NODES={free}" if free else "")
+
+
+def _mine(config: Config, calls: Calls) -> int:
+    """How many nodes of this fleet run already."""
+    mine = [*quotas.RUNNING, {"Name": f"tag:{TAG}config", "Values": [config.name]}]
+    rows = [
+        row for page in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=mine) for row in page.get("Instances", ())
+    ]
+    return sum(row.get("InstanceType") == config.fleet.instance_type for row in rows)
+
+
+def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """Whether your subnet is in the VPC and the zone, with addresses enough: each EFA interface that has one counts."""
+    if inputs.subnet is None:
+        return
+    row: dict[str, Any] = next(iter(calls("ec2", "DescribeSubnets", SubnetIds=[inputs.subnet]).get("Subnets", ())), {})
+    if row.get("VpcId") != config.fleet.aws.vpc:
+        yield Finding(f"{inputs.subnet} is in {row.get('VpcId')}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc")
+    if row.get("AvailabilityZone") != inputs.zone:
+        yield Finding(
+            f"{inputs.subnet} is in {row.get('AvailabilityZone')}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone"
+        )
+    each = addresses(config.fleet.instance_type or "")
+    new = len(inputs.slots) - _mine(config, calls)
+    servers = (
+        1 + -(-config.fleet.fsx.size_gib // SERVER) if makes_file_system(config) and not _has_file_system(config, calls) else 0
+    )
+    free = int(row.get("AvailableIpAddressCount", 0))
+    if new * each + servers > free:
+        told = f"{new} nodes with {each} addresses each" + (f" and {servers} for the file system" if servers else "")
+        yield Finding(f"{inputs.subnet} has {free} free addresses: too few for {told}", "fleet.aws.subnets: a larger one")
+
+
+def _has_file_system(config: Config, calls: Calls) -> bool:
+    rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
+    return any(
+        tag.get("Key") == f"{TAG}config" and tag.get("Value") == config.name for row in rows for tag in row.get("Tags", ())
+    )
+
+
+def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """Whether buckets of yours are there and in the region: FSx is linked to no other, and what leaves a region costs money."""
+    named = {
+        "fleet.aws.bucket": config.fleet.aws.bucket,
+        "fleet.fsx.link": config.fleet.fsx.link and s3.split(config.fleet.fsx.link)[0],
+    }
+    for key, name in named.items():
+        if not name:
+            continue
+        try:
+            region = calls("s3", "HeadBucket", Bucket=name).get("BucketRegion")
+        except CloudError as error:
+            if error.code not in ("404", "NoSuchBucket", "NotFound"):
+                raise
+            yield Finding(f"{key}: there is no bucket {name}", f"aws s3 mb s3://{name} --region {calls.region}")
+            continue
+        if region and region != calls.region:
+            yield Finding(f"{key}: {name} is in {region}, the fleet would be in {calls.region}", f"a bucket in {calls.region}")
+
+
+CHECKS: tuple[Check, ...] = (allowed, quotas.vcpus, quotas.network, quotas.storage, reservation, subnets, buckets)

@@ -1,0 +1,136 @@
+"""What AWS asks: by the Pricing API where it can be asked, else by a table of list prices, and which of the two it was.
+
+The table: US dollars in us-east-1, on-demand Linux; instance types in hardware.py; the rest from aws.amazon.com/ebs/pricing,
+/fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price lists had them. Other regions cost up to half more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import hardware
+from ..door import parse_json
+from ..errors import CloudError
+from .calls import Calls
+
+READ = "2026-11-22"
+TABLE = f"list price in us-east-1, {READ}"
+API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
+WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
+MONTH = 730.0  # hours, as AWS reckons
+GIB_MONTH = {  # a GiB for a month
+    "gp3": 0.08, "gp2": 0.10, "io2": 0.125, "snapshot": 0.05, "bucket": 0.023, "image": 0.10,
+    "SCRATCH_2": 0.140, "PERSISTENT_2-125": 0.145, "PERSISTENT_2-250": 0.210, "PERSISTENT_2-500": 0.340,
+    "PERSISTENT_2-1000": 0.600,
+}  # fmt: skip
+HOUR = {"nat": 0.045, "address": 0.005}
+NAT_GB = 0.045  # for each GB that goes through it
+HEADS = {"c7i.large": 0.0893, "c7i.xlarge": 0.1785, "c7i.2xlarge": 0.357, "m7i.large": 0.1008, "m7i.xlarge": 0.2016,
+         "t3.medium": 0.0416, "t3.large": 0.0832}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars an hour, None where nobody knows; and where that stands."""
+
+    usd: float | None
+    source: str
+
+
+def of(kind: str, what: str, amount: float) -> float | None:
+    """US dollars an hour by the table: `amount` instances, addresses or NATs, or GiB of a volume, file system or bucket."""
+    if kind == "instance":
+        row = hardware.instance(what)
+        each = row.usd_per_hour if row else HEADS.get(what)
+        return None if each is None else each * amount
+    if kind in HOUR:
+        return HOUR[kind] * amount
+    rate = GIB_MONTH.get(what if what in GIB_MONTH else kind)
+    return None if rate is None else rate * amount / MONTH
+
+
+@dataclass
+class Prices:
+    """Prices in one region. Without `calls` nobody is asked, and the table answers; so it does when the API gives no answer."""
+
+    calls: Calls | None = None
+    trouble: str = ""  # why the table had to answer
+    known: dict[tuple[str, str], Price] = field(default_factory=dict)
+
+    def instance(self, name: str, capacity: str = "on-demand", zone: str = "") -> Price:
+        """What one machine costs. A capacity block was paid for when it was bought."""
+        if capacity == "block":
+            return Price(0.0, PAID)
+        kind = "spot" if capacity == "spot" else "on-demand"
+        if (name, kind) not in self.known:
+            self.known[name, kind] = self._ask(name, kind, zone) or Price(of("instance", name, 1), TABLE)
+        return self.known[name, kind]
+
+    def _ask(self, name: str, kind: str, zone: str) -> Price | None:
+        if self.calls is None or self.trouble:
+            return None
+        try:
+            usd = _spot(self.calls, name, zone) if kind == "spot" else _on_demand(self.calls.region, name)
+        except CloudError as error:
+            self.trouble = f"{error.what}: {error.why}"
+            return None
+        return None if usd is None else Price(usd, SPOT if kind == "spot" else API)
+
+
+def _on_demand(region: str, name: str) -> float | None:
+    """The on-demand price by the Pricing API; None where it lists none."""
+    wanted = {"instanceType": name, "regionCode": region, "operatingSystem": "Linux", "tenancy": "Shared",
+              "preInstalledSw": "NA", "capacitystatus": "Used", "marketoption": "OnDemand"}  # fmt: skip
+    filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()]
+    request: dict[str, Any] = {"ServiceCode": "AmazonEC2", "Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 10}
+    answer = Calls(WHERE_PRICES_ARE)("pricing", "GetProducts", **request)
+    found = [usd for text in answer.get("PriceList") or () for usd in _dollars(text)]
+    return min(found, default=None)
+
+
+def _dollars(text: Any) -> Iterator[float]:
+    """Every hourly on-demand price of a product, as the API writes one."""
+    try:
+        product = parse_json(text, API) if isinstance(text, str) else text
+        for term in _values(product, "terms", "OnDemand"):
+            for part in _values(term, "priceDimensions"):
+                usd = float(part["pricePerUnit"]["USD"])
+                if part["unit"] == "Hrs" and 0 < usd < 10_000:
+                    yield usd
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return  # it is no product
+
+
+def _values(record: Any, *keys: str) -> Iterator[Any]:
+    for key in keys:
+        record = record[key]
+    return iter(record.values())
+
+
+def _spot(calls: Calls, name: str, zone: str) -> float | None:
+    """What a spot instance costs now: the highest of the zones that count."""
+    request: dict[str, Any] = {"InstanceTypes": [name], "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 20}
+    if zone:
+        request["AvailabilityZone"] = zone
+    answer = calls("ec2", "DescribeSpotPriceHistory", **request)
+    newest: dict[str, tuple[str, float]] = {}
+    for row in answer.get("SpotPriceHistory") or ():
+        place, moment = str(row.get("AvailabilityZone")), str(row.get("Timestamp"))
+        newest[place] = max(newest.get(place, ("", 0.0)), (moment, _number(row)))
+    return max((usd for _, usd in newest.values() if usd), default=None)
+
+
+def _number(row: Mapping[str, Any]) -> float:
+    try:
+        return float(row["SpotPrice"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+@functools.cache
+def by_table() -> Prices:
+    """Prices for which nobody is asked."""
+    return Prices()

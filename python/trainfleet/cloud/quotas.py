@@ -1,0 +1,128 @@
+"""What an account may have: vCPUs of a family, addresses, VPCs, file systems; and the command that asks for more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .. import hardware
+from ..config import Config
+from ..errors import CloudError
+from .calls import Calls
+from .inputs import TAG, Inputs
+from .instances import capacity_of
+from .machines import MACHINES, Quota, quota_of
+from .storage import makes_file_system
+
+ADDRESSES = Quota("L-0263D0A3", "EC2-VPC Elastic IPs")
+VPCS = Quota("L-F678F1CE", "VPCs per Region")
+RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What keeps a fleet from being made (`blocks`), or could not be looked at; and what to type."""
+
+    what: str
+    next: str = ""
+    blocks: bool = True
+
+    def __str__(self) -> str:
+        return self.what + (f"\n    next: {self.next}" if self.next else "")
+
+
+def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation has been counted already."""
+    name, capacity = config.fleet.instance_type or "", capacity_of(config)
+    quota = quota_of(name, capacity)
+    if capacity in ("reservation", "block"):
+        return
+    if quota is None:
+        yield Finding(f"the spot quota of {name} is not looked at: its code is not known", blocks=False)
+        return
+    allowed = value(calls, "ec2", quota)
+    used = sum(_others(config, calls, quota, capacity))
+    wanted = len(inputs.slots) * hardware.INSTANCE_TYPES[name].vcpus
+    if allowed is not None and used + wanted > allowed:
+        beside = f", and {used:,.0f} are in use by others" if used else ""
+        what = f"{len(inputs.slots)} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is {allowed:,.0f}{beside}"
+        yield Finding(what, request_more(calls.region, "ec2", quota.code, used + wanted))
+
+
+def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterator[float]:
+    """The vCPUs of what runs now under a quota and is not of this fleet."""
+    for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=RUNNING):
+        for row in reservation.get("Instances", ()):
+            tags = {tag.get("Key"): tag.get("Value") for tag in row.get("Tags", ())}
+            kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
+            same = kind in MACHINES and quota_of(kind, capacity) == quota and is_spot == (capacity == "spot")
+            if same and tags.get(f"{TAG}config") != config.name:
+                cpu = row.get("CpuOptions", {})
+                yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or hardware.INSTANCE_TYPES[kind].vcpus
+
+
+def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """Whether there is room for a VPC and its addresses, where they are not there yet."""
+    if config.fleet.aws.vpc:
+        return
+    mine = [{"Name": f"tag:{TAG}config", "Values": [config.name]}]
+    if list(calls.pages("ec2", "DescribeVpcs", "Vpcs", Filters=mine)):
+        return
+    vpcs = sum(1 for _ in calls.pages("ec2", "DescribeVpcs", "Vpcs"))
+    addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
+    for quota, service, used, wanted in (
+        (VPCS, "vpc", vpcs, 1), (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
+    ):  # fmt: skip
+        allowed = value(calls, service, quota)
+        if allowed is not None and used + wanted > allowed:
+            what = f"{wanted} more is wanted of {quota.name!r}; you have {used} of {allowed:,.0f}"
+            yield Finding(
+                what, f"fleet.aws.vpc names one of yours; or {request_more(calls.region, service, quota.code, used + wanted)}"
+            )
+
+
+def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+    """Whether the file system fits FSx's quotas on the storage of its kind. They are found by their names: codes are not
+    published."""
+    if not makes_file_system(config):
+        return
+    fsx, there = config.fleet.fsx, list(calls.pages("fsx", "DescribeFileSystems", "FileSystems"))
+    if any(_is_of(row, config.name) for row in there):
+        return
+    for row in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="fsx"):
+        words = str(row.get("QuotaName", "")).lower()
+        if "lustre" in words and fsx.type in words and "storage" in words and "hdd" not in words:
+            used = sum(float(other.get("StorageCapacity", 0)) for other in there if _kind(other) == fsx.type)
+            allowed = float(row.get("Value", 0))
+            if used + fsx.size_gib > allowed:
+                told = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
+                what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {told}"
+                yield Finding(what, request_more(calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib))
+
+
+def _is_of(row: dict[str, Any], name: str) -> bool:
+    return any(tag.get("Key") == f"{TAG}config" and tag.get("Value") == name for tag in row.get("Tags", ()))
+
+
+def _kind(row: dict[str, Any]) -> str:
+    return str(row.get("LustreConfiguration", {}).get("DeploymentType", "")).partition("_")[0].lower()
+
+
+def value(calls: Calls, service: str, quota: Quota) -> float | None:
+    """A quota's value: the account's own, or the default; None where neither is told."""
+    for operation in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
+        try:
+            answer = calls("service-quotas", operation, ServiceCode=service, QuotaCode=quota.code)
+        except CloudError as error:
+            if error.code != "NoSuchResourceException":
+                raise
+            continue
+        return float(answer.get("Quota", {}).get("Value", 0.0))
+    return None
+
+
+def request_more(region: str, service: str, code: str, wanted: float) -> str:
+    """The command that asks AWS for a larger quota."""
+    more = f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f} --region {region}"
+    return f"aws service-quotas request-service-quota-increase {more}"

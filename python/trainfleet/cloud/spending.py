@@ -1,0 +1,89 @@
+"""What a fleet costs an hour, by resource: nodes, their volumes, the file system, NAT, addresses, the head node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..config import Config
+from ..config.types import Fsx
+from .instances import HEAD_GIB, capacity_of
+from .prices import GIB_MONTH, NAT_GB, TABLE, Price, Prices, by_table, of
+from .storage import makes_file_system
+
+
+@dataclass(frozen=True)
+class Row:
+    """One resource: how many of it, what it is, US dollars an hour for all of them (None: nobody knows), and who says so."""
+
+    name: str
+    count: int
+    what: str
+    usd: float | None
+    source: str
+
+
+def rows(config: Config, prices: Prices | None = None, zone: str = "") -> list[Row]:
+    """Everything that costs money by the hour."""
+    return list(_rows(config, prices or by_table(), zone))
+
+
+def hourly(found: Iterable[Row]) -> float | None:
+    """US dollars an hour for all; None where one price is not known."""
+    costs = [row.usd for row in found]
+    return None if None in costs else sum(filter(None, costs))
+
+
+def node_hour(config: Config, prices: Prices | None = None) -> float | None:
+    """US dollars for an hour of a node, with its part of what all nodes share: what the budget counts with."""
+    whole = hourly(rows(config, prices))
+    return None if whole is None else whole / config.fleet.nodes
+
+
+def deployment(fsx: Fsx) -> str:
+    """The kind of file system, as prices have it."""
+    return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
+
+
+def _rows(config: Config, prices: Prices, zone: str) -> Iterator[Row]:
+    fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
+    capacity = capacity_of(config)
+    each = prices.instance(fleet.instance_type or "", capacity, zone)
+    yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", _times(each, count), each.source)
+    yield Row("volumes", count, f"{aws.volume_gib:,} GiB gp3", of("volume", "gp3", aws.volume_gib * count), TABLE)
+    if makes_file_system(config):
+        kind = deployment(fleet.fsx)
+        what = f"FSx for Lustre, {fleet.fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
+        yield Row("file system", 1, what, of("fsx", kind, fleet.fsx.size_gib), TABLE)
+    if not aws.vpc:
+        yield Row("NAT gateway", 1, f"and ${NAT_GB} for each GB through it; S3 goes around it", of("nat", "", 1), TABLE)
+        addresses = 2 if aws.head else 1
+        yield Row("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
+    if aws.head:
+        head, disk = prices.instance(aws.head), of("volume", "gp3", HEAD_GIB) or 0.0
+        yield Row("head", 1, aws.head, None if head.usd is None else head.usd + disk, head.source)
+
+
+def _times(price: Price, count: int) -> float | None:
+    return None if price.usd is None else price.usd * count
+
+
+def by_amount() -> str:
+    """What is paid by what is stored: not in the hours, as nobody knows how much it will be."""
+    return f"S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"
+
+
+def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
+    """The table that `make plan` prints: dollars an hour by resource, all together, and for the run's hours."""
+    found = list(found)
+    width = max(len(row.name) for row in found)
+    for row in found:
+        price = "unknown" if row.usd is None else f"${row.usd:,.2f}"
+        yield f"  {row.name:{width}}  {row.count:>4} x {row.what}: {price} an hour ({row.source})"
+    whole = hourly(found)
+    if whole is None:
+        yield f"  {'all':{width}}  unknown: no list price for {', '.join(row.what for row in found if row.usd is None)}"
+        return
+    run = "" if hours is None else f", about ${whole * hours:,.2f} for the run's {hours:,.1f} h"
+    yield f"  {'all':{width}}  ${whole:,.2f} an hour{run}"
+    yield f"  {by_amount()}"

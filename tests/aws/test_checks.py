@@ -1,0 +1,251 @@
+"""What is looked at before anything is made: each lack is told once, with the command that mends it, and nothing is asked in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
+from trainfleet.cloud import calls, checks, prices, spending
+from trainfleet.cloud.calls import Calls
+from trainfleet.cloud.inputs import Inputs
+from trainfleet.cloud.permissions import needed
+from trainfleet.config import Config
+from trainfleet.errors import CloudError
+
+TWO = 2 * 192  # vCPUs of two p5.48xlarge
+Answers = dict[str, Any]
+
+
+def refused(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "not authorized"}}, "X")
+
+
+def quota(request: dict[str, Any]) -> dict[str, Any]:
+    return {"Quota": {"Value": {"L-F678F1CE": 5.0, "L-0263D0A3": 5.0}.get(request["QuotaCode"], 1000.0)}}
+
+
+def allow(request: dict[str, Any]) -> dict[str, Any]:
+    return {"EvaluationResults": [{"EvalActionName": name, "EvalDecision": "allowed"} for name in request["ActionNames"]]}
+
+
+def running(kind: str, **words: Any) -> dict[str, Any]:
+    return {"Reservations": [{"Instances": [{"InstanceType": kind, **words}]}]}
+
+
+GOOD: Answers = {
+    "GetCallerIdentity": {"Arn": "arn:aws:sts::123456789012:assumed-role/Builder/me"},
+    "SimulatePrincipalPolicy": allow,
+    "GetServiceQuota": quota,
+    "DescribeInstances": {"Reservations": []},
+    "DescribeVpcs": lambda request: {"Vpcs": [] if "Filters" in request else [{"VpcId": "vpc-1"}]},
+    "DescribeAddresses": {"Addresses": []},
+    "DescribeFileSystems": {"FileSystems": []},
+    "ListServiceQuotas": {"Quotas": [{"QuotaName": "Lustre Scratch storage capacity", "QuotaCode": "L-ABC", "Value": 100800.0}]},
+    "HeadBucket": {"BucketRegion": "us-east-1"},
+}
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, dict[str, Any]]]]:
+    """An account that answers as GOOD, but for what is named; the requests that it was sent."""
+
+    def build(**other: Any) -> list[tuple[str, dict[str, Any]]]:
+        sent: list[tuple[str, dict[str, Any]]] = []
+
+        def carry(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+            sent.append((operation, dict(request)))
+            answer = (GOOD | other)[operation]
+            answer = answer(request) if callable(answer) else answer
+            if isinstance(answer, Exception):
+                raise answer
+            return answer  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(calls, "carry", carry)
+        return sent
+
+    return build
+
+
+def told(config: Config, inputs: Inputs = INPUTS) -> str:
+    return "\n".join(map(str, checks.findings(config, Calls(inputs.region), inputs)))
+
+
+def test_a_good_account_has_nothing_against_a_fleet(account: Any) -> None:
+    sent = account()
+    checks.require(fleet(), Calls("us-east-1"), INPUTS)
+    simulated = [request for operation, request in sent if operation == "SimulatePrincipalPolicy"]
+    assert {request["PolicySourceArn"] for request in simulated} == {"arn:aws:iam::123456789012:role/Builder"}
+    assert sum(len(request["ActionNames"]) for request in simulated) == sum(len(names) for _, names, _ in needed(fleet(), INPUTS))
+    assert not {operation for operation, _ in sent if operation.startswith(("Create", "Delete", "Put", "Run"))}
+
+
+def test_every_action_that_is_missing_is_named(account: Any) -> None:
+    def deny(request: dict[str, Any]) -> dict[str, Any]:
+        bad = ("ec2:CreatePlacementGroup", "iam:PassRole")
+        return {"EvaluationResults": [{"EvalActionName": name, "EvalDecision": "implicitDeny" if name in bad else "allowed"}
+                                      for name in request["ActionNames"]]}  # fmt: skip
+
+    account(SimulatePrincipalPolicy=deny)
+    with pytest.raises(CloudError, match="the fleet can't be made as it is") as caught:
+        checks.require(fleet(), Calls("us-east-1"), INPUTS)
+    assert "your credentials may not do ec2:CreatePlacementGroup, iam:PassRole" in str(caught.value)
+
+
+@pytest.mark.parametrize("operation", ["SimulatePrincipalPolicy", "GetServiceQuota", "ListServiceQuotas", "DescribeFileSystems"])
+def test_what_may_not_be_looked_at_keeps_nobody_from_trying(operation: str, account: Any) -> None:
+    account(**{operation: refused("AccessDenied")})
+    checks.require(fleet(), Calls("us-east-1"), INPUTS)
+    assert "not looked at" in told(fleet())
+
+
+def test_credentials_that_have_expired_end_it_at_once(account: Any) -> None:
+    account(GetCallerIdentity=refused("ExpiredToken"))
+    with pytest.raises(CloudError, match="expired"):
+        checks.require(fleet(), Calls("us-east-1"), INPUTS)
+
+
+def test_too_small_a_quota_comes_with_the_command_that_asks_for_more(account: Any) -> None:
+    account(GetServiceQuota=lambda request: {"Quota": {"Value": 0.0 if request["QuotaCode"] == "L-417A185B" else 5.0}})
+    assert f"2 x p5.48xlarge need {TWO} vCPUs; your quota 'Running On-Demand P instances' is 0" in told(fleet())
+    assert f"--service-code ec2 --quota-code L-417A185B --desired-value {TWO} --region us-east-1" in told(fleet())
+
+
+def test_a_quota_counts_what_others_run_and_not_our_own(account: Any) -> None:
+    limit = {"Quota": {"Value": TWO + 100.0}}
+    account(GetServiceQuota=lambda _: limit, DescribeInstances=running("p4d.24xlarge"))
+    assert told(fleet()) == ""
+    account(GetServiceQuota=lambda _: {"Quota": {"Value": TWO + 95.0}}, DescribeInstances=running("p4d.24xlarge"))
+    assert "96 are in use by others" in told(fleet())
+    own = [{"Key": "trainfleet:config", "Value": fleet().name}]
+    account(GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}}, DescribeInstances=running("p5.48xlarge", Tags=own))
+    assert told(fleet()) == ""
+    spot = running("p4d.24xlarge", InstanceLifecycle="spot")
+    account(GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}}, DescribeInstances=spot)
+    assert told(fleet()) == "", "a spot instance counts against another quota"
+
+
+def test_a_quota_that_the_account_never_asked_for_is_the_default(account: Any) -> None:
+    account(GetServiceQuota=refused("NoSuchResourceException"), GetAWSDefaultServiceQuota={"Quota": {"Value": 10.0}})
+    assert "is 10" in told(fleet())
+
+
+def test_room_for_a_network_and_a_file_system(account: Any) -> None:
+    account(DescribeVpcs=lambda request: {"Vpcs": [] if "Filters" in request else [{"VpcId": str(n)} for n in range(5)]})
+    assert "1 more is wanted of 'VPCs per Region'; you have 5 of 5" in told(fleet())
+    account(DescribeAddresses={"Addresses": [{}] * 5})
+    assert "'EC2-VPC Elastic IPs'; you have 5 of 5" in told(fleet())
+    there = {"StorageCapacity": 100800, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
+    account(DescribeFileSystems={"FileSystems": [there]})
+    assert "fleet.fsx.size_gib 1,200: your quota 'Lustre Scratch storage capacity' is 100,800, 100,800 is in use" in told(fleet())
+
+
+BLOCK = {"InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b", "State": "active", "AvailableInstanceCount": 2,
+         "ReservationType": "capacity-block", "CapacityReservationId": RESERVATION}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"ReservationType": "default"}, "is no capacity block\n    next: fleet.aws.capacity: reservation"),
+        ({"InstanceType": "p4d.24xlarge"}, "is of p4d.24xlarge, not p5.48xlarge"),
+        ({"AvailabilityZone": "us-east-1c"}, "is in us-east-1c, and the nodes would be in us-east-1b"),
+        ({"State": "scheduled", "StartDate": "2026-12-01"}, "is scheduled; it begins 2026-12-01"),
+        ({"AvailableInstanceCount": 1}, "has room for 1 nodes, 2 are wanted\n    next: NODES=1"),
+    ],
+)
+def test_a_reservation_is_of_the_type_the_zone_and_the_size(change: dict[str, Any], said: str, account: Any) -> None:
+    account(DescribeCapacityReservations={"CapacityReservations": [BLOCK | change]})
+    found = told(fleet(capacity="block"))
+    assert said in found and bool(said) == bool(found)
+
+
+def test_a_reservation_that_is_not_there(account: Any) -> None:
+    account(DescribeCapacityReservations=refused("InvalidCapacityReservationId.NotFound"))
+    assert f"there is no {RESERVATION} in us-east-1" in told(fleet(capacity="block"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("p4d.24xlarge", {"AvailableIpAddressCount": 10}, ""),
+        (
+            "p4d.24xlarge",
+            {"AvailableIpAddressCount": 9},
+            "9 free addresses: too few for 2 nodes with 4 addresses each and 2 for the file",
+        ),
+        ("p5.48xlarge", {"AvailableIpAddressCount": 4}, ""),  # its EFA interfaces take none
+        ("p5.48xlarge", {"AvailabilityZone": "us-east-1a"}, "is in us-east-1a, not in us-east-1b"),
+        ("p5.48xlarge", {"VpcId": "vpc-1"}, "is in vpc-1, not in fleet.aws.vpc"),
+    ],
+)
+def test_a_subnet_has_room_for_every_interface(name: str, change: dict[str, Any], said: str, account: Any) -> None:
+    row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000} | change
+    account(DescribeSubnets={"Subnets": [row]})
+    found = told(fleet(name, vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET))
+    assert said in found and bool(said) == bool(found)
+
+
+def test_buckets_are_there_and_in_the_region(account: Any) -> None:
+    account(HeadBucket={"BucketRegion": "eu-west-1"})
+    assert "fleet.fsx.link: corpus is in eu-west-1" in told(fleet(fsx_link="s3://corpus/web"))
+    account(HeadBucket=refused("404"))
+    assert "fleet.aws.bucket: there is no bucket mine-of-old" in told(fleet(bucket="mine-of-old"))
+
+
+PRODUCT = '{"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"unit": "Hrs", "pricePerUnit": {"USD": "43.1"}}}}}}}'
+
+
+def test_prices_are_asked_for_and_tell_where_they_stand(account: Any) -> None:
+    sent = account(GetProducts={"PriceList": [PRODUCT]}, DescribeSpotPriceHistory={"SpotPriceHistory": [
+        {"AvailabilityZone": "us-east-1b", "Timestamp": "2", "SpotPrice": "9.5"},
+        {"AvailabilityZone": "us-east-1b", "Timestamp": "1", "SpotPrice": "20"},
+    ]})  # fmt: skip
+    asked = prices.Prices(Calls("us-east-1"))
+    assert asked.instance("p5.48xlarge") == prices.Price(43.1, prices.API)
+    assert asked.instance("p5.48xlarge", "spot", "us-east-1b") == prices.Price(9.5, prices.SPOT)
+    assert asked.instance("p5.48xlarge", "block") == prices.Price(0.0, prices.PAID)
+    asked.instance("p5.48xlarge")
+    assert len(sent) == 2, "a price is asked for once"
+
+
+@pytest.mark.parametrize(
+    "product", ["{", "[]", "null", '{"terms": 4}', PRODUCT.replace("43.1", "NaN"), PRODUCT.replace("43.1", "-1")]
+)
+def test_a_price_list_that_is_none_is_not_believed(product: str, account: Any) -> None:
+    account(GetProducts={"PriceList": [product]})
+    assert prices.Prices(Calls("us-east-1")).instance("p5.48xlarge") == prices.Price(55.04, prices.TABLE)
+
+
+def test_without_an_answer_the_table_answers_and_says_so(account: Any) -> None:
+    account(GetProducts=refused("AccessDenied"))
+    asked = prices.Prices(Calls("us-east-1"))
+    assert asked.instance("p5.48xlarge") == prices.Price(55.04, prices.TABLE) and "pricing:GetProducts" in asked.trouble
+    assert prices.Prices().instance("p5e.48xlarge").usd is None
+
+
+def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
+    config = fleet(head="c7i.xlarge", ssh_from=("203.0.113.7/32",))
+    found = {row.name: row for row in spending.rows(config)}
+    assert set(found) == {"nodes", "volumes", "file system", "NAT gateway", "addresses", "head"}
+    assert found["nodes"].usd == 2 * 55.04 and found["file system"].usd == pytest.approx(0.14 * 1200 / 730)
+    whole = spending.hourly(found.values())
+    assert whole is not None and spending.node_hour(config) == pytest.approx(whole / 2) and whole > 2 * 55.04 + 0.5
+    assert spending.hourly(spending.rows(fleet("p5e.48xlarge"))) is None
+    told = "\n".join(spending.describe(found.values(), 10.0))
+    assert f"${whole:,.2f} an hour, about ${whole * 10:,.2f} for the run's 10.0 h" in told and prices.TABLE in told
+    assert "unknown: no list price for p5e.48xlarge" in "\n".join(spending.describe(spending.rows(fleet("p5e.48xlarge")), 1.0))
+
+
+def test_what_is_the_user_s_own_costs_nothing_more() -> None:
+    own = fleet(vpc=VPC, subnets=(SUBNET,))
+    mounted = replace(own, fleet=replace(own.fleet, shared_folder="/mnt/mine"))
+    assert {row.name for row in spending.rows(mounted)} == {"nodes", "volumes"}
+    assert spending.node_hour(fleet(capacity="block")) == pytest.approx(
+        (spending.hourly(spending.rows(fleet(capacity="block"))) or 0) / 2
+    )
