@@ -9,12 +9,12 @@ export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .SUFFIXES: # no rules of make's own
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling rehearse inspect sample status logs stop checkpoints verify eval export report ls clean test drills check
+.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs compare status logs stop checkpoints verify eval export report ls clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
 	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
-	@echo "CONFIG=path names another config; SET='train.steps=50 name=mine' sets any key"
+	@echo "CONFIG=path names another config, RUN=name a run; SET='train.steps=50 name=mine' sets any key"
 
 setup: .venv/.stamp ## make this machine or the fleet ready [NODES]
 	@.venv/bin/python -m trainfleet setup
@@ -49,10 +49,16 @@ rehearse: .venv/.stamp ## break a short run on purpose: does it survive? [FAULTS
 inspect: .venv/.stamp ## a sample of the training order, as text [SAMPLE=0 VERIFY=1]
 	@.venv/bin/python -m trainfleet inspect
 
-sample: .venv/.stamp ## continue a text with the trained model [PROMPT='def ']
+sample: .venv/.stamp ## continue a text with the model [PROMPT TEMPERATURE]
 	@.venv/bin/python -m trainfleet sample
 
-status: .venv/.stamp ## how the run stands
+runs: .venv/.stamp ## all runs here, a line each
+	@.venv/bin/python -m trainfleet runs
+
+compare: .venv/.stamp ## how runs differ, and their curves [RUNS='one another']
+	@.venv/bin/python -m trainfleet compare
+
+status: .venv/.stamp ## how the run stands [RUN=name]
 	@.venv/bin/python -m trainfleet status
 
 logs: .venv/.stamp ## what every node wrote [FOLLOW=1]

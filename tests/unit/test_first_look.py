@@ -55,7 +55,7 @@ def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(desk: P
     assert not (desk / "evil").exists()
 
 
-NAMES = {"tests": "test", "data": "", "runs": "", "schema": "", "docs": "", "python": "", "docker": "", "scripts": "", "Makefile": "",
+NAMES = {"tests": "test", "data": "", "schema": "", "docs": "", "python": "", "docker": "", "scripts": "", "Makefile": "",
          "config.yaml": "", "README.md": "", "requirements.lock": "", "scripts/venv.sh": "", "checks": "check", "plans": "plan",
          "runs/x": "", ".venv": "", "s.a.sh": "", "a:b;touch evil": "", "x: ;touch evil": "", "evil%": ""}  # fmt: skip
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from ..launch.settings import run_started
 from ..launch.whereabouts import carried_out
 from ..processes import run_module
-from .variables import Variables
+from .variables import Variables, amount, number
 
 
 def main(variables: Variables, started: float) -> int:
     if (code := carried_out("sample", variables)) is not None:
         return code
     run = run_started(variables)
+    length, temperature = number(variables, "LENGTH", 200, least=1), amount(variables, "TEMPERATURE", least=0)
+    words = {"--tokens": length, "--temperature": temperature, "--top-p": amount(variables, "TOP_P"), "--seed": seed(variables)}
+    options = [str(word) for name, value in words.items() if value is not None for word in (name, value)]
     # After `--` all is data: a prompt may begin with a dash.
-    return run_module("trainfleet.engine.generate", "--", str(run.folder), variables.get("PROMPT", "def "))
+    return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), variables.get("PROMPT", "def "))
+
+
+def seed(variables: Variables) -> int | None:
+    return number(variables, "SEED", 0) if "SEED" in variables else None

@@ -34,10 +34,16 @@ VARIABLES = {
     "DAYS": "in how many days the training is to end",
     "USD": "for how many dollars",
     "TOKENS": "on how many tokens: TOKENS=1e12",
+    "RUN": "a run that is here, by its name (make runs)",
+    "RUNS": "runs to compare: RUNS='one another'",
+    "TEMPERATURE": "how freely the model writes: 0 takes the likeliest token, 1 draws as it predicts (0.7)",
+    "TOP_P": "only the likeliest tokens that have this share of the probability together (1)",
+    "LENGTH": "how many tokens to write (200)",
+    "SEED": "the same seed writes the same text",
     "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]
-MOST = 1e18  # of an amount
+LEAST, MOST = 1e-9, 1e18  # of an amount
 
 
 def read_variables(
@@ -96,8 +102,8 @@ def flag(variables: Variables, name: str) -> bool:
     return value in ("1", "true", "yes")
 
 
-def amount(variables: Variables, name: str) -> float | None:
-    """A positive number such as 7, 0.5 or 1e12; None where it is not given.
+def amount(variables: Variables, name: str, least: float = LEAST) -> float | None:
+    """A number such as 7, 0.5 or 1e12; None where it is not given.
 
     Raises:
         ConfigError: for anything else.
@@ -105,9 +111,9 @@ def amount(variables: Variables, name: str) -> float | None:
     text = variables.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not 0 < float(text) <= MOST:
-        message = f"must be a number above 0, up to {MOST:g}, not {show(text)}"
-        raise ConfigError([Problem(0, name, "", message)], next=f"{name}=100, or leave it out")
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not least <= float(text) <= MOST:
+        message = f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up to {MOST:g}, not {show(text)}"
+        raise ConfigError([Problem(0, name, "", message)], next=f"{name}=1, or leave it out")
     return float(text)
 
 

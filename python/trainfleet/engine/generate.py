@@ -34,7 +34,14 @@ SAMPLE_LENGTH = 120  # tokens
 
 @torch.inference_mode()
 def continuation(
-    model: Llama | GPT2, prompt: list[int], *, temperature: float, top_k: int, generator: torch.Generator, stop_at: int
+    model: Llama | GPT2,
+    prompt: list[int],
+    *,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator,
+    stop_at: int,
+    top_p: float = 1.0,
 ) -> Iterator[int]:
     """Token after token, until the model ends the document or has no position left.
 
@@ -45,21 +52,27 @@ def continuation(
     device, cache = next(model.parameters()).device, Cache()
     tokens = torch.tensor([prompt], device=device)
     for _ in range(limit - len(prompt)):
-        token = choose(model(tokens, cache)[0, -1], temperature, top_k, generator)
+        token = choose(model(tokens, cache)[0, -1], temperature, top_k, generator, top_p)
         if token == stop_at:
             return
         yield token
         tokens = torch.tensor([[token]], device=device)
 
 
-def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """One token id, drawn from the `top_k` likeliest. FloatingPointError when the model has made something else than numbers."""
+def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0) -> int:
+    """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have `top_p` of the probability.
+
+    Raises:
+        FloatingPointError: the model has made something else than numbers.
+    """
     if not logits.isfinite().all():
         raise FloatingPointError
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.float().cpu().topk(min(top_k, len(logits)))
-    return int(ids[torch.multinomial((values / temperature).softmax(-1), 1, generator=generator)])
+    shares = (values / temperature).softmax(-1)  # the largest first
+    shares = shares.where(shares.cumsum(-1) - shares < top_p, 0.0)
+    return int(ids[torch.multinomial(shares, 1, generator=generator)])
 
 
 def makes_no_numbers(run: Run) -> RunError:
@@ -102,6 +115,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     for text in stream(parser.parse_args(arguments)):
         print(text, end="", flush=True)
@@ -123,6 +137,7 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     made = continuation(
         model, encode(tokenizer, options.prompt) or [end],
         temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end,
+        top_p=options.top_p,
     )  # fmt: skip
     decoder = StreamDecoder(tokenizer)
     yield options.prompt

@@ -14,12 +14,14 @@ from ..checkpoints.store import Store, store_of
 from ..config import Config, Derived, Settings, load, load_name, load_resolved
 from ..data.dataset import find
 from ..data.sources import have_changed, plan_units
-from ..errors import RunError
+from ..door import show
+from ..errors import ConfigError, Problem, RunError
 from ..plan.job import tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
 from ..plan.request import Request
-from ..runs import DATA, Run, read_json, run_of
+from ..runs import DATA, RUNS, Run, read_json, run_of
+from ..spelling import suggest
 from .experience import experience_of
 
 Variables = Mapping[str, str]
@@ -30,7 +32,21 @@ KINDS = ("tokenize", "train")
 def settings_of(variables: Variables) -> Settings:
     """The config file and what overrides it."""
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
-    return Settings(Path(variables.get("CONFIG", "config.yaml")), variables.get("SET", ""), short)
+    path = run_called(variables["RUN"]).config if "RUN" in variables else Path(variables.get("CONFIG", "config.yaml"))
+    return Settings(path, variables.get("SET", ""), short)
+
+
+def run_called(name: str) -> Run:
+    """The run that RUN names, which is here.
+
+    Raises:
+        ConfigError: none is called so.
+    """
+    here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
+    if name not in here:
+        message = f"no run here is called {show(name)}{suggest(name, here)}"
+        raise ConfigError([Problem(0, "RUN", "", message)], next="make runs lists them")
+    return run_of(name)
 
 
 def config_of(settings: Settings) -> tuple[Config, list[Derived]]:

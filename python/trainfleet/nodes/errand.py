@@ -22,7 +22,7 @@ from ..errors import InputError
 ALONE = 130  # the exit code of a verb that nobody waits for any more
 WORD = "-"  # in place of a verb: it comes by stdin
 PREFIX = "trainfleet-errand-"
-OURS = ("CONFIG", "SET", "NODES")  # the config that is sent has them in it
+OURS = ("CONFIG", "RUN", "SET", "NODES")  # the config that is sent has them in it
 
 
 def order(verb: str, config: Config, variables: dict[str, str]) -> bytes:

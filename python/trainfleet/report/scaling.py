@@ -13,6 +13,7 @@ from ..plan.measurement import Measure
 from ..runs import Run, write_atomic
 from .history import percent, quantity
 from .plots import BLUE, FAINT, INK, PAPER, STYLE, note
+from .tables import table
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
 STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"
@@ -26,16 +27,8 @@ def speed_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def describe(measures: Sequence[Measure], weak: bool) -> list[str]:
     """The table as aligned lines."""
-    rows = [HEAD, *map(_row, measures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    lines = [
-        "  ".join(
-            f"{cell:<{width}}" if name == "layout" else f"{cell:>{width}}"
-            for cell, width, name in zip(row, widths, HEAD, strict=True)
-        )
-        for row in rows
-    ]
-    return [WEAK if weak else STRONG, "", *(line.rstrip() for line in lines)]
+    lines = table(HEAD, [_row(measure) for measure in measures], ("layout",))
+    return [WEAK if weak else STRONG, "", *lines]
 
 
 def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:

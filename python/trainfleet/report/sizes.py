@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..config import Config
@@ -13,6 +13,7 @@ from ..plan.plan import degrees
 from .history import duration, percent, quantity
 from .plots import BLUE, INK, PAPER, STYLE, note
 from .proposal import PARTS, rough
+from .tables import table
 
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion tokens", "layout")
@@ -24,7 +25,7 @@ def describe_layouts(config: Config, choices: Sequence[Choice], price: float | N
     if not choices:
         return
     yield from ("", "layouts, the fastest first")
-    yield from table(LAYOUTS, [_layout(config, choice, price) for choice in choices])
+    yield from indented(table(LAYOUTS, [_layout(config, choice, price) for choice in choices], LEFT))
 
 
 def answer(config: Config, wish: Wish, price: float | None, out: Path | None) -> Iterator[str]:
@@ -45,7 +46,7 @@ def answer(config: Config, wish: Wish, price: float | None, out: Path | None) ->
 def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wish) -> Iterator[str]:
     """The table over numbers of nodes, and the answer."""
     yield from ("", f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}")
-    yield from table(SIZES, [_size(size, chosen) for size in shown(found, chosen)])
+    yield from indented(table(SIZES, [_size(size, chosen) for size in shown(found, chosen)], LEFT))
     dollars = f" for about ${rough(chosen.usd)}" if chosen.usd is not None else ""
     asked = f"{rough(chosen.tokens)} tokens in {duration(chosen.days * DAY)}{dollars}"
     yield from ("", f"answer: NODES={chosen.nodes}: {asked}", f"        {remark(config, chosen.tokens)}")
@@ -54,13 +55,8 @@ def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wi
         yield f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on so many"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Aligned lines: numbers to the right, words to the left."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        columns = zip(row, widths, head, strict=True)
-        cells = (cell.ljust(width) if name in LEFT else cell.rjust(width) for cell, width, name in columns)
-        yield f"  {'  '.join(cells)}".rstrip()
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
 
 
 def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:

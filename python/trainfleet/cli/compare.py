@@ -1,0 +1,36 @@
+"""make compare: how runs differ in their configs and in what came of them, with their loss curves in one picture."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError, Problem
+from ..report import listing
+from ..runs import Run
+from ..spelling import suggest
+from .variables import Variables
+
+MOST = 7  # runs that can be told apart in a picture
+
+
+def main(variables: Variables, started: float) -> int:
+    runs = runs_of(variables.get("RUNS", ""))
+    print("\n".join(listing.describe_differences(runs)))
+    picture = runs[0].plots / "compare.png"
+    listing.draw(runs, picture)
+    print(f"\nplot  {picture}\nnext  make report RUN={runs[0].name} draws a run's own page")
+    return 0
+
+
+def runs_of(text: str) -> list[Run]:
+    """The runs that RUNS names.
+
+    Raises:
+        ConfigError: fewer than two, more than can be told apart, or one that is not here.
+    """
+    here = {run.name: run for run in listing.known()}
+    names = list(dict.fromkeys(text.replace(",", " ").split()))
+    problems = [Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}") for name in names if name not in here]
+    if not problems and not 2 <= len(names) <= MOST:
+        problems = [Problem(0, "RUNS", "", f"must name two to {MOST} runs, not {len(names)}")]
+    if problems:
+        raise ConfigError(problems, next="make runs lists them; make compare RUNS='one another'")
+    return [here[name] for name in names]

@@ -1,0 +1,135 @@
+"""Several runs beside each other: the table of all of them, and how some differ in config, figures and curves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import load_resolved
+from ..errors import TrainfleetError
+from ..runs import RUNS, Run
+from .history import History, decimal, duration, percent, quantity, read
+from .tables import table
+
+HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
+NOTHING = ("name", "model.preset")  # keys whose difference says nothing of its own
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run in the table, and when it was last heard of."""
+
+    row: tuple[str, ...]
+    heard: float
+
+
+def known(root: Path = RUNS) -> list[Run]:
+    """The run folders here, by name; what is none is left out."""
+    return [Run(path.parent) for path in sorted(root.glob("*/results.json")) if path.is_file()]
+
+
+def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
+    """A line a run, those heard of last at the end; of one on a fleet as it was last seen here."""
+    entries = sorted((_entry(run) for run in runs), key=lambda entry: entry.heard)
+    yield from table(HEAD, [entry.row for entry in entries], ("run", "state"))
+
+
+def _entry(run: Run) -> Entry:
+    try:
+        history, heard = read(run), run.results.stat().st_mtime
+    except (TrainfleetError, OSError) as error:
+        return Entry((run.name, f"unreadable: {error.what if isinstance(error, TrainfleetError) else error}", *[""] * 6), 0.0)
+    if run.metrics.exists():
+        heard = max(heard, run.metrics.stat().st_mtime)
+    usd = history.results.get("usd")
+    return Entry(
+        (
+            run.name, history.status, f"{history.step:,} of {history.steps_total:,}", decimal(history.losses[1]),
+            decimal(history.measured("valid_loss")), quantity(history.measured("tokens_per_second")),
+            f"${usd:,.2f}" if usd else "", f"{duration(time.time() - heard)}",
+        ),
+        heard,
+    )  # fmt: skip
+
+
+def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
+    """The keys in which the runs' configs differ, then what came of each."""
+    configs = [dict(_flat(asdict(load_resolved(run.config)))) for run in runs]
+    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if key not in NOTHING]
+    rows = [(key, *(_shown(config.get(key)) for config in configs)) for key in keys if _differs(key, configs)]
+    names = [run.name for run in runs]
+    yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
+    yield ""
+    yield from table(("", *names), _outcomes([read(run) for run in runs]), ("",))
+
+
+def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
+    """What came of each run, a row a figure."""
+    rows = {
+        "state": [history.status for history in histories],
+        "step": [f"{history.step:,}" for history in histories],
+        "tokens": [quantity(history.measured("tokens")) for history in histories],
+        "loss": [decimal(history.losses[1]) for history in histories],
+        "validation loss": [decimal(history.measured("valid_loss")) for history in histories],
+        "tokens/s": [quantity(history.measured("tokens_per_second")) for history in histories],
+        "MFU": [percent(history.measured("mfu")) for history in histories],
+        "goodput": [percent(history.measured("goodput")) for history in histories],
+        "time": [duration(sum(history.stages.values())) for history in histories],
+        "restarts": [str(history.results.get("restarts", 0)) for history in histories],
+    }
+    return [(name, *values) for name, values in rows.items()]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:
+    return any(config.get(key) != configs[0].get(key) for config in configs)
+
+
+def _shown(value: object) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """Training loss against tokens, a line a run, labelled where it ends."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from .plots import FAINT, PAPER, STYLE, note
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title("Loss (nats a token)", pad=8)
+        axes.set_xlabel("tokens", color=FAINT)
+        axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
+        ends = []
+        for run, colour in zip(runs, COLOURS, strict=False):
+            history = read(run)
+            steps, losses = history.series("loss")
+            if losses:
+                tokens = [step * history.tokens_per_step for step in steps]
+                axes.plot(tokens, losses, color=colour, lw=1.6, marker="o" if len(losses) == 1 else "")
+                ends.append((losses[-1], tokens[-1], run.name, colour))
+        low, high = axes.get_ylim()
+        spread, below = 0.06 * (high - low), low - 1.0
+        for height, at, name, colour in sorted(ends):  # none on another
+            below = max(height, below + spread)
+            text = f"{name}  {decimal(height)}"
+            note(axes, text, (at, below), (8, 0), color=colour, va="center", weight="bold", annotation_clip=False)
+        axes.margins(x=0.02)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            figure.savefig(path, dpi=160, facecolor=PAPER)

@@ -1,0 +1,88 @@
+"""make runs, make compare and RUN: many runs, beside each other and by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainfleet.cli import main as command
+from trainfleet.config import Settings, dump_resolved, load
+from trainfleet.engine.generate import choose
+
+TEXT = """
+name: {name}
+data: {{vocabulary_size: 500}}
+model: {{layers: 2, hidden_size: 64, heads: 4, intermediate_size: 128, max_sequence_length: 128}}
+train: {{global_batch: 8, sequence_length: 64, steps: 50}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, rate, losses in (("slow", "0.001", (5.0, 4.0)), ("fast", "0.01", (5.0, 3.0))):
+        Path("config.yaml").write_text(TEXT.format(name=name))
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        config = load(Settings(Path("config.yaml"), f"train.learning_rate={rate}"))[0]
+        (folder / "config.yaml").write_text(dump_resolved(config))
+        lines = [{"step": 25 * (at + 1), "loss": loss, "tokens_per_second": 1000.0} for at, loss in enumerate(losses)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        results = {"status": "finished", "steps": 50, "tokens": 25600, "sequence_length": 64, "global_batch_sequences": 8}
+        (folder / "results.json").write_text(json.dumps(results | {"usd": 12.5}))
+
+
+def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/broken").mkdir()
+    Path("runs/broken/results.json").write_text('{"status": "<script>", "steps": 1e999}')
+    assert command(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines[1:4]}
+    assert "finished" in rows["slow"] and "50 of 50" in rows["slow"] and "$12.50" in rows["slow"]
+    assert "unreadable" in rows["broken"] and "script" not in rows["broken"]
+
+
+def test_differences_outcomes_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["compare", "RUNS=slow,fast"]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train.learning_rate", "0.001", "0.01"] in words and ["loss", "4.000", "3.000"] in words
+    assert not any(line and line[0] in ("name", "train.steps") for line in words)  # what is the same is left out
+    assert Path("runs/slow/plots/compare.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "names", ["slow", "slow slow", "slow fsat", "", "../x slow", " ".join(f"r{number}" for number in range(9))]
+)
+def test_what_can_not_be_compared_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["compare", f"RUNS={names}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: RUNS: ") and "make runs lists them" in told
+    assert ("did you mean fast?" in told) == ("fsat" in names)
+
+
+def test_a_run_is_named_by_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").unlink()
+    assert command(["status", "RUN=fast"]) == 0
+    assert capsys.readouterr().out.startswith("fast ")
+    for name in ("fsat", "../runs/fast", "", "."):
+        assert command(["status", f"RUN={name}"]) == 2
+        assert "no run here is called" in capsys.readouterr().err
+
+
+def test_top_p_leaves_the_fewest_that_have_the_share() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(top_p: float) -> set[int]:
+        return {choose(logits, 1.0, 50, generator, top_p) for _ in range(300)}
+
+    assert drawn(1e-9) == {0} and drawn(0.6) == {0, 1} and drawn(1.0) == {0, 1, 2, 3}
+
+
+def test_how_to_sample_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("TEMPERATURE=-1", "TOP_P=0", "LENGTH=0", "SEED=x", "TEMPERATURE=nan"):
+        assert command(["sample", "RUN=fast", word]) == 2
+        assert word.partition("=")[0] in capsys.readouterr().err
