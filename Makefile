@@ -14,7 +14,7 @@ export MAKECMDGOALS
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
 	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
-	@echo "CONFIG=path names another config, RUN=name a run; SET='train.steps=50 name=mine' sets any key"
+	@echo "CONFIG=path: another config; RUN=name: a run; SET='train.steps=50' sets any key"
 
 setup: .venv/.stamp ## make this machine or the fleet ready [NODES]
 	@.venv/bin/python -m trainfleet setup
