@@ -42,7 +42,7 @@ GOOD: Answers = {
     "SimulatePrincipalPolicy": allow,
     "GetServiceQuota": quota,
     "DescribeInstances": {"Reservations": []},
-    "DescribeVpcs": lambda request: {"Vpcs": [] if "Filters" in request else [{"VpcId": "vpc-1"}]},
+    "DescribeVpcs": {"Vpcs": [{"VpcId": "vpc-1"}]},
     "DescribeAddresses": {"Addresses": []},
     "DescribeFileSystems": {"FileSystems": []},
     "ListServiceQuotas": {"Quotas": [{"QuotaName": "Lustre Scratch storage capacity", "QuotaCode": "L-ABC", "Value": 100800.0}]},
@@ -121,7 +121,7 @@ def test_a_quota_counts_what_others_run_and_not_our_own(account: Any) -> None:
     assert told(fleet()) == ""
     account(GetServiceQuota=lambda _: {"Quota": {"Value": TWO + 95.0}}, DescribeInstances=running("p4d.24xlarge"))
     assert "96 are in use by others" in told(fleet())
-    own = [{"Key": "trainfleet:config", "Value": fleet().name}]
+    own = [{"Key": "trainfleet:config", "Value": fleet().name}, {"Key": "trainfleet:project", "Value": "trainfleet"}]
     account(GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}}, DescribeInstances=running("p5.48xlarge", Tags=own))
     assert told(fleet()) == ""
     spot = running("p4d.24xlarge", InstanceLifecycle="spot")
@@ -135,7 +135,7 @@ def test_a_quota_that_the_account_never_asked_for_is_the_default(account: Any) -
 
 
 def test_room_for_a_network_and_a_file_system(account: Any) -> None:
-    account(DescribeVpcs=lambda request: {"Vpcs": [] if "Filters" in request else [{"VpcId": str(n)} for n in range(5)]})
+    account(DescribeVpcs={"Vpcs": [{"VpcId": str(number)} for number in range(5)]})
     assert "1 more is wanted of 'VPCs per Region'; you have 5 of 5" in told(fleet())
     account(DescribeAddresses={"Addresses": [{}] * 5})
     assert "'EC2-VPC Elastic IPs'; you have 5 of 5" in told(fleet())

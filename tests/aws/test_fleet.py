@@ -112,6 +112,8 @@ def test_in_a_reservation_a_node_goes_before_another_comes(account: Account, tmp
         "ssh_from": [],
         "zones": ["us-east-1a"],
     }
+    room = {"InstanceType": "c7i.8xlarge", "AvailabilityZone": "us-east-1a", "AvailableInstanceCount": 3}
+    account.add("capacity-reservation", "cr-0123456789abcdef0", room, {"team": "ours"}).state = "active"
     fleet, _ = make(config := config_of(tmp_path, nodes=3, aws=aws))
     first = ids(fleet)
     make(config, {first[0]})
@@ -300,3 +302,22 @@ def test_the_requests_are_those_that_aws_was_sent(account: Account, config: Conf
     assert (
         json.loads(planned[0][2]["TemplateBody"])["Resources"].keys() == json.loads(sent[0]["TemplateBody"])["Resources"].keys()
     )
+
+
+def test_too_small_a_quota_is_told_before_anything_is_made(account: Account, config: Config) -> None:
+    account.quotas["L-1216C47A"] = 64.0
+    with pytest.raises(CloudError, match=r"2 x c7i.8xlarge need 64 vCPUs; your quota 'Running On-Demand Standard .* is 64, and 32"):
+        make(config)
+    assert ours(account) == {}, "nothing was begun"
+
+
+def test_a_bucket_that_was_kept_is_used_again(account: Account, config: Config) -> None:
+    fleet, said = make(config)
+    name = next(thing.id for thing in account.living() if thing.kind == "bucket" and thing.id != "trainfleet-theirs")
+    account.things[name].more["objects"] = {"runs/x": 5}
+    account.stacks.clear()  # somebody has deleted the stack in the console, which kept the bucket
+    for thing in list(account.things.values()):
+        if thing.made_by and thing.id != name:
+            del account.things[thing.id]
+    fleet, _ = make(config)
+    assert "Bucket" not in fleet.stack.resources() and account.things[name].more["objects"] == {"runs/x": 5}

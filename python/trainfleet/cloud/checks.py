@@ -10,8 +10,9 @@ from ..config import Config
 from ..errors import CloudError
 from . import permissions, quotas
 from .calls import Calls
-from .inputs import TAG, Inputs
+from .inputs import Inputs
 from .instances import capacity_of
+from .kinds import is_ours, tags_of
 from .machines import addresses
 from .quotas import Finding
 from .storage import makes_file_system
@@ -104,11 +105,10 @@ def _against(row: dict[str, Any], config: Config, calls: Calls, inputs: Inputs) 
 
 def _mine(config: Config, calls: Calls) -> int:
     """How many nodes of this fleet run already."""
-    mine = [*quotas.RUNNING, {"Name": f"tag:{TAG}config", "Values": [config.name]}]
-    rows = [
-        row for page in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=mine) for row in page.get("Instances", ())
-    ]
-    return sum(row.get("InstanceType") == config.fleet.instance_type for row in rows)
+    rows = [row for page in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=quotas.RUNNING)
+            for row in page.get("Instances", ())]  # fmt: skip
+    mine = [row for row in rows if is_ours(tags_of(row.get("Tags")), config.name)]
+    return sum(row.get("InstanceType") == config.fleet.instance_type for row in mine)
 
 
 def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
@@ -135,9 +135,7 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
 
 def _has_file_system(config: Config, calls: Calls) -> bool:
     rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
-    return any(
-        tag.get("Key") == f"{TAG}config" and tag.get("Value") == config.name for row in rows for tag in row.get("Tags", ())
-    )
+    return any(is_ours(tags_of(row.get("Tags")), config.name) for row in rows)
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:

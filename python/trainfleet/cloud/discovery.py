@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import Config
@@ -11,8 +12,11 @@ from ..nodes.stack import load_stack
 from . import clock
 from .calls import Calls
 from .inputs import Inputs, bucket_of
+from .instances import capacity_of
 from .kinds import is_ours
 from .kinds import tags_of as tags
+
+ROOT = "/dev/sda1"  # of Ubuntu's images
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
@@ -39,14 +43,17 @@ def zones(config: Config, calls: Calls) -> list[str]:
     return list(wanted) or offered
 
 
-def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...]) -> Inputs:
-    """What a template for this zone needs to know."""
+def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
+    """What a template for this zone needs to know. `is_made`: there is a stack already, and a bucket of ours is its own."""
     who = calls("sts", "GetCallerIdentity")
     created = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC).isoformat(timespec="seconds")
-    return Inputs(
-        calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image_of(config, calls), created, slots,
-        public_key=public_key(config), subnet=subnet_in(config, calls, zone), partition=who["Arn"].split(":")[1],
+    image = image_of(config, calls)
+    inputs = Inputs(
+        calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image, created, slots, root=root_of(image, calls),
+        public_key=public_key(config), subnet=subnet_in(config, calls, zone), group=group_of(config, calls),
+        partition=who["Arn"].split(":")[1],
     )  # fmt: skip
+    return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
 
 
 def image_of(config: Config, calls: Calls) -> str:
@@ -54,6 +61,26 @@ def image_of(config: Config, calls: Calls) -> str:
     if config.fleet.aws.image:
         return config.fleet.aws.image
     return str(calls("ssm", "GetParameter", Name=load_stack(config.fleet.stack).ami)["Parameter"]["Value"])
+
+
+def root_of(image: str, calls: Calls) -> str:
+    """The name of the image's root device, whose size the template sets."""
+    found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", [])
+    return str(found[0].get("RootDeviceName") or ROOT) if found else ROOT
+
+
+def group_of(config: Config, calls: Calls) -> str | None:
+    """The placement group that a reservation was made in: only nodes in that very group fill it."""
+    name = config.fleet.aws.reservation
+    if not name or capacity_of(config) != "reservation":
+        return None
+    try:
+        found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get("CapacityReservations", [])
+    except CloudError as error:
+        if "NotFound" in error.code:
+            return None  # which checks.py says
+        raise
+    return str(found[0].get("PlacementGroupArn") or "").rpartition("/")[2] or None if found else None
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:

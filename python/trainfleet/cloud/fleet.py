@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import CloudError
-from . import clock, discovery, hostkeys, template
+from . import checks, clock, discovery, hostkeys, template
 from .calls import Calls
 from .failures import explain, is_capacity
 from .inputs import Inputs, stack_name, tags_of
@@ -138,6 +138,7 @@ class Fleet:
         zones, slots = discovery.zones(self.config, self.calls), tuple(range(self.config.fleet.nodes))
         for zone, others in zip(zones, range(len(zones) - 1, -1, -1), strict=True):
             inputs = discovery.discover(self.config, self.calls, zone, slots)
+            checks.require(self.config, self.calls, inputs)
             say(f"making the stack {self.stack.name} in {zone}: {len(slots)} x {self.config.fleet.instance_type}")
             state = self.stack.create(template.render(self.config, inputs), tags_of(self.config, inputs), secrets.token_hex(16))
             state, failed = self.stack.follow(state, show)
@@ -154,6 +155,8 @@ class Fleet:
     def _change(self, state: State, bad: Collection[str], show: Show, say: Say) -> None:
         wanted, there, everyone = self._wanted(bad)
         inputs = self.inputs(state, wanted)
+        if set(wanted) - set(there):
+            checks.require(self.config, self.calls, inputs)
         if not self._adds_first() and set(wanted) - set(there):  # what is replaced must give its place in the reservation back
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
@@ -184,7 +187,7 @@ class Fleet:
     def inputs(self, state: State, slots: tuple[int, ...]) -> Inputs:
         """What an update needs: what is found out, with what the stack has fixed."""
         zone = state.parameters.get("Zone") or state.outputs.get("In") or next(iter(discovery.zones(self.config, self.calls)))
-        return template.read_back(discovery.discover(self.config, self.calls, zone, slots), state.parameters)
+        return template.read_back(discovery.discover(self.config, self.calls, zone, slots, True), state.parameters)
 
     def _slots(self) -> tuple[int, ...]:
         """The slots that the stack has, whatever became of their instances."""

@@ -10,8 +10,9 @@ from .. import hardware
 from ..config import Config
 from ..errors import CloudError
 from .calls import Calls
-from .inputs import TAG, Inputs
+from .inputs import Inputs
 from .instances import capacity_of
+from .kinds import is_ours, tags_of
 from .machines import MACHINES, Quota, quota_of
 from .storage import makes_file_system
 
@@ -54,10 +55,9 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
     """The vCPUs of what runs now under a quota and is not of this fleet."""
     for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=RUNNING):
         for row in reservation.get("Instances", ()):
-            tags = {tag.get("Key"): tag.get("Value") for tag in row.get("Tags", ())}
             kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
             same = kind in MACHINES and quota_of(kind, capacity) == quota and is_spot == (capacity == "spot")
-            if same and tags.get(f"{TAG}config") != config.name:
+            if same and not is_ours(tags_of(row.get("Tags")), config.name):
                 cpu = row.get("CpuOptions", {})
                 yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or hardware.INSTANCE_TYPES[kind].vcpus
 
@@ -66,13 +66,12 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     """Whether there is room for a VPC and its addresses, where they are not there yet."""
     if config.fleet.aws.vpc:
         return
-    mine = [{"Name": f"tag:{TAG}config", "Values": [config.name]}]
-    if list(calls.pages("ec2", "DescribeVpcs", "Vpcs", Filters=mine)):
+    vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
+    if any(is_ours(tags_of(row.get("Tags")), config.name) for row in vpcs):
         return
-    vpcs = sum(1 for _ in calls.pages("ec2", "DescribeVpcs", "Vpcs"))
     addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
     for quota, service, used, wanted in (
-        (VPCS, "vpc", vpcs, 1), (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
+        (VPCS, "vpc", len(vpcs), 1), (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
     ):  # fmt: skip
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
@@ -88,7 +87,7 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     if not makes_file_system(config):
         return
     fsx, there = config.fleet.fsx, list(calls.pages("fsx", "DescribeFileSystems", "FileSystems"))
-    if any(_is_of(row, config.name) for row in there):
+    if any(is_ours(tags_of(row.get("Tags")), config.name) for row in there):
         return
     for row in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="fsx"):
         words = str(row.get("QuotaName", "")).lower()
@@ -99,10 +98,6 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
                 told = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
                 what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {told}"
                 yield Finding(what, request_more(calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib))
-
-
-def _is_of(row: dict[str, Any], name: str) -> bool:
-    return any(tag.get("Key") == f"{TAG}config" and tag.get("Value") == name for tag in row.get("Tags", ()))
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -1,0 +1,54 @@
+"""What the pretended account lets its user do and have: IAM's simulator, Service Quotas, prices, images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .account import Account, Refused, answers
+from .storage import bucket
+
+LUSTRE = "Lustre Scratch storage capacity"
+
+
+@answers("iam", "SimulatePrincipalPolicy")
+def simulate(account: Account, ActionNames: list[str], **_: Any) -> dict[str, Any]:
+    def decision(action: str) -> str:
+        return "explicitDeny" if action in account.denied else "allowed"
+
+    return {"EvaluationResults": [{"EvalActionName": action, "EvalDecision": decision(action)} for action in ActionNames]}
+
+
+@answers("service-quotas", "GetServiceQuota")
+def quota(account: Account, ServiceCode: str, QuotaCode: str) -> dict[str, Any]:
+    return {"Quota": {"QuotaCode": QuotaCode, "Value": account.quotas.get(QuotaCode, 10_000.0)}}
+
+
+@answers("service-quotas", "ListServiceQuotas")
+def quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any]:
+    value = account.quotas.get(LUSTRE, 100_800.0)
+    return {"Quotas": [{"QuotaName": LUSTRE, "QuotaCode": "L-0A1B2C3D", "Value": value}] if ServiceCode == "fsx" else []}
+
+
+@answers("s3", "HeadBucket")
+def head_bucket(account: Account, Bucket: str) -> dict[str, Any]:
+    try:
+        bucket(account, Bucket)
+    except Refused:
+        raise Refused("404", "Not Found") from None  # a HEAD's answer has no body
+    return {"BucketRegion": account.region}
+
+
+@answers("pricing", "GetProducts")
+def products(account: Account, **_: Any) -> dict[str, Any]:
+    return {"FormatVersion": "aws_v1", "PriceList": []}
+
+
+@answers("ec2", "DescribeSpotPriceHistory")
+def spot_prices(account: Account, **_: Any) -> dict[str, Any]:
+    return {"SpotPriceHistory": []}
+
+
+@answers("ec2", "DescribeImages")
+def images(account: Account, ImageIds: Iterable[str] = (), **_: Any) -> dict[str, Any]:
+    return {"Images": [{"ImageId": image, "RootDeviceName": "/dev/sda1", "State": "available"} for image in ImageIds]}
