@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..s3 import SCHEME
-from . import formats
+from . import archives, formats, tables
 from .formats import BadText, Document
 from .hub import HUB
-from .sources import LINES, PACKED_LINES, PARQUET, Piece, Unit, is_long_text
+from .sources import ARROW, JSON, LINES, PACKED_LINES, PACKED_TEXT, PARQUET, SEPARATED, TAR, Piece, Unit, is_long_text
 from .storage import check_unchanged, is_stdlib
 
+READERS = {JSON: tables.read_json, SEPARATED: tables.read_separated, ARROW: tables.read_arrow, TAR: archives.read_tar}
 BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little more
 
 
@@ -52,6 +53,11 @@ def _read(piece: Piece, text_field: str) -> Iterator[Document]:
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)
+    for suffixes, read in READERS.items():
+        if path.endswith(suffixes):
+            return read(piece, text_field)
+    if path.endswith(PACKED_TEXT):
+        return archives.read_packed_text(piece)
     if path.endswith(LINES + PACKED_LINES):
         return formats.read_json_lines(piece, text_field)
     if path.endswith(PARQUET):

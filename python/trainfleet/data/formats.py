@@ -44,7 +44,7 @@ def read_text(piece: Piece) -> Iterator[Document]:
     """The whole file as one text."""
     with open_file(piece.file) as stream:
         content = stream.read()
-    yield _decoded(content, piece, 0, len(content))
+    yield decoded(content, piece, 0, len(content))
 
 
 def read_long_text(piece: Piece) -> Iterator[Document]:
@@ -54,7 +54,7 @@ def read_long_text(piece: Piece) -> Iterator[Document]:
         for start in range(piece.start, piece.end, grid):
             begin, end = _boundary(stream, start), _boundary(stream, start + grid)
             stream.seek(begin)
-            yield _decoded(stream.read(end - begin), piece, begin, min(grid, piece.end - start))
+            yield decoded(stream.read(end - begin), piece, begin, min(grid, piece.end - start))
 
 
 def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
@@ -62,23 +62,23 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
     lines = _lines(piece) if piece.path.endswith(sources.LINES) else _packed_lines(piece)
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
-            raise _too_long(f"{piece.path}:{_first_line(piece) + number}")
+            raise too_long(f"{piece.path}:{_first_line(piece) + number}")
         if line.isspace():
             continue
         try:
             text = json.loads(line.decode())[text_field]
             if not isinstance(text, str):
                 raise TypeError(f"is {type(text).__name__}, not a string")
-            document = _encoded(text, consumed)
-        except (ValueError, KeyError, TypeError) as error:
-            raise _bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error) from error
+            document = encoded(text, consumed)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error) from error
         yield document
 
 
 def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
     """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
-    arrow, parquet = _library("pyarrow", "pyarrow", piece), _library("pyarrow.parquet", "pyarrow", piece)
-    with open_file(piece.file) as stream, _damage(piece, "Parquet", arrow.ArrowException, OSError):
+    arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
+    with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError):
         table = parquet.ParquetFile(stream, pre_buffer=False)
         if text_field not in table.schema_arrow.names:
             raise lacks_field(piece.path, text_field, table.schema_arrow.names)
@@ -91,7 +91,7 @@ def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
             at = first
             for batch in table.iter_batches(ROWS, row_groups=[group], columns=[text_field]):
                 for text in batch.column(0).to_pylist():
-                    yield _cell(text, f"{piece.path}: row {at}", text_field)
+                    yield cell(text, f"{piece.path}: row {at}", text_field)
                     at += 1
 
 
@@ -103,7 +103,7 @@ def read_rows(piece: Piece, text_field: str) -> Iterator[Document]:
         where = f"{piece.path}: row {row}"
         if text_field not in record:
             raise lacks_field(where, text_field, list(record))
-        yield _cell(record[text_field], where, text_field)
+        yield cell(record[text_field], where, text_field)
 
 
 def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
@@ -111,20 +111,20 @@ def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
     return DataError(f"lacks the field `{text_field}`", where=where, why=why, next="set data.text_field")
 
 
-def _encoded(text: str, consumed: int) -> Document:
+def encoded(text: str, consumed: int) -> Document:
     """UnicodeEncodeError when a character is half of a surrogate pair, which JSON can spell."""
     content = text.encode()
     return Document(text, len(content), zlib.crc32(content), consumed)
 
 
-def _cell(text: object, where: str, text_field: str) -> Document:
+def cell(text: object, where: str, text_field: str) -> Document:
     """The document in a cell of a table; an empty cell is an empty one. DataError when it holds anything but text."""
     if not isinstance(text, str | None):
         why = f"it is {type(text).__name__}"
         raise DataError(f"the column `{text_field}` is no text", where=where, why=why, next="set data.text_field")
     if text and len(text) > LONGEST:
-        raise _too_long(where)
-    return _encoded(text or "", len(text or ""))
+        raise too_long(where)
+    return encoded(text or "", len(text or ""))
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:
@@ -159,15 +159,15 @@ def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
 
 def _packed_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
     """All lines of a compressed file, each with the compressed bytes that were read for it (mostly none)."""
-    with open_file(piece.file) as raw, _damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as place:
+    with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as place:
         at = 0
-        for line in _unpacked(raw, piece):
+        for line in unpacked(raw, piece):
             place[0] += 1
             before, at = at, raw.tell()
             yield line, at - before
 
 
-def _unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
+def unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
     """The lines of a gzip or zstd file, of one that is too long the beginning. EOFError when it is cut off."""
     if not piece.path.endswith(".gz"):
         return _joined(_unpacked_zstd(raw, piece))
@@ -177,7 +177,7 @@ def _unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
 
 def _unpacked_zstd(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
     """Blocks of all frames; the library's own streams take one that is cut off for whole, so its end is checked here."""
-    zstandard = _library("zstandard", "zstandard", piece)
+    zstandard = library("zstandard", "zstandard", piece)
     frame = None
     while block := raw.read(PACKED_BLOCK):
         while block:
@@ -209,7 +209,7 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def _damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
+def damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
     """Turns a library's complaint about damaged content into one that names the file, and the line if there are any."""
     line = [0]
     try:
@@ -219,7 +219,7 @@ def _damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[
         raise DataError(f"is a damaged {kind} file", where=where, why=str(error), next="get the file again") from error
 
 
-def _library(module: str, package: str, piece: Piece) -> Any:
+def library(module: str, package: str, piece: Piece) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -240,7 +240,7 @@ def _first_line(piece: Piece) -> int:
     return _line_at(piece, piece.start - 1)
 
 
-def _decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
+def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)
     except UnicodeDecodeError as error:
@@ -252,7 +252,7 @@ def _line_at(piece: Piece, offset: int) -> int:
         return 1 + sum(stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20))
 
 
-def _bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
+def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
     remedy = "correct or remove the line"
     if isinstance(error, UnicodeDecodeError):
         return _not_utf8(where, error, 0)
@@ -260,7 +260,10 @@ def _bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Dat
         return DataError(f"`{text_field}` holds half of a surrogate pair", where=where, why=str(error), next=remedy)
     if isinstance(error, json.JSONDecodeError):
         return DataError("is no JSON", where=where, why=error.args[0], next=remedy)
-    record = json.loads(line)
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        return DataError("is nested too deeply", where=where, next=remedy)
     if not isinstance(record, dict):
         return DataError("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
     if text_field in record:
@@ -268,7 +271,7 @@ def _bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Dat
     return lacks_field(where, text_field, list(record))
 
 
-def _too_long(where: str) -> DataError:
+def too_long(where: str) -> DataError:
     why = f"it has more than {LONGEST / 2**20:.0f} MiB, and a record is read whole"
     remedy = "cut it into several; or put the text into a .txt file, which is cut at blank lines"
     return DataError("is too long for one document", where=where, why=why, next=remedy)

@@ -1,7 +1,11 @@
-"""Hugging Face datasets as sources, streamed through the `datasets` library: hf://name, hf://name:split or hf:///local/folder."""
+"""Hugging Face datasets as sources, streamed through the `datasets` library.
+
+hf://owner/name[@revision][/config][:split], hf://name[:split] for those without an owner, or hf:///local/folder[:split].
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
@@ -18,6 +22,36 @@ def list_shards(source: str) -> list[File]:
     return [File(f"{source}#{i}/{count}", max(int(total) // count, 1), str(dataset.info.version or "")) for i in range(count)]
 
 
+@dataclass(frozen=True)
+class Dataset:
+    """Which dataset of the hub, or which folder; None: the only configuration, the newest revision."""
+
+    name: str
+    config: str | None
+    split: str
+    revision: str | None
+
+
+def place_of(source: str) -> Dataset:
+    """What a source names.
+
+    Raises:
+        DataError: nothing, or more parts than a dataset has.
+    """
+    path, _, split = source.removeprefix(HUB).replace("?split=", ":").partition(":")
+    if path.startswith(("/", ".")):
+        return Dataset(path, None, split or "train", None)
+    path, _, rest = path.partition("@")
+    revision, _, config = rest.partition("/")
+    parts = path.split("/")
+    if len(parts) == 3 and not rest:
+        *parts, config = parts
+    if not all(parts) or len(parts) > 2:
+        why = "it is hf://owner/name[@revision][/config][:split]"
+        raise DataError("names no Hugging Face dataset", where=source, why=why, next="correct data.sources")
+    return Dataset("/".join(parts), config or None, split or "train", revision or None)
+
+
 def open_dataset(source: str) -> Any:
     """The split of a source, streamed. DataError when the library is missing, or whatever else keeps it from being opened."""
     try:
@@ -25,9 +59,9 @@ def open_dataset(source: str) -> Any:
     except ImportError as error:
         what = "needs the package datasets to be read"
         raise DataError(what, where=source, why=str(error), next="pip install datasets") from error
-    name, _, split = source.removeprefix(HUB).partition(":")
+    place = place_of(source)
     try:
-        return datasets.load_dataset(name, split=split or "train", streaming=True)
+        return datasets.load_dataset(place.name, place.config, split=place.split, revision=place.revision, streaming=True)
     except Exception as error:  # whatever the hub, the network or the dataset's own code raises
         why = f"{type(error).__name__}: {error}"
         raise DataError(

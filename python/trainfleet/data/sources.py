@@ -14,13 +14,17 @@ from dataclasses import asdict, dataclass
 from ..config.types import Data, Source
 from ..errors import DataError
 from .hub import HUB, list_shards
-from .storage import File, is_remote, list_files, unreadable
+from .storage import File, is_remote, left_out, list_files, unreadable
 
 TEXT = (".txt", ".md", ".py")
 LINES = (".jsonl",)
 PACKED_LINES = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst")
 PARQUET = (".parquet",)
-SUFFIXES = TEXT + LINES + PACKED_LINES + PARQUET
+JSON, SEPARATED, ARROW = (".json",), (".csv", ".tsv", ".tab"), (".arrow", ".feather")
+TAR = (".tar", ".tar.gz", ".tgz")
+TAR_TEXT = TEXT  # of a tar's members
+PACKED_TEXT = tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst"))
+SUFFIXES = TEXT + LINES + PACKED_LINES + PARQUET + JSON + SEPARATED + ARROW + TAR + PACKED_TEXT
 
 MEBIBYTE = 2**20
 GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut into documents of about this size
@@ -87,6 +91,10 @@ def plan_units(data: Data) -> UnitPlan:
             files.remove(file)
         seen |= {file.path for file in files}
         warnings += [warning for file in files if (warning := _warning(file))]
+    for part in data.mixture:
+        if others := left_out(part.path, SUFFIXES):
+            told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+            warnings.append(f"{part.path}: files that are not read: {told}")
     total = sum(file.size for files in listed for file in files)
     aim, units = _aim(total), list[Unit]()
     for source, files in enumerate(listed):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,14 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
     if not found:
         raise unreadable(source, f"it holds no {', '.join(suffixes)} file")
     return found
+
+
+def left_out(source: str, suffixes: tuple[str, ...]) -> dict[str, int]:
+    """How many files of a folder are not read, by the end of their name."""
+    if is_stdlib(source) or is_remote(source) or not Path(source).is_dir():
+        return {}
+    names = [path for path, _ in _walk(Path(source), ("",)) if not path.endswith(suffixes)]
+    return dict(Counter(Path(name).suffix or "without a suffix" for name in names).most_common(4))
 
 
 def stat(path: str) -> File:

@@ -1,0 +1,96 @@
+"""Texts in the cells of tables that can't be split: JSON arrays, comma- and tab-separated values, Arrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+from ..errors import DataError
+from .formats import LONGEST, Document, bad_line, cell, damage, decoded, lacks_field, library, too_long
+from .sources import Piece
+from .storage import open_file
+
+TAB = (".tsv", ".tab")
+
+
+def read_json(piece: Piece, text_field: str) -> Iterator[Document]:
+    """`text_field` of a JSON object, of each in an array, or of each line, whichever the file holds."""
+    with open_file(piece.file) as stream:
+        content = stream.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise DataError(
+            "is too large to be read whole", where=piece.path, why=f"it has more than {LONGEST / 2**20:.0f} MiB",
+            next=f"write a line for each text: jq -c '.[]' {piece.path} > texts.jsonl",
+        )  # fmt: skip
+    text = next(iter([decoded(content, piece, 0, 0)])).text.removeprefix("\ufeff")
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise DataError("is nested too deeply", where=piece.path, next="leave it out of data.sources") from error
+    except ValueError:
+        yield from _json_lines(piece, text, text_field)
+        return
+    for number, record in enumerate(found if isinstance(found, list) else [found]):
+        where = f"{piece.path}: entry {number}"
+        if not isinstance(record, dict):
+            raise DataError("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
+        if text_field not in record:
+            raise lacks_field(where, text_field, list(record))
+        yield cell(record[text_field], where, text_field)
+
+
+def _json_lines(piece: Piece, text: str, text_field: str) -> Iterator[Document]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{piece.path}:{number}"
+        try:
+            value = json.loads(line)[text_field]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise bad_line(where, line.encode(), text_field, error) from error
+        yield cell(value, where, text_field)
+
+
+def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
+    """The column `text_field` of a table of comma- or tab-separated values, whose first row names the columns."""
+    csv.field_size_limit(LONGEST)
+    with open_file(piece.file) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
+        rows = csv.reader(stream, "excel-tab" if piece.path.endswith(TAB) else "excel", strict=True)
+        try:
+            names = next(rows, [])
+            if text_field not in names:
+                raise lacks_field(piece.path, text_field, names)
+            column = names.index(text_field)
+            for row in rows:
+                if row:  # a blank line is none
+                    where = f"{piece.path}:{rows.line_num}"
+                    if column >= len(row):
+                        raise DataError(f"has {len(row)} cells of {len(names)}", where=where, next="correct or remove the line")
+                    yield cell(row[column], where, text_field)
+        except UnicodeDecodeError as error:
+            why = f"{error.reason}, after line {rows.line_num}"
+            raise DataError("is not UTF-8", where=piece.path, why=why, next="convert it (iconv -f latin1 -t utf-8)") from error
+        except csv.Error as error:
+            where = f"{piece.path}:{rows.line_num}"
+            if "field larger" in str(error):
+                raise too_long(where) from error
+            raise DataError("is no row of a table", where=where, why=str(error), next="correct or remove it") from error
+
+
+def read_arrow(piece: Piece, text_field: str) -> Iterator[Document]:
+    """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
+    arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
+    with open_file(piece.file) as stream, damage(piece, "Arrow", arrow.ArrowException, OSError):
+        is_file = stream.read(6) == b"ARROW1"
+        stream.seek(0)
+        reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
+        if text_field not in reader.schema.names:
+            raise lacks_field(piece.path, text_field, reader.schema.names)
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches)) if is_file else iter(reader)
+        row = 0
+        for batch in batches:
+            for text in batch.column(reader.schema.get_field_index(text_field)).to_pylist():
+                yield cell(text, f"{piece.path}: row {row}", text_field)
+                row += 1
