@@ -1,0 +1,62 @@
+"""The bodies of requests to AWS Batch and SageMaker, as artifacts: what plan prints is what is sent.
+
+Three things are added when a body is sent, as none of them is known before: the name of the job, which is made of the request's
+token, the environment of this attempt alone, and the job's number in its launch. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .. import hardware
+from ..config import Config
+from ..output import NAMES
+from ..plan.fabric import fabric_environment
+from ..plan.job import Job
+from ..plan.request import Artifact, Request
+from ..uplink import BUCKET, RUN
+
+CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
+TOKEN = r"[0-9a-f]{16}"
+Body = dict[str, Any]
+
+
+def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
+    """A body as a file that `aws <service> <operation> --cli-input-json` takes too, once it has a name for the job."""
+    return Artifact(f"requests/{number:02}-{service}-{operation}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+
+
+def bodies(request: Request) -> tuple[Body, ...]:
+    """The bodies of a request, in the order in which they are sent."""
+    return tuple(json.loads(artifact.text) for artifact in request.artifacts)
+
+
+def slug(name: str, most: int) -> str:
+    """A run's name as names of jobs may be: letters, digits and single hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:most].strip("-")
+
+
+def tags(config: Config) -> dict[str, str]:
+    """What tells whose a job is: the same on all that is made for a config."""
+    return {"trainfleet:project": "trainfleet", "trainfleet:config": config.name}
+
+
+def environment(config: Config, job: Job) -> dict[str, str]:
+    """What every node of a job gets, whatever its seat."""
+    row = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""]
+    own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
+    if job.torchrun:
+        own |= fabric_environment(row.name, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
+    else:
+        own["WORKERS"] = str(row.vcpus)
+    if job.secrets:
+        own[NAMES] = ",".join(job.secrets)
+    return own | dict(job.environment)
+
+
+def pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """An environment as AWS Batch takes it."""
+    return [{"name": name, "value": value} for name, value in sorted(environment.items())]
