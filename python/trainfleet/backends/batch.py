@@ -1,0 +1,212 @@
+"""AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in S3 (remote.py).
+
+A submission is looked up by the job's name, which has the request's token in it, before and after it is made: SubmitJob itself has
+no token of a client, and a request whose answer was lost is sent again. Whatever machine has the config can ask and stop.
+
+What is covered: requests against botocore's models, and a fake of Batch whose containers really run (tests/aws/batch.py). What is
+not: Batch itself, EFA in its containers, the ECS agent.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..cloud.calls import Calls
+from ..cloud.region import region_of
+from ..config import Config
+from ..errors import BackendError
+from ..plan.estimate import list_price
+from ..plan.job import Job
+from ..plan.request import Request
+from ..runs import Run
+from . import checks, definition, machines_of_batch, references
+from .base import Can, Handle, Machines, Phase, Status
+from .bodies import TOKEN, artifact, bodies, pairs, slug
+from .place import Place
+from .remote import bucket_of, unshared
+from .waiting import Waiting
+
+PACE = 3.0  # seconds between two looks at a job; DescribeJobs takes a hundred jobs at a time
+AT_ONCE = 100
+GONE = 60.0  # seconds that a job gets to be gone once it is ended: SIGTERM, 30 s, SIGKILL, and what ECS needs to say so
+PHASES = {
+    "SUBMITTED": Phase.QUEUED, "PENDING": Phase.QUEUED, "RUNNABLE": Phase.QUEUED, "STARTING": Phase.STARTING,
+    "RUNNING": Phase.RUNNING, "SUCCEEDED": Phase.ENDED, "FAILED": Phase.ENDED,
+}  # fmt: skip
+HOST = re.compile(r"Host EC2 .*terminated", re.IGNORECASE)
+JobRecord = dict[str, Any]
+
+
+class Batch:
+    """AWS Batch, as a backend (base.py)."""
+
+    name = "batch"
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
+    is_here, hands_over = False, False
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._seen: dict[str, tuple[float, Status]] = {}  # by token: when, and how it was
+        self._has_job: tuple[float, bool] = (0.0, False)
+        self._waiting = Waiting(lambda: self.calls, self.queue)
+
+    @property
+    def calls(self) -> Calls:
+        return Calls(region_of(self.config))
+
+    @property
+    def queue(self) -> str:
+        return self.config.fleet.batch.queue or machines_of_batch.name_of(self.config)
+
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        yield from unshared(config)
+        if config.fleet.instance_type is None:
+            yield "fleet.instance_type", "AWS Batch must be told on which type of instance, such as p4d.24xlarge"
+        if config.fleet.spot or config.fleet.aws.capacity == "spot":
+            yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
+        if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
+            yield "fleet.batch.priority", "counts within a share: fleet.batch.share names it"
+
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+        """A job definition and a submission of it. Which machines run it is Batch's to choose, so `without` changes nothing."""
+        told = references.references(self.config, job.secrets)
+        what = definition.definition(self.config, job, job.image, told)
+        how = definition.submission(self.config, job, self.queue, what["jobDefinitionName"])
+        return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
+
+    def submit(self, request: Request) -> Handle:
+        """The job of that token: the one that is there, or a new one, after all that could keep it from running has been looked at.
+
+        Raises:
+            BackendError: it could not run, and why.
+        """
+        name = self._name(request)
+        if there := self._named(name):
+            return self._handle(request, there)
+        checks.require(self.calls, self.config, self.queue, request)
+        references.keep(self.calls, self.config, request.job.secrets)
+        what, how = bodies(request)
+        what = machines_of_batch.filled(self.calls, self.config, what)
+        known = self.calls("batch", "DescribeJobDefinitions", jobDefinitionName=what["jobDefinitionName"], status="ACTIVE")
+        if not known.get("jobDefinitions"):
+            self.calls("batch", "RegisterJobDefinition", **what)
+        override = how["nodeOverrides"]["nodePropertyOverrides"][0]["containerOverrides"]
+        override["environment"] += pairs(request.environment)
+        made = self.calls("batch", "SubmitJob", jobName=name, **how)
+        return self._handle(request, self._named(name) or [made])
+
+    def _name(self, request: Request) -> str:
+        return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"
+
+    def _named(self, name: str) -> list[JobRecord]:
+        """The jobs whose name is `name`, or begins so where it ends with *; the oldest first."""
+        only = [{"name": "JOB_NAME", "values": [name]}]
+        return sorted(
+            self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=only), key=lambda job: job["createdAt"]
+        )
+
+    def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
+        """The handle of the first of the jobs; others of its name are of a request that was sent twice, and are ended."""
+        for job in jobs[1:]:
+            self.calls("batch", "TerminateJob", jobId=job["jobId"], reason="the same request was sent twice")
+        return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
+
+    def status(self, handle: Handle) -> Status:
+        """How Batch saw the job at the last look, which is at most PACE old (longer for jobs of hundreds of nodes)."""
+        when, status = self._seen.get(handle.token, (0.0, None))
+        if status and (status.ended or time.monotonic() - when < PACE * max(1.0, handle.nodes / AT_ONCE)):
+            return status
+        status = self._look(handle)
+        self._seen[handle.token] = time.monotonic(), status
+        return status
+
+    def _look(self, handle: Handle) -> Status:
+        jobs = self._described([handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]) if handle.id else {}
+        job = jobs.get(handle.id)
+        if job is None or not str(job["jobName"]).endswith(handle.token):
+            return Status(Phase.ENDED)  # Batch forgets a job a week after its end
+        parts = {node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))}
+        return status_of(job, parts, self._waiting.why(job))
+
+    def _described(self, ids: Iterable[str]) -> dict[str, JobRecord]:
+        ids, found = list(ids), dict[str, JobRecord]()
+        for first in range(0, len(ids), AT_ONCE):
+            answer = self.calls("batch", "DescribeJobs", jobs=ids[first : first + AT_ONCE])
+            found |= {str(job["jobId"]): job for job in answer.get("jobs", ())}
+        return found
+
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        """SIGTERM to all nodes, upon which ranks save and leave, and SIGKILL to what is left; at once: and that is waited for."""
+        if not handle.id or self._look(handle).ended:
+            return
+        self.calls("batch", "TerminateJob", jobId=handle.id, reason="asked to stop by trainfleet")
+        self._seen.pop(handle.token, None)
+        until = time.monotonic() + GONE
+        while at_once and not self.status(handle).ended:
+            if time.monotonic() > until:
+                raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=f"{GONE:.0f} s after TerminateJob",
+                                   next=f"aws batch describe-jobs --jobs {handle.id}")  # fmt: skip
+            time.sleep(PACE / 4)
+
+    def find(self, run: Run) -> Handle:
+        """The newest of the run's jobs that has not ended, or else the newest."""
+        named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
+        mine = [job for job in self._named(f"{slug(run.name, 60)}-*") if re.fullmatch(named, job["jobName"])]
+        open_ = [job for job in mine if PHASES[job["status"]] is not Phase.ENDED]
+        for job in reversed([job for job in mine if job not in open_] + open_):
+            record = self._described([job["jobId"]]).get(job["jobId"], {})
+            if record.get("tags", {}).get("trainfleet:config") == run.name:
+                nodes = int(record.get("nodeProperties", {}).get("numNodes", 1))
+                return Handle(self.name, str(job["jobId"]), str(job["jobName"])[-16:], nodes)
+        return Handle(self.name, "", "", 0)
+
+    def has_job(self, run: Run) -> bool:
+        """Whether Batch has a job of the run that has not ended, as it was seen PACE ago at most."""
+        when, seen = self._has_job
+        if time.monotonic() - when > PACE:
+            seen = not self.status(self.find(run)).ended
+            self._has_job = time.monotonic(), seen
+        return seen
+
+    def place(self, run: Run) -> Place:
+        return bucket_of(self.config, run, lambda: self.has_job(run))
+
+    def price(self) -> float | None:
+        return list_price(self.config)
+
+    def machines(self) -> Machines:
+        return machines_of_batch.Stack(self.config)
+
+
+def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
+    """The status of a job, from what DescribeJobs says of it and of its nodes; `waits`: why it has not started, in words.
+
+    The nodes of an attempt that Batch itself follows by another tell nothing.
+    """
+    phase, attempts = PHASES[job["status"]], len(job.get("attempts", ()))
+    addresses = [part.get("container", {}).get("networkInterfaces", []) for part in parts.values()]
+    hosts = tuple(faces[0].get("privateIpv4Address", "") for faces in addresses if faces)
+    if phase is not Phase.ENDED:
+        leaving = job.get("isTerminated") or job.get("isCancelled")
+        words = waits if phase is Phase.QUEUED else ""
+        return Status(Phase.STOPPING if leaving and phase is Phase.RUNNING else phase, words, attempts + 1, hosts=hosts)
+    lost = {node: said for node, part in parts.items() if HOST.search(said := part.get("statusReason", ""))}
+    exits = {node: _exit(part) for node, part in parts.items() if node not in lost}
+    if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
+        exits[0] = _exit(job) or 1
+    said = [job.get("statusReason", ""), *(part.get("container", {}).get("reason", "") for part in parts.values())]
+    return Status(phase, "\n".join(dict.fromkeys(filter(None, said))), max(1, attempts), exits, lost, hosts)
+
+
+def _exit(part: JobRecord) -> int:
+    """A node's exit code; of one that never ran, 0 where it was not Batch that failed it."""
+    code = part.get("container", {}).get("exitCode")
+    return int(code) if code is not None else int(part.get("status") == "FAILED" and not _asked(part))
+
+
+def _asked(job: JobRecord) -> bool:
+    return bool(job.get("isTerminated") or job.get("isCancelled"))

@@ -1,0 +1,160 @@
+"""What is looked at before a job is given to AWS Batch or SageMaker, so that it fails here, in a second, and not there in an hour.
+
+Each check makes one or two requests and raises what is wrong with the command that mends it. Where these credentials may not look
+(iam:GetRole, for one), nothing is held against the job: its own start will tell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
+
+from .. import hardware, s3
+from ..cloud.calls import Calls
+from ..cloud.refusals import DENIED
+from ..config import Config
+from ..errors import BackendError, CloudError
+from ..plan.job import Job
+from ..plan.request import Request
+from .bodies import bodies
+from .waiting import ecr_of, environments, most_nodes
+
+ABSENT = ("NoSuchEntity", "NoSuchEntityException", "ImageNotFoundException", "RepositoryNotFoundException")
+NEEDED = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")  # of a job's role
+
+
+def require(calls: Calls, config: Config, queue: str, request: Request) -> None:
+    """Raises BackendError when AWS Batch could not run this request."""
+    what, _ = bodies(request)
+    container = what["nodeProperties"]["nodeRangeProperties"][0]["container"]
+    require_queue(calls, config, queue, request.job)
+    require_image(calls, container["image"])
+    require_bucket(calls, config)
+    for key, service in (("jobRoleArn", "ecs-tasks.amazonaws.com"), ("executionRoleArn", "ecs-tasks.amazonaws.com")):
+        if container.get(key, "").startswith("arn:"):
+            require_role(calls, container[key], service, config if key == "jobRoleArn" else None)
+
+
+def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
+    """Raises BackendError unless the queue takes jobs, and has an environment for that many such nodes."""
+    found = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues", ())
+    if not found:
+        raise BackendError("there is no such job queue", where=queue, next="make setup makes one; or fleet.batch.queue names yours")
+    if found[0].get("state") == "DISABLED":
+        raise BackendError("the job queue is disabled", where=queue, next=f"aws batch update-job-queue --job-queue {queue} --state ENABLED")
+    if found[0].get("status") == "INVALID":
+        raise BackendError("the job queue is invalid", where=queue, why=found[0].get("statusReason", ""), next="make setup")
+    names = [entry["computeEnvironment"] for entry in found[0].get("computeEnvironmentOrder", ())]
+    unfit = [(environment, unfitness(config, environment)) for environment in environments(calls, names)]
+    if all(why for _, why in unfit):
+        rows = "\n".join(f"  {environment['computeEnvironmentName']}: {why}" for environment, why in unfit)
+        raise BackendError(f"no compute environment of the queue can run this job\n{rows}", where=queue, next="make setup; or another fleet.batch.queue")
+    vcpus = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus
+    most = max(most_nodes(environment, vcpus) for environment, why in unfit if not why)
+    if most < job.nodes:
+        next = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
+        raise BackendError(f"{job.nodes} nodes are wanted, the queue has {most}", where=queue, why=f"maxvCpus over {vcpus} a node", next=next)
+
+
+def unfitness(config: Config, environment: dict[str, Any]) -> str:
+    """Why a compute environment can't run a multi-node job on the config's instance type; "" when it can.
+
+    https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
+    """
+    resources, wanted = environment.get("computeResources", {}), config.fleet.instance_type or ""
+    types = resources.get("instanceTypes", ())
+    if environment.get("state") == "DISABLED":
+        return "it is disabled"
+    if environment.get("status") == "INVALID":
+        return f"it is invalid: {environment.get('statusReason', 'no reason is given')}"
+    if environment.get("type") == "UNMANAGED":
+        return "it is unmanaged, and multi-node jobs run on managed ones alone"
+    if resources.get("type") in ("SPOT", "FARGATE", "FARGATE_SPOT"):
+        return f"it is of type {resources['type']}, and multi-node jobs run on EC2 on-demand instances alone"
+    if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
+        return f"it has {', '.join(types)}, and no {wanted}"
+    return ""
+
+
+def require_image(calls: Calls, image: str) -> None:
+    """Raises BackendError when an image that should be in ECR is not."""
+    parts = ecr_of(image)
+    if parts is None:
+        return
+    found = {"imageDigest": parts["digest"]} if parts["digest"] else {"imageTag": parts["tag"] or "latest"}
+    try:
+        Calls(parts["region"])("ecr", "DescribeImages", registryId=parts["account"], repositoryName=parts["repository"], imageIds=[found])
+    except CloudError as error:
+        if error.code in ABSENT:
+            raise BackendError("the image is not in ECR", where=image, why=error.why, next="make push") from error
+        _pass_denied(error)
+
+
+def require_bucket(calls: Calls, config: Config) -> None:
+    """Raises BackendError when a bucket of the run is in another region than its nodes."""
+    addresses = {config.fleet.shared_folder, config.data.store, config.checkpoint.destination}
+    for bucket in sorted({address.removeprefix(s3.SCHEME).partition("/")[0] for address in addresses if address}):
+        try:
+            there = calls("s3", "GetBucketLocation", Bucket=bucket).get("LocationConstraint") or "us-east-1"
+        except CloudError as error:
+            if error.code == "NoSuchBucket":
+                raise BackendError("there is no such bucket", where=f"s3://{bucket}", next=f"aws s3 mb s3://{bucket}") from error
+            _pass_denied(error)
+            continue
+        if {"EU": "eu-west-1"}.get(there, there) != calls.region:
+            raise BackendError(f"the bucket is in {there}, and the nodes are in {calls.region}", where=f"s3://{bucket}",
+                               why="every byte would be paid for, and SageMaker takes no such bucket",
+                               next=f"a bucket in {calls.region}, or fleet.aws.region: {there}")  # fmt: skip
+
+
+def require_role(calls: Calls, arn: str, service: str, config: Config | None) -> None:
+    """Raises BackendError when a role is not there, does not trust the service, or may not use the config's bucket."""
+    name = arn.rpartition("/")[2]
+    try:
+        role = calls("iam", "GetRole", RoleName=name)["Role"]
+        trust = role.get("AssumeRolePolicyDocument", {})
+        document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
+        if service not in json.dumps([part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]):
+            raise BackendError(f"the role does not trust {service}", where=arn, why="its trust policy names others",
+                               next=f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole")  # fmt: skip
+        if config:
+            _require_actions(calls, arn, config)
+    except CloudError as error:
+        if error.code in ABSENT:
+            raise BackendError("there is no such role", where=arn, next="make setup makes one; or name yours") from error
+        _pass_denied(error)
+
+
+def _require_actions(calls: Calls, arn: str, config: Config) -> None:
+    bucket = (config.fleet.shared_folder or "").removeprefix(s3.SCHEME).partition("/")[0]
+    resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    answers = calls("iam", "SimulatePrincipalPolicy", PolicySourceArn=arn, ActionNames=list(NEEDED), ResourceArns=resources)
+    allowed = {answer["EvalActionName"] for answer in answers.get("EvaluationResults", ()) if answer["EvalDecision"] == "allowed"}
+    if missing := [action for action in NEEDED if action not in allowed]:
+        raise BackendError(f"the role may not do {', '.join(missing)}", where=arn, why=f"on s3://{bucket}, where the run's folder is",
+                           next=f"have it allowed on {resources[0]} and {resources[1]}")  # fmt: skip
+
+
+def require_quota(calls: Calls, names: Iterable[str], wanted: int, kind: str) -> None:
+    """Raises BackendError when a quota of SageMaker, by its name, is below what is wanted."""
+    names = set(names)
+    try:
+        quotas = [quota for quota in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker") if quota["QuotaName"] in names]
+    except CloudError as error:
+        _pass_denied(error)
+        return
+    for quota in quotas:
+        if quota["Value"] < wanted:
+            ask = "aws service-quotas request-service-quota-increase --service-code sagemaker"
+            raise BackendError(f"{wanted} x {kind} are wanted, and your quota is {quota['Value']:g}", where=quota["QuotaName"],
+                               next=f"{ask} --quota-code {quota['QuotaCode']} --desired-value {wanted}")  # fmt: skip
+
+
+def _pass_denied(error: CloudError) -> None:
+    """Raises an error again that is no mere lack of permission to look."""
+    if error.code not in DENIED:
+        raise error
+
+

@@ -1,0 +1,58 @@
+"""Where AWS's engines take the values of secrets from: references, as no request may hold a value.
+
+A name of fleet.secrets with an ARN in fleet.secret_arns is that one's. The value of any other is taken from where the job is
+launched and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>, until `make clean`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..cloud.calls import Calls
+from ..config import Config
+from ..errors import BackendError
+from .bodies import tags
+from .node import values_of
+
+LONGEST = 4096  # bytes of a parameter of the standard tier
+
+
+def folder(config: Config) -> str:
+    """The parameters of a config are below this name."""
+    return f"/trainfleet/{config.name}"
+
+
+def references(config: Config, names: Iterable[str]) -> dict[str, str]:
+    """Name → where its value is, or will be once `keep` has put it there."""
+    given = dict(entry.split("=", 1) for entry in config.fleet.secret_arns)
+    return {name: given.get(name) or f"{folder(config)}/{name}" for name in names}
+
+
+def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
+    """Puts the values of those names into SSM that no ARN is given for.
+
+    Raises:
+        BackendError: one is not set here, or is too long.
+    """
+    own = {name: where for name, where in references(config, names).items() if where.startswith("/")}
+    values = values_of(own)
+    for name, where in own.items():
+        if len(values[name].encode()) > LONGEST:
+            raise BackendError(f"{name} is longer than SSM keeps ({LONGEST} bytes)", where="fleet.secrets",
+                               next=f"put it into Secrets Manager, and its ARN into fleet.secret_arns: {name}=arn:...")  # fmt: skip
+        calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
+        marks = [{"Key": key, "Value": value} for key, value in tags(config).items()]
+        calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite
+
+
+def left(calls: Calls, config: Config) -> list[str]:
+    """The parameters of a config that are there."""
+    there = calls.pages("ssm", "GetParametersByPath", "Parameters", Path=folder(config), WithDecryption=False)
+    return [str(parameter["Name"]) for parameter in there]
+
+
+def forget(calls: Calls, config: Config) -> None:
+    """Removes them."""
+    names = left(calls, config)
+    for first in range(0, len(names), 10):
+        calls("ssm", "DeleteParameters", Names=names[first : first + 10])

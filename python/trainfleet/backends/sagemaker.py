@@ -1,0 +1,213 @@
+"""SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3 (remote.py).
+
+The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is submitting once. Of exit codes
+SageMaker tells one; which host it was, and why, a node's entrypoint leaves in /opt/ml/output/failure, which becomes FailureReason.
+
+What is covered: requests against botocore's models, and a fake of SageMaker whose containers really run (tests/aws/sagemaker.py).
+What is not: SageMaker itself, EFA in its containers, managed spot.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .. import hardware
+from ..cloud.calls import Calls
+from ..cloud.region import region_of
+from ..config import Config
+from ..errors import BackendError, CloudError
+from ..plan.job import Job
+from ..plan.request import Request
+from ..runs import Run
+from ..uplink import RUN
+from . import checks, machines_of_sagemaker, references, training_job
+from .base import Can, Handle, Machines, Phase, Status
+from .bodies import TOKEN, artifact, bodies, slug
+from .place import Place
+from .remote import bucket_of, unshared
+
+PACE = 3.0  # seconds between two looks at a job
+GONE = 180.0  # seconds that a job gets to be gone once it is asked to stop: SIGTERM, 120 s, SIGKILL, and the upload
+NAME = 46  # letters of a run's name in a job's, which has 63
+PHASES = {
+    "Pending": Phase.QUEUED, "Starting": Phase.QUEUED, "Interrupted": Phase.QUEUED, "Restarting": Phase.STARTING,
+    "LaunchingMLInstances": Phase.QUEUED, "PreparingTrainingStack": Phase.STARTING, "Downloading": Phase.STARTING,
+    "DownloadingTrainingImage": Phase.STARTING, "Training": Phase.RUNNING, "Uploading": Phase.RUNNING, "Updating": Phase.RUNNING,
+    "Stopping": Phase.STOPPING,
+}  # fmt: skip
+WORDS = {
+    "Pending": "waits for reserved or free machines",
+    "Starting": "machines are being found",
+    "LaunchingMLInstances": "machines are being started",
+    "PreparingTrainingStack": "machines are being prepared",
+    "Downloading": "the dataset is copied to each node",
+    "DownloadingTrainingImage": "the image is pulled",
+    "Interrupted": "the spot machines were taken away; it starts again when there are others",
+    "Restarting": "SageMaker starts it again on other machines",
+    "Stopping": "the ranks save and leave",
+    "MaxRuntimeExceeded": "it ran for fleet.sagemaker.max_hours",
+    "MaxWaitTimeExceeded": "no spot machines came within fleet.sagemaker.wait_hours",
+}
+AGAIN = ("Interrupted", "Restarting")
+EXIT = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
+NODE = re.compile(r"\bnode (\d+)\b")
+OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
+
+
+class SageMaker:
+    """SageMaker training jobs, as a backend (base.py)."""
+
+    name = "sagemaker"
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
+    is_here, hands_over = False, False
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._seen: dict[str, tuple[float, Status]] = {}  # by token: when, and how it was
+        self._has_job: tuple[float, bool] = (0.0, False)
+
+    @property
+    def calls(self) -> Calls:
+        return Calls(region_of(self.config))
+
+    @staticmethod
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        yield from unshared(config)
+        if config.fleet.instance_type is None:
+            yield "fleet.instance_type", "SageMaker must be told on which type of instance, such as p4d.24xlarge"
+        yield from training_job.refuse(config)
+
+    def plan(self, job: Job, without: Mapping[str, str]) -> Request:
+        """The training job. Which machines run it is SageMaker's to choose, so `without` changes nothing."""
+        told = references.references(self.config, job.secrets)
+        role = self.config.fleet.sagemaker.role or machines_of_sagemaker.ROLE
+        body = training_job.body(self.config, job, job.image, told, role, machines_of_sagemaker.size_of(self.config))
+        return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
+
+    def submit(self, request: Request) -> Handle:
+        """The job of that token: the one that is there, or a new one, after all that could keep it from running has been looked at.
+
+        Raises:
+            BackendError: it could not run, and why.
+        """
+        name = f"{slug(self.config.name, NAME)}-{request.token}"
+        handle = Handle(self.name, name, request.token, request.job.nodes)
+        if self._described(name) is not None:
+            return handle
+        (body,) = bodies(request)
+        body = machines_of_sagemaker.filled(self.calls, self.config, body)
+        self._require(body, request.job)
+        references.keep(self.calls, self.config, request.job.secrets)
+        body["Environment"] |= request.environment
+        try:
+            self.calls("sagemaker", "CreateTrainingJob", TrainingJobName=name, **body)
+        except CloudError as error:
+            if error.code != "ResourceInUse":  # a request whose answer was lost is sent again
+                raise
+        return handle
+
+    def _require(self, body: dict[str, Any], job: Job) -> None:
+        kind, own, spot = body["ResourceConfig"]["InstanceType"], self.config.fleet.sagemaker, self.config.fleet.spot
+        usage = "spot training job usage" if spot else "training job usage"
+        names = [f"{kind} for {usage}", "Maximum number of instances per training job", "Number of instances across all training jobs"]
+        if own.warm_pool_minutes:
+            names.append(f"{kind} for training warm pool usage")
+        checks.require_image(self.calls, body["AlgorithmSpecification"]["TrainingImage"])
+        checks.require_bucket(self.calls, self.config)
+        checks.require_role(self.calls, body["RoleArn"], "sagemaker.amazonaws.com", self.config)
+        if not own.training_plan:
+            checks.require_quota(self.calls, names, job.nodes, kind)
+
+    def _described(self, name: str) -> dict[str, Any] | None:
+        """What SageMaker says of a job; None where there is none of that name."""
+        try:
+            return self.calls("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
+        except CloudError as error:
+            if error.code in ("ValidationException", "ResourceNotFound") and "not found" in error.why.lower():
+                return None
+            raise
+
+    def status(self, handle: Handle) -> Status:
+        """How SageMaker saw the job at the last look, which is at most PACE old."""
+        when, status = self._seen.get(handle.token, (0.0, None))
+        if status and (status.ended or time.monotonic() - when < PACE):
+            return status
+        record = self._described(handle.id) if handle.id and handle.id.endswith(handle.token) else None
+        status = status_of(record, handle.nodes) if record else Status(Phase.ENDED)
+        self._seen[handle.token] = time.monotonic(), status
+        return status
+
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        """SIGTERM to all hosts, upon which ranks save and leave, and SIGKILL after 120 s; at once: and that is waited for."""
+        if not handle.id or self.status(handle).ended:
+            return
+        try:
+            self.calls("sagemaker", "StopTrainingJob", TrainingJobName=handle.id)
+        except CloudError as error:
+            if error.code != "ValidationException":  # it has ended meanwhile
+                raise
+        self._seen.pop(handle.token, None)
+        until = time.monotonic() + GONE
+        while at_once and not self.status(handle).ended:
+            if time.monotonic() > until:
+                raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=f"{GONE:.0f} s after StopTrainingJob",
+                                   next=f"aws sagemaker describe-training-job --training-job-name {handle.id}")  # fmt: skip
+            time.sleep(PACE / 4)
+
+    def find(self, run: Run) -> Handle:
+        """The newest of the run's jobs."""
+        start = slug(run.name, NAME)
+        found = self.calls.pages(
+            "sagemaker", "ListTrainingJobs", "TrainingJobSummaries", NameContains=start, SortBy="CreationTime", SortOrder="Descending"
+        )
+        for job in found:
+            name = str(job["TrainingJobName"])
+            record = self._described(name) if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) else None
+            if record and record.get("Environment", {}).get(RUN) == run.name:
+                return Handle(self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"]))
+        return Handle(self.name, "", "", 0)
+
+    def has_job(self, run: Run) -> bool:
+        """Whether SageMaker has a job of the run that has not ended, as it was seen PACE ago at most."""
+        when, seen = self._has_job
+        if time.monotonic() - when > PACE:
+            seen = not self.status(self.find(run)).ended
+            self._has_job = time.monotonic(), seen
+        return seen
+
+    def place(self, run: Run) -> Place:
+        return bucket_of(self.config, run, lambda: self.has_job(run))
+
+    def price(self) -> float | None:
+        """US dollars for an hour of the ml. type: what SageMaker asks on top of EC2 is in the table."""
+        return hardware.sagemaker_price(self.config.fleet.instance_type)
+
+    def machines(self) -> Machines:
+        return machines_of_sagemaker.Stack(self.config)
+
+
+def status_of(record: dict[str, Any], nodes: int) -> Status:
+    """The status of a job, from what DescribeTrainingJob says."""
+    second, ended = record.get("SecondaryStatus", ""), record["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
+    transitions = record.get("SecondaryStatusTransitions", ())
+    attempt = 1 + sum(entry["Status"] in AGAIN for entry in transitions)
+    hosts = tuple(f"algo-{node + 1}" for node in range(nodes)) if transitions else ()
+    if not ended:
+        phase = Phase.STOPPING if record["TrainingJobStatus"] == "Stopping" else PHASES.get(second, Phase.STARTING)
+        said = next((entry.get("StatusMessage", "") for entry in reversed(transitions)), "")
+        return Status(phase, f"{second}: {WORDS.get(second, said) or said}", attempt, hosts=hosts)
+    reason = record.get("FailureReason", "")
+    if record["TrainingJobStatus"] == "Failed":
+        return Status(Phase.ENDED, reason, attempt, exits_of(reason), hosts=hosts)
+    if second in OF_THE_ENGINE:
+        return Status(Phase.ENDED, f"{second}: {WORDS[second]}", attempt, {0: 143}, hosts=hosts)
+    return Status(Phase.ENDED, "", attempt, dict.fromkeys(range(nodes), 0), hosts=hosts)
+
+
+def exits_of(reason: str) -> dict[int, int]:
+    """Node → exit code, as a failure's reason tells them; node 0 where it names none."""
+    node, code = NODE.search(reason), EXIT.search(reason)
+    return {int(node[1]) if node else 0: int(code[1]) or 1 if code else 1}

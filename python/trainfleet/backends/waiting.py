@@ -1,0 +1,90 @@
+"""Why a job waits, in words: what Batch says of one at the head of its queue, or else what its queue and environment show.
+
+Codes and their causes: https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..cloud.calls import Calls
+from ..errors import CloudError
+
+PACE = 30.0  # seconds between two looks at a queue
+CODES = {
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free now; another zone or a reservation may have",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "the compute environment's maxvCpus is below what the job needs: make setup raises it",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no instance type of the compute environment has what a node needs, or none has started yet",
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no instance as the launch template asks for it",
+    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's service role lacks permissions",
+    "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't start instances: its role, network or image",
+    "UNDETERMINED": "Batch does not know why; often the quota of vCPUs, or instances that can't reach ECS (no NAT gateway)",
+}  # fmt: skip
+
+
+class Waiting:
+    """Why the jobs of a queue wait. The queue is looked at anew every PACE seconds."""
+
+    def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
+        self.calls, self.queue = calls, queue
+        self.found, self.when = "", -PACE
+
+    def why(self, job: dict[str, Any]) -> str:
+        """What a job that has not started waits for; "" for one that has."""
+        if job["status"] not in ("SUBMITTED", "PENDING", "RUNNABLE"):
+            return ""
+        said = str(job.get("statusReason") or "")
+        for code, words in CODES.items():
+            if said.startswith(code):
+                return f"{job['status']}: {words} ({said})"
+        return f"{job['status']}: {said or self._look()}"
+
+    def _look(self) -> str:
+        if time.monotonic() - self.when > PACE:
+            try:
+                self.found = next(_obstacles(self.calls(), self.queue), "machines are on their way")
+            except CloudError as error:
+                self.found = f"why is not known: {error.what}"
+            self.when = time.monotonic()
+        return self.found
+
+
+def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
+    """What keeps a queue's jobs waiting, the nearest cause first."""
+    queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
+    if queues[0].get("state") == "DISABLED":
+        yield f"the queue {queue} is disabled; aws batch update-job-queue --job-queue {queue} --state ENABLED"
+    names = [entry["computeEnvironment"] for entry in queues[0].get("computeEnvironmentOrder", ())]
+    for environment in environments(calls, names):
+        name = environment["computeEnvironmentName"]
+        if environment.get("status") == "INVALID":
+            yield f"the compute environment {name} is invalid: {environment.get('statusReason', 'no reason is given')}"
+        if environment.get("state") == "DISABLED":
+            yield f"the compute environment {name} is disabled"
+    ahead = calls("batch", "ListJobs", jobQueue=queue, jobStatus="RUNNING").get("jobSummaryList", ())
+    if ahead:
+        yield f"{len(ahead)} jobs of the queue are running"
+
+
+def environments(calls: Calls, names: list[str]) -> list[dict[str, Any]]:
+    """The compute environments of those names or ARNs."""
+    if not names:
+        return []
+    return list(calls("batch", "DescribeComputeEnvironments", computeEnvironments=names).get("computeEnvironments", ()))
+
+
+def most_nodes(environment: dict[str, Any], vcpus: int) -> int:
+    """How many nodes of so many vCPUs a compute environment can have."""
+    return int(environment.get("computeResources", {}).get("maxvCpus", 0)) // vcpus
+
+
+def ecr_of(image: str) -> re.Match[str] | None:
+    """The account, region, repository and tag or digest of an image in ECR; None for one that is elsewhere."""
+    return re.fullmatch(
+        r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[a-z0-9._/-]+)"
+        r"(?:@(?P<digest>sha256:[0-9a-f]{64})|:(?P<tag>[\w.-]+))?",
+        image,
+    )
