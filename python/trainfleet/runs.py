@@ -34,6 +34,7 @@ from .shapes import fit
 
 RUNS = Path("runs")
 DATA = Path("data")
+MOUNTED = "TRAINFLEET_MOUNTED"  # names the folder where an engine has put the whole dataset on this node, to be read
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = "lock"
 ENGINE = "engine:"  # the first word of a stop file that no person asked for

@@ -14,6 +14,7 @@ from .. import hardware
 from ..config import Config
 from ..plan.job import Job
 from .bodies import Body, environment, pairs, slug, tags
+from .machines_of_batch import EXECUTION_ROLE, JOB_ROLE
 from .node import entrypoint_words
 
 AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may go well
@@ -63,8 +64,8 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
     body: Body = {
         "image": image,
         "instanceType": row.name,
-        "jobRoleArn": batch.job_role,
-        "executionRoleArn": batch.execution_role,
+        "jobRoleArn": batch.job_role or JOB_ROLE,
+        "executionRoleArn": batch.execution_role or EXECUTION_ROLE,
         "resourceRequirements": [{"type": kind, "value": str(value)} for kind, value in needs.items()],
         "linuxParameters": {
             "initProcessEnabled": True,

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .. import hardware
 from ..cloud.calls import Calls
 from ..cloud.region import region_of
 from ..config import Config
@@ -182,8 +181,8 @@ class SageMaker:
         return bucket_of(self.config, run, lambda: self.has_job(run))
 
     def price(self) -> float | None:
-        """US dollars for an hour of the ml. type: what SageMaker asks on top of EC2 is in the table."""
-        return hardware.sagemaker_price(self.config.fleet.instance_type)
+        """Not known: SageMaker asks more for a type than EC2's list says."""
+        return None
 
     def machines(self) -> Machines:
         return machines_of_sagemaker.Stack(self.config)

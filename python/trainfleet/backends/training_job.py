@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from .. import hardware
 from ..config import Config
-from ..data.mounted import CHANNEL, MOUNTED
 from ..errors import BackendError
 from ..plan.job import Job
+from ..runs import MOUNTED
 from ..vault import PREFIX
 from .bodies import Body, environment, tags
 from .node import entrypoint_words
 
 GIB = 2**30
+CHANNEL = "dataset"
 COPIES = 1.0e9  # bytes/s at which File mode fills a node's disk from S3; the article's few hundred GB take minutes so
 PATIENCE = 60.0  # seconds of accelerators that wait for a copy, at most, where nobody says otherwise
 LEAST_DISK, MOST_DISK = 100, 16384  # GiB

@@ -7,10 +7,12 @@ targets come from one row and neighbours share one token. Which sample is the g-
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import runs
 from ..config.types import Data
 from ..errors import DataError
 from .manifest import ITEM_BYTES, TRAIN, Manifest, find, read_manifest
@@ -48,13 +50,14 @@ class Dataset:
         """
         from .verify import check_opening
 
-        store = open_store(folder, data.store if data else None)
+        mounted = os.environ.get(runs.MOUNTED)
+        store = open_store(Path(mounted) if mounted else folder, data.store if data and not mounted else None)
         manifest = read_manifest(store)
         if manifest is None:
             raise DataError("holds no finished dataset", where=store.describe(""), next="make tokenize")
         check_opening(store, manifest)
         window = data.shuffle_window if data else None
-        if window is None and isinstance(store, Bucket):
+        if window is None and (isinstance(store, Bucket) or mounted):  # the same batches, however they are read
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
