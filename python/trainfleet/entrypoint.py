@@ -23,21 +23,26 @@ import argparse
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import events, fence, supervisor
+from . import events, fence, supervisor, vault
 from .errors import BackendError, RunError, TrainfleetError, tell, telling
 from .muster import muster
 from .output import hide, visible
+from .parting import Parting, code_of
 from .runs import Run, make_folder, node_log, scratch
 from .seat import READERS, Seat, engine, torchrun
 from .supervisor import Log
-from .uplink import carrier
+from .uplink import BUCKET, carrier
 
 STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
+VERDICT = 90.0  # seconds in which a node has its own verdict, at most
+AGAIN = 75  # sysexits.h: a temporary failure
 REASON = 1024  # characters of a failure's reason, of which DescribeTrainingJob shows no more
 
 
@@ -49,18 +54,21 @@ class Terms:
     grace    seconds from SIGTERM until nothing may be left, a few less than the engine gives
     echoes   whether it keeps what its nodes print
     failure  the file for the reason of a failure
+    decides  whether its first node decides for all: the job ends when that one does, and is started again by its exit code,
+             which is AGAIN where another attempt may go well
     """
 
     wait: float = STARTS
     grace: float = supervisor.TERM_GRACE
     echoes: bool = False
     failure: Path | None = None
+    decides: bool = False
 
 
 TERMS = {
     "fleet": Terms(wait=0),
     "slurm": Terms(),  # KillWait is 30 s by default
-    "batch": Terms(echoes=True),  # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
+    "batch": Terms(echoes=True, decides=True),  # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
     # 120 s: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
     "sagemaker": Terms(grace=110, echoes=True, failure=Path("/opt/ml/output/failure")),
 }
@@ -107,6 +115,7 @@ def parse(arguments: Sequence[str]) -> Order:
 
 def carry_out(order: Order) -> int:
     """Takes the seat, waits for the others, and runs the command to its end; its exit code."""
+    vault.take()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as a container's first process it has no default
     seat = READERS[order.reader]()
     make_folder(order.home)
@@ -115,8 +124,39 @@ def carry_out(order: Order) -> int:
     command = command_of(order, seat)
     with reasoned(order, seat, log) as outcome, supervisor.on_own_disk(scratch(log.path)), carrier(log.path):
         gather(order, seat, log)
+        began = time.time()
         outcome.code = supervisor.run(log, command, order.terms.grace)
+        if order.terms.decides and order.ranks and seat.node == 0 and BUCKET in os.environ and 0 < outcome.code < 128:
+            outcome.code = judged(order, seat, log, outcome.code, began)
+    if order.terms.decides and seat.nodes > 1 and BUCKET in os.environ:
+        outcome.code = part(order, seat, log, outcome.code)
     return outcome.code
+
+
+def part(order: Order, seat: Seat, log: Log, code: int) -> int:
+    """The exit code once a node may leave: any at once, but the first after the others, where it has not failed itself."""
+    attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
+    parting = Parting(f"{os.environ[BUCKET].rstrip('/')}/{order.folder}", attempt)
+    if seat.node:
+        parting.leave(seat.node, code, lambda words: log.note("node", words))
+        return code
+    return code or code_of(code, parting.gather(seat.nodes, lambda words: log.note("node", words)), AGAIN)
+
+
+def judged(order: Order, seat: Seat, log: Log, code: int, began: float) -> int:
+    """The exit code for an engine that has others to go by: AGAIN where the verdict is that another attempt may go well.
+
+    The verdict is made by a program of its own (watch/alone.py), which reads what all nodes have said.
+    """
+    words = [sys.executable, "-m", "trainfleet.watch.alone", str(order.folder), str(seat.nodes), str(code), str(began)]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=VERDICT, check=False)
+    except subprocess.TimeoutExpired:
+        log.note("node", f"no verdict came in {VERDICT:.0f} s")
+        return code
+    for line in filter(None, (answer.stdout + answer.stderr).splitlines()):
+        log.note("node", line)
+    return AGAIN if answer.returncode == AGAIN else code
 
 
 def command_of(order: Order, seat: Seat) -> list[str]:
@@ -161,7 +201,8 @@ def reasoned(order: Order, seat: Seat, log: Log) -> Iterator[Outcome]:
         raise
     finally:
         if order.terms.failure and outcome.code:
-            leave(order.terms.failure, outcome.words or reason(order.folder, seat.node, log.path, outcome.code))
+            words = outcome.words or reason(order.folder, seat.node, log.path, outcome.code)
+            leave(order.terms.failure, f"node {seat.node}: {words}")
 
 
 @dataclass

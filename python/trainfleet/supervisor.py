@@ -249,6 +249,7 @@ class Log:
         self._flush()
         if self.file is not None:
             self.file.close()
+            self.file = None  # a later line opens it again
         return not self.waiting
 
     def _flush(self) -> None:

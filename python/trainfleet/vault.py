@@ -1,7 +1,7 @@
-"""Secrets that a node takes by reference, where its engine hands over none: TRAINFLEET_SECRET_AT_<NAME> says where NAME's value is.
+"""Secrets that a node takes by reference, where its engine hands over none: TRAINFLEET_SECRET_AT_<NAME> says where NAME's is.
 
-A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The node's role reads it; the value
-is in this process's environment and in those of the processes that it starts, and nowhere else.
+A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The node's role reads it; the
+value is in this process's environment and in those of the processes that it starts, and nowhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
 
             if not isinstance(error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)):
                 raise
-            why, next = " ".join(str(error).split()), "allow the job's role to read it: ssm:GetParameter, or secretsmanager:GetSecretValue"
+            why, next = (
+                " ".join(str(error).split()),
+                "allow the job's role to read it: ssm:GetParameter, or secretsmanager:GetSecretValue",
+            )
             raise BackendError(f"the secret {name} can't be read", where=where, why=why, next=next) from error
 
 

@@ -119,23 +119,33 @@ class Cluster:
             LIBC.setns(before, CLONE_NEWNET)
             os.close(before)
 
-    def start(self, mark: str, nodes: int, script: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """A script on the node `job/attempt/node`, as the engine starts it: on an empty disk, with what the engine tells."""
+    def start(
+        self, mark: str, nodes: int, script: str, more: Mapping[str, str] | None = None, bare: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """A script on the node `job/attempt/node`, as the engine starts it: on an empty disk, with what the engine tells.
+
+        `bare`: the engine's own variables are all in `more`.
+        """
         job, attempt, node = mark.split("/")
         disk = self.disk(job, int(attempt), int(node))
         disk.mkdir(parents=True)
         (disk / "node.sh").write_text(script)
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(disk), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/python:{self.folder}",
-            MARK: mark, "AWS_BATCH_JOB_NUM_NODES": str(nodes), "AWS_BATCH_JOB_NODE_INDEX": node,
-            "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0", "AWS_BATCH_JOB_ATTEMPT": attempt,
-            **({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": self.address(0)} if node != "0" else {}),
-            **(more or {}), **self.environment,
+            MARK: mark, **({} if bare else self.as_batch(nodes, node, attempt)), **(more or {}), **self.environment,
         }  # fmt: skip
         enter = ["nsenter", f"--net=/proc/{self.holders[int(node) + 1].pid}/ns/net"] if self.isolated else []
         with open(disk / "console", "wb") as console:
             return subprocess.Popen([*enter, "sh", "node.sh"], cwd=disk, env=environment, stdout=console, stderr=console,
                                     preexec_fn=die_with_parent)  # fmt: skip
+
+    def as_batch(self, nodes: int, node: str, attempt: str) -> dict[str, str]:
+        """What AWS Batch tells a node of a job."""
+        own = {
+            "AWS_BATCH_JOB_NUM_NODES": str(nodes), "AWS_BATCH_JOB_NODE_INDEX": node, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+            "AWS_BATCH_JOB_ATTEMPT": attempt,
+        }  # fmt: skip
+        return own | ({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": self.address(0)} if node != "0" else {})
 
     # How it works
 

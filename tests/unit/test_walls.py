@@ -39,6 +39,8 @@ GROUND = {
     "records",
     "shapes",
     "spelling",
+    "vault",
+    "parting",
     "__init__",
 }
 CONTROL = {"cli", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}

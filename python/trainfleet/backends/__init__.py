@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from .. import hardware
 from ..config import Config, Terms
 from .base import Backend
+from .batch import Batch
 from .ec2 import Ec2
 from .local import Local
+from .sagemaker import SageMaker
 from .slurm import Slurm
 from .ssh import Ssh
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "lingers", "terms_of"]
 
-BACKENDS: dict[str, type[Local] | type[Ssh] | type[Slurm]] = {backend.name: backend for backend in (Local, Ssh, Ec2, Slurm)}
+BACKENDS: dict[str, type[Local | Ssh | Slurm | Batch | SageMaker]] = {
+    backend.name: backend for backend in (Local, Ssh, Ec2, Slurm, Batch, SageMaker)
+}
 
 
 @functools.cache

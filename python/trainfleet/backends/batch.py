@@ -1,7 +1,7 @@
 """AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in S3 (remote.py).
 
-A submission is looked up by the job's name, which has the request's token in it, before and after it is made: SubmitJob itself has
-no token of a client, and a request whose answer was lost is sent again. Whatever machine has the config can ask and stop.
+A submission is looked up by the job's name, which has the request's token in it, before and after it is made: SubmitJob has no
+client token, and a request whose answer was lost is sent again. Any machine that has the config can ask and stop.
 
 What is covered: requests against botocore's models, and a fake of Batch whose containers really run (tests/aws/batch.py). What is
 not: Batch itself, EFA in its containers, the ECS agent.
@@ -18,6 +18,7 @@ from ..cloud.calls import Calls
 from ..cloud.region import region_of
 from ..config import Config
 from ..errors import BackendError
+from ..parting import ELSEWHERE
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Request
@@ -79,7 +80,7 @@ class Batch:
         return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the one that is there, or a new one, after all that could keep it from running has been looked at.
+        """The job of that token: the one that is there, or a new one, once all that could keep it from running has been checked.
 
         Raises:
             BackendError: it could not run, and why.
@@ -106,7 +107,8 @@ class Batch:
         """The jobs whose name is `name`, or begins so where it ends with *; the oldest first."""
         only = [{"name": "JOB_NAME", "values": [name]}]
         return sorted(
-            self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=only), key=lambda job: job["createdAt"]
+            self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=only),
+            key=lambda job: job["createdAt"],
         )
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
@@ -148,8 +150,9 @@ class Batch:
         until = time.monotonic() + GONE
         while at_once and not self.status(handle).ended:
             if time.monotonic() > until:
-                raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=f"{GONE:.0f} s after TerminateJob",
-                                   next=f"aws batch describe-jobs --jobs {handle.id}")  # fmt: skip
+                where, why = f"{self.name} {handle.id}", f"{GONE:.0f} s after TerminateJob"
+                next = f"aws batch describe-jobs --jobs {handle.id}"
+                raise BackendError("the job has not ended yet", where=where, why=why, next=next)
             time.sleep(PACE / 4)
 
     def find(self, run: Run) -> Handle:
@@ -196,8 +199,10 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
         return Status(Phase.STOPPING if leaving and phase is Phase.RUNNING else phase, words, attempts + 1, hosts=hosts)
     lost = {node: said for node, part in parts.items() if HOST.search(said := part.get("statusReason", ""))}
     exits = {node: _exit(part) for node, part in parts.items() if node not in lost}
+    if exits.get(0) in (ELSEWHERE, definition.AGAIN) and (lost or any(code for node, code in exits.items() if node)):
+        exits[0] = 0  # what went wrong was another node's
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
-        exits[0] = _exit(job) or 1
+        exits[0] = 1
     said = [job.get("statusReason", ""), *(part.get("container", {}).get("reason", "") for part in parts.values())]
     return Status(phase, "\n".join(dict.fromkeys(filter(None, said))), max(1, attempts), exits, lost, hosts)
 

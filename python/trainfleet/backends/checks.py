@@ -1,4 +1,4 @@
-"""What is looked at before a job is given to AWS Batch or SageMaker, so that it fails here, in a second, and not there in an hour.
+"""What is checked before a job is given to AWS Batch or SageMaker, so that it fails here in a second and not there in an hour.
 
 Each check makes one or two requests and raises what is wrong with the command that mends it. Where these credentials may not look
 (iam:GetRole, for one), nothing is held against the job: its own start will tell.
@@ -41,21 +41,31 @@ def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
     """Raises BackendError unless the queue takes jobs, and has an environment for that many such nodes."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues", ())
     if not found:
-        raise BackendError("there is no such job queue", where=queue, next="make setup makes one; or fleet.batch.queue names yours")
+        raise BackendError(
+            "there is no such job queue", where=queue, next="make setup makes one; or fleet.batch.queue names yours"
+        )
     if found[0].get("state") == "DISABLED":
-        raise BackendError("the job queue is disabled", where=queue, next=f"aws batch update-job-queue --job-queue {queue} --state ENABLED")
+        raise BackendError(
+            "the job queue is disabled", where=queue, next=f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
+        )
     if found[0].get("status") == "INVALID":
         raise BackendError("the job queue is invalid", where=queue, why=found[0].get("statusReason", ""), next="make setup")
     names = [entry["computeEnvironment"] for entry in found[0].get("computeEnvironmentOrder", ())]
     unfit = [(environment, unfitness(config, environment)) for environment in environments(calls, names)]
     if all(why for _, why in unfit):
         rows = "\n".join(f"  {environment['computeEnvironmentName']}: {why}" for environment, why in unfit)
-        raise BackendError(f"no compute environment of the queue can run this job\n{rows}", where=queue, next="make setup; or another fleet.batch.queue")
+        raise BackendError(
+            f"no compute environment of the queue can run this job\n{rows}",
+            where=queue,
+            next="make setup; or another fleet.batch.queue",
+        )
     vcpus = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus
     most = max(most_nodes(environment, vcpus) for environment, why in unfit if not why)
     if most < job.nodes:
         next = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
-        raise BackendError(f"{job.nodes} nodes are wanted, the queue has {most}", where=queue, why=f"maxvCpus over {vcpus} a node", next=next)
+        raise BackendError(
+            f"{job.nodes} nodes are wanted, the queue has {most}", where=queue, why=f"maxvCpus over {vcpus} a node", next=next
+        )
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
@@ -85,7 +95,9 @@ def require_image(calls: Calls, image: str) -> None:
         return
     found = {"imageDigest": parts["digest"]} if parts["digest"] else {"imageTag": parts["tag"] or "latest"}
     try:
-        Calls(parts["region"])("ecr", "DescribeImages", registryId=parts["account"], repositoryName=parts["repository"], imageIds=[found])
+        Calls(parts["region"])(
+            "ecr", "DescribeImages", registryId=parts["account"], repositoryName=parts["repository"], imageIds=[found]
+        )
     except CloudError as error:
         if error.code in ABSENT:
             raise BackendError("the image is not in ECR", where=image, why=error.why, next="make push") from error
@@ -116,9 +128,11 @@ def require_role(calls: Calls, arn: str, service: str, config: Config | None) ->
         role = calls("iam", "GetRole", RoleName=name)["Role"]
         trust = role.get("AssumeRolePolicyDocument", {})
         document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
-        if service not in json.dumps([part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]):
-            raise BackendError(f"the role does not trust {service}", where=arn, why="its trust policy names others",
-                               next=f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole")  # fmt: skip
+        if service not in json.dumps(
+            [part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]
+        ):
+            next = f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole"
+            raise BackendError(f"the role does not trust {service}", where=arn, why="its trust policy names others", next=next)
         if config:
             _require_actions(calls, arn, config)
     except CloudError as error:
@@ -133,15 +147,19 @@ def _require_actions(calls: Calls, arn: str, config: Config) -> None:
     answers = calls("iam", "SimulatePrincipalPolicy", PolicySourceArn=arn, ActionNames=list(NEEDED), ResourceArns=resources)
     allowed = {answer["EvalActionName"] for answer in answers.get("EvaluationResults", ()) if answer["EvalDecision"] == "allowed"}
     if missing := [action for action in NEEDED if action not in allowed]:
-        raise BackendError(f"the role may not do {', '.join(missing)}", where=arn, why=f"on s3://{bucket}, where the run's folder is",
-                           next=f"have it allowed on {resources[0]} and {resources[1]}")  # fmt: skip
+        why, next = f"on s3://{bucket}, where the run's folder is", f"have it allowed on {resources[0]} and {resources[1]}"
+        raise BackendError(f"the role may not do {', '.join(missing)}", where=arn, why=why, next=next)
 
 
 def require_quota(calls: Calls, names: Iterable[str], wanted: int, kind: str) -> None:
     """Raises BackendError when a quota of SageMaker, by its name, is below what is wanted."""
     names = set(names)
     try:
-        quotas = [quota for quota in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker") if quota["QuotaName"] in names]
+        quotas = [
+            quota
+            for quota in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker")
+            if quota["QuotaName"] in names
+        ]
     except CloudError as error:
         _pass_denied(error)
         return
@@ -156,5 +174,3 @@ def _pass_denied(error: CloudError) -> None:
     """Raises an error again that is no mere lack of permission to look."""
     if error.code not in DENIED:
         raise error
-
-

@@ -24,6 +24,7 @@ SHARE = 0.92  # of a node's memory that a container may have; the rest is the sy
 MOST_SHARED = 64  # GiB of /dev/shm
 DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks that one /dev/neuron<i> carries
 MIB_A_GIB = 1024
+PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 
 
 def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
@@ -70,10 +71,10 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "linuxParameters": {
             "initProcessEnabled": True,
             "sharedMemorySize": shared * MIB_A_GIB,
-            "devices": [{"hostPath": path, "containerPath": path, "permissions": ["READ", "WRITE", "MKNOD"]} for path in devices(row)],
+            "devices": [{"hostPath": path, "containerPath": path, "permissions": PERMISSIONS} for path in devices(row)],
         },
         # EFA registers the memory that it reads and writes; what is registered is locked.
-        "ulimits": [{"name": "memlock", "softLimit": -1, "hardLimit": -1}, {"name": "nofile", "softLimit": 65535, "hardLimit": 65535}],
+        "ulimits": [{"name": name, "softLimit": most, "hardLimit": most} for name, most in (("memlock", -1), ("nofile", 65535))],
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }  # fmt: skip
@@ -123,7 +124,10 @@ def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
     return {
         "jobQueue": queue,
         "jobDefinition": definition,
-        "nodeOverrides": {"numNodes": job.nodes, "nodePropertyOverrides": [{"targetNodes": "0:", "containerOverrides": override}]},
+        "nodeOverrides": {
+            "numNodes": job.nodes,
+            "nodePropertyOverrides": [{"targetNodes": "0:", "containerOverrides": override}],
+        },
         **share,
         **priority,
         "propagateTags": True,

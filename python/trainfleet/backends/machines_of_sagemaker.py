@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cloud.calls import Calls
 from ..config import Config
-from ..data.dataset import find
+from ..data.manifest import ITEM_BYTES, find
 from ..plan.request import Artifact
 from . import machines_of_batch
 from .bodies import Body
@@ -19,8 +19,8 @@ def filled(calls: Calls, config: Config, body: Body) -> Body:
 
 def size_of(config: Config) -> int | None:
     """Bytes of the config's dataset in its store; None where it is not there."""
-    dataset = find(config.data)
-    return None if dataset is None else dataset.tokens * {"uint16": 2}.get(dataset.manifest.dtype, 4)
+    manifest = find(config.data)
+    return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
 
 class Stack:

@@ -39,7 +39,7 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
     for name, where in own.items():
         if len(values[name].encode()) > LONGEST:
             raise BackendError(f"{name} is longer than SSM keeps ({LONGEST} bytes)", where="fleet.secrets",
-                               next=f"put it into Secrets Manager, and its ARN into fleet.secret_arns: {name}=arn:...")  # fmt: skip
+                               next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...")  # fmt: skip
         calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
         marks = [{"Key": key, "Value": value} for key, value in tags(config).items()]
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite

@@ -1,7 +1,7 @@
 """SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3 (remote.py).
 
-The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is submitting once. Of exit codes
-SageMaker tells one; which host it was, and why, a node's entrypoint leaves in /opt/ml/output/failure, which becomes FailureReason.
+The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is submitting once. SageMaker
+tells one exit code; which host it was, and why, the entrypoint leaves in /opt/ml/output/failure, which becomes FailureReason.
 
 What is covered: requests against botocore's models, and a fake of SageMaker whose containers really run (tests/aws/sagemaker.py).
 What is not: SageMaker itself, EFA in its containers, managed spot.
@@ -87,7 +87,7 @@ class SageMaker:
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the one that is there, or a new one, after all that could keep it from running has been looked at.
+        """The job of that token: the one that is there, or a new one, once all that could keep it from running has been checked.
 
         Raises:
             BackendError: it could not run, and why.
@@ -111,7 +111,11 @@ class SageMaker:
     def _require(self, body: dict[str, Any], job: Job) -> None:
         kind, own, spot = body["ResourceConfig"]["InstanceType"], self.config.fleet.sagemaker, self.config.fleet.spot
         usage = "spot training job usage" if spot else "training job usage"
-        names = [f"{kind} for {usage}", "Maximum number of instances per training job", "Number of instances across all training jobs"]
+        names = [
+            f"{kind} for {usage}",
+            "Maximum number of instances per training job",
+            "Number of instances across all training jobs",
+        ]
         if own.warm_pool_minutes:
             names.append(f"{kind} for training warm pool usage")
         checks.require_image(self.calls, body["AlgorithmSpecification"]["TrainingImage"])
@@ -152,15 +156,21 @@ class SageMaker:
         until = time.monotonic() + GONE
         while at_once and not self.status(handle).ended:
             if time.monotonic() > until:
-                raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=f"{GONE:.0f} s after StopTrainingJob",
-                                   next=f"aws sagemaker describe-training-job --training-job-name {handle.id}")  # fmt: skip
+                where, why = f"{self.name} {handle.id}", f"{GONE:.0f} s after StopTrainingJob"
+                next = f"aws sagemaker describe-training-job --training-job-name {handle.id}"
+                raise BackendError("the job has not ended yet", where=where, why=why, next=next)
             time.sleep(PACE / 4)
 
     def find(self, run: Run) -> Handle:
         """The newest of the run's jobs."""
         start = slug(run.name, NAME)
         found = self.calls.pages(
-            "sagemaker", "ListTrainingJobs", "TrainingJobSummaries", NameContains=start, SortBy="CreationTime", SortOrder="Descending"
+            "sagemaker",
+            "ListTrainingJobs",
+            "TrainingJobSummaries",
+            NameContains=start,
+            SortBy="CreationTime",
+            SortOrder="Descending",
         )
         for job in found:
             name = str(job["TrainingJobName"])

@@ -14,6 +14,7 @@ from ..config import Config
 from ..errors import BackendError
 from ..plan.job import Job
 from ..runs import MOUNTED
+from ..uplink import BUCKET
 from ..vault import PREFIX
 from .bodies import Body, environment, tags
 from .node import entrypoint_words
@@ -26,13 +27,17 @@ LEAST_DISK, MOST_DISK = 100, 16384  # GiB
 LONGEST = 672  # hours: 28 days, SageMaker's own limit
 WORDS, VALUES = 256, 512  # letters of an argument, and of a value in the environment
 # A logged step in a node's log (engine/record.py), as CloudWatch's metrics of the job.
-METRICS = {"loss": r"step [0-9,]+  loss ([0-9.]+)", "tokens_per_second": r"  ([0-9.]+) tokens/s", "validation_loss": r"  validation ([0-9.]+)"}
+METRICS = {
+    "loss": r"step [0-9,]+  loss ([0-9.]+)",
+    "tokens_per_second": r"  ([0-9.]+) tokens/s",
+    "validation_loss": r"  validation ([0-9.]+)",
+}
 OWN_DISKS = ("p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "trn1", "trn1n", "trn2", "g5", "g6", "g6e")  # instance store
 
 
 @dataclass(frozen=True)
 class Input:
-    """How nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode, `seconds` those until the first batch, `why` in words."""
+    """How nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode, `seconds` go by until the first batch."""
 
     mode: str
     seconds: float
@@ -54,7 +59,9 @@ def input_of(config: Config, size: int | None) -> Input:
         return Input("stream", 2.0, "the dataset is not made yet: it is streamed")
     if copying < PATIENCE:
         return Input("file", copying, f"{size / 1e9:.1f} GB are copied to each node in about {copying:.0f} s, then read locally")
-    return Input("stream", 2.0, f"copying {size / 1e9:,.0f} GB would take {copying / 60:.0f} min of every node: it is streamed instead")
+    return Input(
+        "stream", 2.0, f"copying {size / 1e9:,.0f} GB would take {copying / 60:.0f} min of every node: it is streamed instead"
+    )
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -105,7 +112,7 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         },
         "RoleArn": role,
         **_inputs(config, channel),
-        "OutputDataConfig": {"S3OutputPath": f"{(config.fleet.shared_folder or '').rstrip('/')}/sagemaker", **_key("KmsKeyId", own.kms_key)},
+        "OutputDataConfig": {"S3OutputPath": f"{told[BUCKET].rstrip('/')}/sagemaker", **_key("KmsKeyId", own.kms_key)},
         "ResourceConfig": _machines(config, job, size if channel.mode == "file" else 0),
         "StoppingCondition": {"MaxRuntimeInSeconds": seconds, **({"MaxWaitTimeInSeconds": round(wait * 3600)} if spot else {})},
         "Environment": _held(told),

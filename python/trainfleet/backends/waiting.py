@@ -16,8 +16,8 @@ from ..errors import CloudError
 PACE = 30.0  # seconds between two looks at a queue
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free now; another zone or a reservation may have",
-    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "the compute environment's maxvCpus is below what the job needs: make setup raises it",
-    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no instance type of the compute environment has what a node needs, or none has started yet",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below what the job needs: make setup raises it",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment has what a node needs, or none has started yet",
     "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no instance as the launch template asks for it",
     "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's service role lacks permissions",
     "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't start instances: its role, network or image",

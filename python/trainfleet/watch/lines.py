@@ -80,6 +80,12 @@ def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]
         yield Line(time, node, rank, who, text)
 
 
+def stamp_of(text: str) -> float | None:
+    """The clock of a line of a node's log, in seconds of the day; None where it has no stamp."""
+    match = _STAMP.fullmatch(text.rstrip("\n"))
+    return _seconds(match[3], 0.0) if match else None
+
+
 @functools.lru_cache(maxsize=1024)  # lines that follow each other have the same
 def _seconds(clock: str, began: float) -> float:
     hours, minutes, seconds = clock.split(":")

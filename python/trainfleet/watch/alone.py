@@ -1,0 +1,88 @@
+"""The verdict of a node on its own job, for an engine that starts further attempts by itself: is another one worth it?
+
+    python -m trainfleet.watch.alone FOLDER NODES CODE BEGAN
+
+Node 0 of a job that failed asks, with its exit code and the time at which this attempt began. What all nodes have said is brought
+from S3 into a folder of its own and judged as a launcher would (verdict.py); the verdict is printed. The exit code is AGAIN where
+another attempt may go well, and 0 where the program would do the same again, or nobody knows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .. import temporary
+from ..backends.base import REQUEST, Phase, Status
+from ..door import parse_line
+from ..errors import InputError, telling
+from ..link import Link
+from ..plan.job import Job
+from ..plan.request import Request
+from ..runs import Run, read_json
+from ..uplink import BUCKET, EVERY
+from .causes import Then
+from .follow import Outcome
+from .lines import DAY, stamp_of
+from .verdict import Mark, judge
+
+AGAIN = 75  # sysexits.h: a temporary failure
+SAME = 2.0  # seconds that the clocks of two machines of AWS are apart, at most
+SETTLE = 2 * EVERY + 1.0  # seconds after which what the other nodes said last is in S3
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    folder, nodes, code, began = Path(arguments[0]), int(arguments[1]), int(arguments[2]), float(arguments[3])
+    time.sleep(SETTLE)
+    with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
+        held = temporary.hold(Path(own))
+        os.chdir(own)
+        Link(folder, f"{os.environ[BUCKET].rstrip('/')}/{folder}").pull(lambda name: True)
+        for log in (folder / "logs").glob("node-*.log"):
+            cut(log, began)
+        for feed in (folder / "events").glob("*.jsonl"):
+            told = [line for line in feed.read_text().splitlines() if is_since(line, began)]
+            feed.write_text("".join(f"{line}\n" for line in told))
+        verdict = judge(
+            request_of(folder, nodes), Outcome(Status(Phase.ENDED, exits={0: code}), None), Run(folder), Mark(began, {})
+        )
+        os.close(held)
+        os.chdir("/")
+    print(verdict)
+    return AGAIN if verdict.then is not Then.STOP and verdict.cause != "unknown" else 0
+
+
+def is_since(line: str, began: float) -> bool:
+    """Whether an event is of this attempt, as far as clocks agree."""
+    try:
+        return float(parse_line(line.encode(), "")["time"]) > began - SAME
+    except (InputError, KeyError, TypeError, ValueError):
+        return False
+
+
+def cut(log: Path, began: float) -> None:
+    """Takes away what earlier attempts have left in a log: all before the first line of this one."""
+    local = time.localtime(began)
+    first = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        stamp = stamp_of(line.decode(errors="replace"))
+        if stamp is not None and (stamp - first + SAME) % DAY < DAY / 2:
+            log.write_bytes(b"".join(lines[number:]))
+            return
+
+
+def request_of(folder: Path, nodes: int) -> Request:
+    """The request as its launcher has left it; where it never came, one of as many nodes."""
+    record = read_json(folder / REQUEST)
+    if record is not None:
+        return Request.of(record, str(folder / REQUEST))
+    return Request(Job("train", folder.name, folder, nodes, 1, "", (), True), ())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,245 @@
+"""SageMaker training jobs in the pretended account, whose containers really run.
+
+    sagemaker = SageMaker(account, containers)
+    sagemaker.waits = 0.5                     seconds in each of Starting, Downloading
+    sagemaker.fails = "CapacityError: ..."    the FailureReason of a job that gets no machines
+    sagemaker.interrupt(name)                 managed spot: the machines are taken away, the job starts again
+    sagemaker.break_host(name, 1)             a host's hardware fails: InternalServerError, and a retry where RetryStrategy allows
+
+As SageMaker documents it (docs.aws.amazon.com/sagemaker/latest: API_DescribeTrainingJob, your-algorithms-training-algo-*,
+API_StopTrainingJob): one container a host, whose /opt/ml says who is there; the first that fails fails the job, its
+/opt/ml/output/failure becomes FailureReason; a stop is SIGTERM, and SIGKILL after the grace. A name is taken once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .account import Account, Refused, answers
+from .containers import Container, Containers
+
+FINAL = ("Completed", "Failed", "Stopped")
+
+
+@dataclass
+class Job:
+    name: str
+    request: dict[str, Any]
+    status: str = "InProgress"
+    second: str = "Starting"
+    reason: str = ""
+    created: float = field(default_factory=time.time)
+    transitions: list[dict[str, Any]] = field(default_factory=list)
+    containers: list[Container] = field(default_factory=list)
+    asked: bool = False
+    broken: str = ""  # interrupted, or hardware
+    attempt: int = 0
+
+    @property
+    def hosts(self) -> list[str]:
+        return [f"algo-{number + 1}" for number in range(self.request["ResourceConfig"]["InstanceCount"])]
+
+    def go(self, second: str, message: str = "") -> None:
+        self.second = second
+        self.transitions.append({"Status": second, "StartTime": moment(), "StatusMessage": message})
+
+
+def moment() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+class SageMaker:
+    """The service's jobs. `account.sagemaker` is how the answers below find it."""
+
+    def __init__(self, account: Account, containers: Containers) -> None:
+        self.account, self.containers = account, containers
+        self.jobs: dict[str, Job] = {}
+        self.waits, self.fails = 0.1, ""
+        self.closing = threading.Event()
+        self.lock = threading.Lock()
+        account.sagemaker = self  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self.closing.set()
+        for name in self.jobs:
+            self.containers.cluster.threads[name].join()
+
+    def interrupt(self, name: str) -> None:
+        self.jobs[name].broken = "interrupted"
+
+    def break_host(self, name: str, host: int) -> None:
+        self.containers.lose(name, host)
+        self.jobs[name].broken = "hardware"
+
+    def run(self, job: Job) -> None:
+        retries = job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+        while True:
+            job.go("Starting", "Starting the training job")
+            if self.rest(job) or self.fails:
+                break
+            job.go("Downloading", "Downloading the training image")
+            if self.rest(job):
+                break
+            job.broken, job.attempt = "", job.attempt + 1
+            job.go("Training", "Training image download completed. Training in progress.")
+            self.train(job)
+            if job.asked or not job.broken:
+                break
+            if job.broken == "interrupted":
+                job.go("Interrupted", "The spot instances were interrupted")
+                continue
+            if retries == 0:
+                return self.end(
+                    job, "Failed", "Failed", "InternalServerError: We encountered an internal error. Please try again."
+                )
+            retries -= 1
+            job.go("Restarting", "Restarting the training job")
+        self.conclude(job)
+
+    def rest(self, job: Job) -> bool:
+        """Waits in a state; whether the job was stopped meanwhile."""
+        until = time.monotonic() + self.waits
+        while time.monotonic() < until or self.waits < 0:
+            if job.asked or self.closing.wait(0.02):
+                return True
+        return job.asked
+
+    def conclude(self, job: Job) -> None:
+        if self.fails and not job.containers:
+            return self.end(job, "Failed", "Failed", self.fails)
+        failed = [(host, container) for host, container in enumerate(job.containers) if container.code]
+        if job.asked or self.closing.is_set():
+            return self.end(job, "Stopped", "Stopped", "")
+        if not failed:
+            job.go("Uploading", "Uploading generated training model")
+            return self.end(job, "Completed", "Completed", "")
+        host, container = min(failed, key=lambda entry: entry[1].asked or 0.0)
+        said = ""
+        with suppress(FileNotFoundError):
+            said = (self.ml(job, host) / "output/failure").read_text()[:1024]
+        return self.end(job, "Failed", "Failed", f"AlgorithmError: {said}, exit code: {container.code}")
+
+    def end(self, job: Job, status: str, second: str, reason: str) -> None:
+        job.reason = reason
+        job.go(second)
+        job.status = status
+
+    def train(self, job: Job) -> None:
+        job.containers = []
+        for host in range(len(job.hosts)):
+            with self.lock:
+                job.containers.append(self.start(job, host))
+        limit = time.monotonic() + job.request["StoppingCondition"]["MaxRuntimeInSeconds"]
+        while any(container.code is None for container in job.containers):
+            failed = any(container.code for container in job.containers)
+            if job.asked or job.broken or failed or self.closing.is_set() or time.monotonic() > limit:
+                for container in job.containers:
+                    self.containers.terminate(container)
+            time.sleep(0.03)
+        for container in job.containers:
+            self.containers.kill(container)
+
+    def ml(self, job: Job, host: int) -> Path:
+        return self.containers.cluster.folder / "ml" / job.name / f"{job.attempt}-{host}"
+
+    def start(self, job: Job, host: int) -> Container:
+        """A host's container: /opt/ml as SageMaker lays it out, the hosts' names, and no exit code of any attempt before."""
+        folder, cluster, specification = self.ml(job, host), self.containers.cluster, job.request["AlgorithmSpecification"]
+        for inner in ("input/config", "input/data", "output", "model"):
+            (folder / inner).mkdir(parents=True)
+        resources = {"current_host": job.hosts[host], "hosts": job.hosts, "network_interface_name": "eth0"}
+        (folder / "input/config/resourceconfig.json").write_text(json.dumps(resources))
+        (folder / "input/config/hyperparameters.json").write_text(json.dumps(job.request.get("HyperParameters", {})))
+        names = "".join(f"{cluster.address(number)} {name}\n" for number, name in enumerate(job.hosts))
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        for channel in job.request.get("InputDataConfig", ()):
+            self.fetch(channel, folder / "input/data" / channel["ChannelName"])
+        told = {"TRAINING_JOB_NAME": job.name, **job.request.get("Environment", {})}
+        words = specification.get("ContainerArguments") or ["train"]
+        return self.containers.start(job.name, job.attempt, host, len(job.hosts), words, told, folder)
+
+    def fetch(self, channel: dict[str, Any], folder: Path) -> None:
+        """File mode: all objects below the prefix are copied."""
+        from trainfleet import s3
+
+        address = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for found in s3.list_objects(address):
+            path = folder / found.address.removeprefix(address)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(s3.read(found.address) or b"")
+
+
+def service(account: Account) -> SageMaker:
+    return account.sagemaker  # type: ignore[attr-defined,no-any-return]
+
+
+def job_named(account: Account, name: str) -> Job:
+    job = service(account).jobs.get(name)
+    if job is None:
+        raise Refused("ValidationException", "Requested resource not found.")
+    return job
+
+
+@answers("sagemaker", "CreateTrainingJob")
+def _create(account: Account, **request: Any) -> dict[str, Any]:
+    sagemaker, name = service(account), request["TrainingJobName"]
+    arn = f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{name}"
+    if name in sagemaker.jobs:
+        raise Refused(
+            "ResourceInUse",
+            f"Training job names must be unique within an AWS account and region, and a training job with this name already exists ({arn})",
+        )
+    job = sagemaker.jobs[name] = Job(name, request)
+    account.add("training-job", arn, {}, {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())})
+    thread = sagemaker.containers.cluster.threads[name] = threading.Thread(target=sagemaker.run, args=(job,), daemon=True)
+    thread.start()
+    return {"TrainingJobArn": arn}
+
+
+@answers("sagemaker", "DescribeTrainingJob")
+def _describe(account: Account, TrainingJobName: str) -> dict[str, Any]:
+    job = job_named(account, TrainingJobName)
+    kept = ("ResourceConfig", "AlgorithmSpecification", "RoleArn", "StoppingCondition", "Environment", "RetryStrategy")
+    return {
+        "TrainingJobName": job.name, "TrainingJobStatus": job.status, "SecondaryStatus": job.second, "CreationTime": job.created,
+        "SecondaryStatusTransitions": list(job.transitions), **({"FailureReason": job.reason} if job.reason else {}),
+        **{key: job.request[key] for key in kept if key in job.request},
+    }  # fmt: skip
+
+
+@answers("sagemaker", "StopTrainingJob")
+def _stop(account: Account, TrainingJobName: str) -> dict[str, Any]:
+    job = job_named(account, TrainingJobName)
+    if job.status in FINAL:
+        raise Refused("ValidationException", f"The request was rejected because the training job is in status {job.status}.")
+    if not job.asked:
+        job.asked, job.status = True, "Stopping"
+        job.go("Stopping", "Stopping the training job")
+    return {}
+
+
+@answers("sagemaker", "ListTrainingJobs")
+def _list(account: Account, NameContains: str = "", **_: Any) -> dict[str, Any]:
+    found = sorted(service(account).jobs.values(), key=lambda job: -job.created)
+    return {"TrainingJobSummaries": [
+        {"TrainingJobName": job.name, "TrainingJobStatus": job.status, "CreationTime": job.created,
+         "TrainingJobArn": f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{job.name}"}
+        for job in found if NameContains in job.name
+    ]}  # fmt: skip
+
+
+@answers("sagemaker", "DeleteTrainingJob")
+def _delete(account: Account, TrainingJobName: str) -> dict[str, Any]:
+    job = job_named(account, TrainingJobName)
+    if job.status not in FINAL:
+        raise Refused("ResourceInUse", f"The training job {TrainingJobName} is in status {job.status}")
+    del service(account).jobs[TrainingJobName]
+    account.things.pop(f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}", None)
+    return {}

@@ -1,0 +1,106 @@
+"""What else the engines' backends ask for: roles, images, quotas, buckets, parameters, streams of logs. Plain records in the account.
+
+SSM and S3 are moto's, on the local server that containers see too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainfleet.cloud import calls
+
+from .account import ANSWERS, Account, Refused, answers
+
+ROLES = {"train": ["ecs-tasks.amazonaws.com", "sagemaker.amazonaws.com"], "train-execution": ["ecs-tasks.amazonaws.com"]}
+
+
+class Watched:
+    """`account.watched`: what an account has for them; a test changes it."""
+
+    def __init__(self, account: Account) -> None:
+        self.trust = {name: list(services) for name, services in ROLES.items()}  # role → whom it trusts
+        self.forbidden: set[str] = set()  # actions that no role may do
+        self.images = {"trainfleet:cpu"}
+        self.bucket_region = account.region
+        self.quotas: dict[str, float] = {}  # name → value of SageMaker's
+        account.watched = self  # type: ignore[attr-defined]
+
+
+def watched(account: Account) -> Watched:
+    return account.watched  # type: ignore[attr-defined,no-any-return]
+
+
+@answers("iam", "SimulatePrincipalPolicy")
+def _simulate(account: Account, PolicySourceArn: str, ActionNames: list[str], ResourceArns: list[str]) -> dict[str, Any]:
+    forbidden = watched(account).forbidden
+    return {"EvaluationResults": [
+        {"EvalActionName": action, "EvalDecision": "implicitDeny" if action in forbidden else "allowed"} for action in ActionNames
+    ]}  # fmt: skip
+
+
+def _role(account: Account, RoleName: str) -> dict[str, Any]:
+    trust = watched(account).trust.get(RoleName)
+    if trust is None:
+        raise Refused("NoSuchEntity", f"The role with name {RoleName} cannot be found.")
+    document = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Principal": {"Service": trust}, "Action": "sts:AssumeRole"}],
+    }
+    return {"Role": {"RoleName": RoleName, "AssumeRolePolicyDocument": document}}
+
+
+def install() -> None:
+    """Roles that tests name are answered here; any other, as of a stack, by whoever answered before."""
+    before = ANSWERS.get(("iam", "GetRole"))
+
+    def role(account: Account, RoleName: str) -> dict[str, Any]:
+        known = hasattr(account, "watched") and (RoleName in watched(account).trust or before is None)
+        return _role(account, RoleName) if known or before is None else before(account, RoleName=RoleName)
+
+    ANSWERS["iam", "GetRole"] = role
+
+
+install()
+
+
+@answers("ecr", "DescribeImages")
+def _images(account: Account, repositoryName: str, imageIds: list[dict[str, str]], **_: Any) -> dict[str, Any]:
+    named = f"{repositoryName}:{imageIds[0].get('imageTag', '')}"
+    if not any(image.startswith(f"{repositoryName}:") for image in watched(account).images):
+        raise Refused(
+            "RepositoryNotFoundException", f"The repository with name '{repositoryName}' does not exist in the registry"
+        )
+    if named not in watched(account).images:
+        raise Refused("ImageNotFoundException", f"The image with imageId {imageIds[0]} does not exist within the repository")
+    return {"imageDetails": [{"imageTags": [imageIds[0]["imageTag"]]}]}
+
+
+@answers("service-quotas", "ListServiceQuotas")
+def _quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any]:
+    rows = watched(account).quotas.items() if ServiceCode == "sagemaker" else ()
+    return {
+        "Quotas": [
+            {"ServiceCode": ServiceCode, "QuotaName": name, "QuotaCode": f"L-{number:08X}", "Value": value}
+            for number, (name, value) in enumerate(rows)
+        ]
+    }
+
+
+@answers("s3", "GetBucketLocation")
+def _location(account: Account, Bucket: str) -> dict[str, Any]:
+    region = watched(account).bucket_region
+    return {"LocationConstraint": None if region == "us-east-1" else region}
+
+
+def _by_moto(operation: str) -> None:
+    before = ANSWERS.get(("ssm", operation))
+
+    @answers("ssm", operation)
+    def answer(account: Account, **request: Any) -> dict[str, Any]:
+        if before and not str(request.get("Name", "/trainfleet/")).startswith("/trainfleet/"):
+            return before(account, **request)
+        return calls.by_boto3(account.region, "ssm", operation, request)
+
+
+for _operation in ("PutParameter", "AddTagsToResource", "GetParametersByPath", "DeleteParameters", "GetParameter"):
+    _by_moto(_operation)
