@@ -69,7 +69,7 @@ class Containers:
         mark, cluster = f"{job}/{attempt}/{node}", self.cluster
         line = shlex.join([sys.executable, "-m", *words])
         script = f"exec {line}" if ml is None else _with_mounts(line, ml)
-        process = cluster.start(mark, nodes, script, environment, bare=True)
+        process = cluster.start(mark, script, environment)
         container = self.all[mark] = Container(mark, process, cluster.disk(job, attempt, node))
         return container
 

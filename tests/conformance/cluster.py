@@ -1,25 +1,18 @@
-"""An engine as AWS Batch is one, in this process: a queue, nodes that come and go, retries by itself; the nodes' processes are real.
+"""The nodes of the pretended engines (tests/aws): a folder and a network namespace each, from which only the other nodes and a local
+S3 server are seen (without root: an address of the loopback). What runs on them is real.
 
     with Cluster(folder) as cluster:
-        cluster.queue = 2.0         seconds that a job waits, with a reason
-        cluster.kill_node(job, 1)   the machine goes, with all that runs on it
-        cluster.disk(job, 1, 1)     the disk of node 1 in attempt 1
-
-A node is a folder and a network namespace (without root: an address of the loopback) from which only the other nodes and a local S3
-server are seen. Whoever submits, asks and stops does so by files in `folder`: that is the engine's API, for any process of this
-machine. The values of secrets are in the engine's own store, from which it takes them when the job starts: a job only names them.
+        cluster.start("job/1/0", script, {})   a script on node 0 in attempt 1 of a job
+        cluster.disk(job, 1, 1)                the disk of node 1 in attempt 1
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
-import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,41 +26,27 @@ GATE = "10.79.0.1"  # where S3 listens for the nodes
 CLONE_NEWNET = 0x40000000
 MARK = "TRAINFLEET_TEST_NODE"
 LIBC = ctypes.CDLL(None, use_errno=True)
-GRACE = 5.0  # seconds from SIGTERM to SIGKILL, and what the others get when one node has failed
-
-
-def write(path: Path, record: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
 
 
 class Cluster:
-    """The engine; `jobs` are its folders of jobs, by id."""
+    """The nodes; `jobs` are the folders of jobs, by id, and `threads` what carries them."""
 
     def __init__(self, folder: Path, most: int = 2) -> None:
         self.folder, self.most = folder, most
         self.jobs = folder / "jobs"
         self.jobs.mkdir(parents=True)
-        self.queue, self.retries = 1.0, 1
         self.environment = dict[str, str]()  # of every node, as an instance's role and network give it
-        (folder / "secrets").mkdir(mode=0o700)
         self.isolated = os.geteuid() == 0 and shutil.which("ip") is not None
         self.holders: list[subprocess.Popen[bytes]] = []
-        self.closing = threading.Event()
         self.threads: dict[str, threading.Thread] = {}
 
     def __enter__(self) -> Cluster:
         if self.isolated:
             self._make_networks()
         self.environment["GLOO_SOCKET_IFNAME"] = "eth0" if self.isolated else "lo"
-        self.keeper = threading.Thread(target=self._keep, daemon=True)
-        self.keeper.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        self.keeper.join()
         for thread in self.threads.values():
             thread.join()
         for holder in self.holders:
@@ -75,11 +54,6 @@ class Cluster:
             holder.wait()
 
     # What a test does to it
-
-    def kill_node(self, job: str, node: int) -> None:
-        """Its machine goes, with all that runs on it."""
-        for pid in self.processes(job, node):
-            os.kill(pid, signal.SIGKILL)
 
     def processes(self, job: str = "", node: int | None = None) -> list[int]:
         """What runs on the nodes of a job, or of all."""
@@ -119,20 +93,15 @@ class Cluster:
             LIBC.setns(before, CLONE_NEWNET)
             os.close(before)
 
-    def start(
-        self, mark: str, nodes: int, script: str, more: Mapping[str, str] | None = None, bare: bool = False
-    ) -> subprocess.Popen[bytes]:
-        """A script on the node `job/attempt/node`, as the engine starts it: on an empty disk, with what the engine tells.
-
-        `bare`: the engine's own variables are all in `more`.
-        """
+    def start(self, mark: str, script: str, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """A script on the node `job/attempt/node`, on an empty disk, with what the engine tells by `more`."""
         job, attempt, node = mark.split("/")
         disk = self.disk(job, int(attempt), int(node))
         disk.mkdir(parents=True)
         (disk / "node.sh").write_text(script)
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(disk), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/python:{self.folder}",
-            MARK: mark, **({} if bare else self.as_batch(nodes, node, attempt)), **(more or {}), **self.environment,
+            MARK: mark, **more, **self.environment,
         }  # fmt: skip
         enter = ["nsenter", f"--net=/proc/{self.holders[int(node) + 1].pid}/ns/net"] if self.isolated else []
         with open(disk / "console", "wb") as console:
@@ -182,83 +151,6 @@ class Cluster:
     def address(self, node: int) -> str:
         return f"10.79.0.{node + 2}" if self.isolated else "127.0.0.1"
 
-    def _keep(self) -> None:
-        while not self.closing.wait(0.05):
-            for body in self.jobs.glob("*/body.json"):
-                if body.parent.name not in self.threads:
-                    job = Job(self, body.parent)
-                    self.threads[job.id] = threading.Thread(target=job.run, daemon=True)
-                    self.threads[job.id].start()
-
-
-class Job:
-    """One job of the engine's, from its queue to its end."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder, self.id = cluster, folder, folder.name
-        self.body = json.loads((folder / "body.json").read_text())
-        self.nodes = len(self.body["scripts"])
-        store = cluster.folder / "secrets" / self.id
-        self.secrets = json.loads(store.read_text()) if store.exists() else {}
-        store.unlink(missing_ok=True)
-
-    def run(self) -> None:
-        cluster, since = self.cluster, time.monotonic()
-        while time.monotonic() - since < cluster.queue or cluster.queue < 0:
-            self._tell("queued", 1, reason=f"RUNNABLE: {self.nodes} nodes are wanted, none is free")
-            if self._stopped() or cluster.closing.wait(0.05):
-                self._tell("ended", 1)
-                return
-        for attempt in range(1, cluster.retries + 2):
-            self._tell("starting", attempt, reason="the image is pulled")
-            exits, lost = self._attempt(attempt)
-            if self._stopped() or cluster.closing.is_set() or attempt > cluster.retries or not lost:
-                break
-        self._tell("ended", attempt, exits)
-
-    def _attempt(self, attempt: int) -> tuple[dict[int, int], bool]:
-        """The exit codes of an attempt, whose nodes all have ended, and whether one was lost by itself."""
-        processes = [self._start(attempt, node) for node in range(self.nodes)]
-        failed, asked = 0.0, 0.0
-        while any(process.poll() is None for process in processes):
-            codes = {node: _code(process) for node, process in enumerate(processes) if process.poll() is not None}
-            self._tell("stopping" if asked or self._stopped() else "running", attempt)
-            if any(codes.values()) and not failed:
-                failed = time.monotonic()
-            if self._stopped() == "kindly" and not asked:
-                asked = time.monotonic()
-                for process in processes:
-                    process.terminate()
-            if self._stopped() == "at once" or self.cluster.closing.is_set() or (failed and time.monotonic() - failed > GRACE):
-                break
-            time.sleep(0.05)
-        lost = any(_code(process) == 137 for process in processes if process.poll() is not None)
-        while left := self.cluster.processes(self.id):
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        for process in processes:
-            process.wait()
-        return {node: _code(process) for node, process in enumerate(processes)}, lost
-
-    def _start(self, attempt: int, node: int) -> subprocess.Popen[bytes]:
-        more = self.body["environment"] | self.secrets
-        return self.cluster.start(f"{self.id}/{attempt}/{node}", self.nodes, self.body["scripts"][node], more)
-
-    def _stopped(self) -> str:
-        try:
-            return (self.folder / "stop").read_text()
-        except FileNotFoundError:
-            return ""
-
-    def _tell(self, phase: str, attempt: int, exits: Mapping[int, int] | None = None, reason: str = "") -> None:
-        hosts = [f"i-{self.id[-8:]}{attempt}{node}" for node in range(self.nodes)] if phase != "queued" else []
-        record = {"phase": phase, "attempt": attempt, "exits": exits or {}, "reason": reason, "hosts": hosts}
-        if record != getattr(self, "told", None):
-            self.told = record
-            write(self.folder / "status.json", record)
-
 
 @contextmanager
 def site(folder: Path) -> Iterator[Cluster]:
@@ -279,10 +171,6 @@ def site(folder: Path) -> Iterator[Cluster]:
         aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         cluster.environment |= aws | {"AWS_ENDPOINT_URL": address}
         yield cluster
-
-
-def _code(process: subprocess.Popen[bytes]) -> int:
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _enter(network: Path) -> None:

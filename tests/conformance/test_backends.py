@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -199,8 +198,12 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from aws import elsewhere
 elsewhere.attach()
 """
-        operations = [("batch", "RegisterJobDefinition"), ("batch", "SubmitJob")] if name == "batch" else [(name, "CreateTrainingJob")]
-        names = tuple(f"requests/{number:02}-{service}-{operation}.json" for number, (service, operation) in enumerate(operations, 1))
+        operations = (
+            [("batch", "RegisterJobDefinition"), ("batch", "SubmitJob")] if name == "batch" else [(name, "CreateTrainingJob")]
+        )
+        names = tuple(
+            f"requests/{number:02}-{service}-{operation}.json" for number, (service, operation) in enumerate(operations, 1)
+        )
         hard = HARD if name == "batch" else tuple(word for word in HARD if "\n" not in word)
         yield Bench(name, config, folder, running, lambda request: sent(place, request), lambda *asked: by_hand(place, *asked), forget,
                     prelude, names, (), config.fleet.image, hard, frozenset({0, 137, 143}))  # fmt: skip

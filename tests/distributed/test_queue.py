@@ -1,8 +1,7 @@
-"""The whole line on a backend whose nodes share no disk (queueing.py): all that machines know of each other goes through S3."""
+"""The whole line on AWS Batch and SageMaker, pretended: their nodes share no disk, so all that machines know goes through S3."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,47 +11,50 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import verbs
-from conformance.cluster import Cluster
-from conformance.cluster import site as engine_and_bucket
+from aws.batch import Job as BatchJob
+from aws.engines import Site as Account
+from aws.engines import site as account_and_bucket
+from aws.sagemaker import SageMaker
 from trainfleet import s3
 from trainfleet.backends.remote import VACANT
 from trainfleet.runs import Run
 
 CONFIG = """
 name: line
-fleet: {backend: batch, nodes: 2, shared_folder: "s3://bucket/some", secrets: [THE_KEY]}
 data: {name: text, sources: ["s3://bucket/text"], store: "s3://bucket/sets", vocabulary_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 12, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
+train: {steps: 12, precision: fp32, compile: false, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
 checkpoint: {every: 4, destination: "s3://bucket/checkpoints"}
 """
 SECRET = "canary-5d1f9b"
 
 
 class Site:
-    """The engine, S3, and machines at which verbs are typed."""
+    """An engine of the account, S3, and machines at which verbs are typed."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
+    def __init__(self, account: Account, engine: str, folder: Path) -> None:
+        self.account, self.cluster, self.engine, self.folder = account, account.cluster, engine, folder
+        self.service = account.batch if engine == "batch" else account.sagemaker
 
     def machine(self, name: str) -> Path:
         """A machine that has the config and nothing else."""
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
-            (folder / "config.yaml").write_text(CONFIG)
+            fleet = {"fleet": {"nodes": 2, "secrets": ["THE_KEY"]} | self.account.fleet(self.engine)}
+            (folder / "config.yaml").write_text(CONFIG + yaml.safe_dump(fleet))
         return folder
 
     def begin(self, machine: str, verb: str, *words: str) -> subprocess.Popen[str]:
-        program = [sys.executable, str(verbs.ROOT / "tests/conformance/queueing.py"), verb, *words]
-        environment = os.environ | {
+        program = [sys.executable, str(verbs.ROOT / "tests/aws/elsewhere.py"), verb, *words]
+        environment = os.environ | self.account.environment | {
             "PYTHONPATH": str(verbs.ROOT / "python"),
             "NO_COLOR": "1",
             "THE_KEY": SECRET,
-            "CLUSTER": str(self.cluster.folder),
-        }
+        }  # fmt: skip
         return subprocess.Popen(program, cwd=self.machine(machine), env=environment, text=True, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
 
@@ -68,7 +70,12 @@ class Site:
 
     def job(self) -> str:
         """The newest job."""
-        return max(self.cluster.jobs.iterdir(), key=lambda folder: folder.stat().st_mtime).name
+        return max(self.service.jobs.items(), key=lambda item: item[1].created)[0]
+
+    def attempts(self) -> int:
+        """How often the engine has started the newest job."""
+        job = self.service.jobs[self.job()]
+        return len(job.attempts) if isinstance(job, BatchJob) else job.attempt
 
     def until(self, true: Callable[[], object], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
@@ -86,25 +93,40 @@ class Site:
             os.kill(pid, signal.SIGSTOP)
         return ranks
 
+    def lose(self, node: int) -> None:
+        """The machine of a node goes, with all that runs on it."""
+        if isinstance(self.service, SageMaker):
+            self.service.break_host(self.job(), node)
+        else:
+            self.account.containers.lose(self.job(), node)
+
+    def wait(self, seconds: float) -> None:
+        """How long jobs wait for machines from now on."""
+        if isinstance(self.service, SageMaker):
+            self.service.waits = seconds
+        else:
+            self.service.runnable = seconds
+
     def thaw(self, ranks: list[int]) -> None:
         for pid in ranks:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["batch", "sagemaker"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    with engine_and_bucket(folder / "engine") as cluster:
+    with account_and_bucket(folder / "engine") as account:
         for path in verbs.write_text(folder / "text").iterdir():
             s3.write(f"s3://bucket/text/{path.name}", path.read_bytes())
-        yield Site(cluster, folder)
+        yield Site(account, request.param, folder)
 
 
 @pytest.fixture(scope="module")
 def unbroken(site: Site) -> Run:
     """A run that nothing happened to, which tokenized first; on the machine where it was launched."""
     said = site.type("desk", "train")
-    assert "RUNNABLE: 2 nodes are wanted" in said and "running      attempt 1" in said
+    waits = "RUNNABLE: machines are on their way" if site.engine == "batch" else "Starting: machines are being found"
+    assert waits in said and "running      attempt 1" in said, said
     return site.run("desk")
 
 
@@ -146,14 +168,14 @@ def test_the_engine_tries_again_by_itself_when_a_node_is_lost(site: Site, unbrok
     words = ["SET=name=lost checkpoint.every=2"]
     launcher = site.begin("desk", "train", *words)
     site.until(lambda: s3.list_objects("s3://bucket/checkpoints/lost/step-00000002/"))
-    site.cluster.kill_node(site.job(), 1)
+    site.lose(1)
     verbs.finish(launcher)
     run, whole = site.run("desk", "lost"), verbs.losses(unbroken.folder)
     resumed = [event["step"] for event in run.read_events() if event["event"] == "resumed"]
     losses = verbs.losses(run.folder)
     assert resumed and resumed[0] >= 2 and losses.items() <= whole.items() and set(losses) >= set(range(resumed[0] + 1, 13))
-    status = json.loads((site.cluster.jobs / site.job() / "status.json").read_text())
-    assert status["attempt"] == 2 and set(status["exits"].values()) == {0}, "of the engine's own; nobody submitted again"
+    assert site.attempts() == 2, "of the engine's own; nobody submitted again"
+    assert run.read_results()["restarts"] == 0
 
 
 def test_a_launcher_that_is_killed_is_followed_by_one_elsewhere(site: Site, unbroken: Run) -> None:
@@ -174,15 +196,17 @@ def test_a_launcher_that_is_killed_is_followed_by_one_elsewhere(site: Site, unbr
 
 
 def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(site: Site, unbroken: Run) -> None:
-    words, site.cluster.queue = ["SET=name=waiting"], -1.0
+    words = ["SET=name=waiting"]
+    site.wait(-1.0)
     try:
         launcher = site.begin("desk", "train", *words)
         site.until(lambda: (site.run("desk", "waiting").folder / "handle.json").exists())
         site.until(lambda: "queued" in site.type("elsewhere", "status", *words))
         assert "stopped; nothing runs any more" in site.type("elsewhere", "stop", *words)
-        assert "RUNNABLE" in verbs.finish(launcher, code=130) and not site.cluster.processes()
+        assert ("RUNNABLE" if site.engine == "batch" else "Starting") in verbs.finish(launcher, code=130)
+        assert not site.cluster.processes()
     finally:
-        site.cluster.queue = 1.0
+        site.wait(0.2)
 
 
 def test_a_program_that_fails_is_judged_and_not_tried_again(site: Site, unbroken: Run) -> None:
@@ -194,7 +218,7 @@ def test_a_program_that_fails_is_judged_and_not_tried_again(site: Site, unbroken
     finally:
         s3.write(shard.address, content)
     assert "is damaged" in said and "the data is broken or missing" in said, said
-    assert json.loads((site.cluster.jobs / site.job() / "status.json").read_text())["attempt"] == 1
+    assert site.attempts() == 1, "the engine does not try again what the program would do again"
     assert "verdict  rank " in site.type("elsewhere", "status", "SET=name=broken")
 
 

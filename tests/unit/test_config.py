@@ -118,7 +118,10 @@ steps: 4
         ("name: a\ntrain: {steps: 1.5}\n", "train.steps: must be a whole number, not 1.5"),
         ("name: a\ntrain: {steps: true}\n", "train.steps: must be a whole number, not true"),
         ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),
-        ("name: a\nfleet: {backend: batch, instance_type: trn1.32xlarge}\n", "the batch backend is not built yet; built: local"),
+        (
+            "name: a\nfleet: {backend: batch, instance_type: trn1.32xlarge}\n",
+            "fleet.shared_folder: None: the nodes of batch share no disk",
+        ),
         ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n", "did you mean trn1.32xlarge?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.2xlarge}\n", "trn1.2xlarge has no EFA"),

@@ -127,7 +127,7 @@ def carry_out(home: Path, *words: str) -> int:
 def test_a_failure_s_reason_is_left_for_sagemaker(sagemaker: Path, home: Path) -> None:
     assert carry_out(home, "part", "0") == 0 and not sagemaker.exists()
     assert carry_out(home, "part", "3") == 3
-    assert sagemaker.read_text().startswith("exit code 3; its last lines:\n") and "node 0 of 1" in sagemaker.read_text()
+    assert sagemaker.read_text().startswith("node 0: exit code 3; its last lines:\n") and "node 0 of 1" in sagemaker.read_text()
 
 
 def test_what_a_rank_said_of_itself_is_the_reason(sagemaker: Path, home: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_a_rank_said_of_itself_is_the_reason(sagemaker: Path, home: Path) -
         run.record("fault", order=order, rank=0, node=0, error="DataError", message=message * 999, why="w", next="make tokenize")
         time.sleep(0.01)
     assert carry_out(home, "part", "1") == 1
-    assert sagemaker.read_text().startswith("DataError: firstfirst") and len(sagemaker.read_text()) == entrypoint.REASON
+    assert sagemaker.read_text().startswith("node 0: DataError: firstfirst") and len(sagemaker.read_text()) == entrypoint.REASON
 
 
 def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(

@@ -19,5 +19,5 @@ def test_the_table_says_of_every_capability_who_has_it() -> None:
     told = {row[0]: dict(zip(BACKENDS, row[1:], strict=True)) for row in rows[2:]}
     outlives = told["OUTLIVES: a job goes on without the machine that launched it"]
     shared = told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"]
-    assert (outlives["local"], outlives["ssh"]) == ("", "yes") and (shared["local"], shared["ssh"]) == ("yes", "yes")
+    assert (outlives["local"], outlives["ssh"]) == ("", "real sshd") and (shared["local"], shared["batch"]) == ("real", "")
     assert len(told) == len(support.Can)

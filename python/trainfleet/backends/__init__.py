@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 
 from .. import hardware
 from ..config import Config, Terms
@@ -25,7 +24,7 @@ BACKENDS: dict[str, type[Local | Ssh | Slurm | Batch | SageMaker]] = {
 
 @functools.cache
 def backend_of(config: Config) -> Backend:
-    """The backend that the config names, made once: it keeps its connections. What is not built, `terms_of` has refused."""
+    """The backend that the config names, made once: it keeps its connections."""
     return BACKENDS[config.fleet.backend](config)
 
 
@@ -37,17 +36,11 @@ def lingers(config: Config) -> float:
 
 
 def terms_of(name: str) -> Terms:
-    """What the backend of that name says to a config. No other stands in for one that is not built."""
-    if name in BACKENDS:
-        return Terms(hardware.node if BACKENDS[name].is_here else _node_elsewhere, BACKENDS[name].refuse)
-    return Terms(_node_elsewhere, _refuse_unbuilt)
+    """What the backend of that name says to a config."""
+    return Terms(hardware.node if BACKENDS[name].is_here else _node_elsewhere, BACKENDS[name].refuse)
 
 
 def _node_elsewhere(instance_type: str | None, nodes: int) -> hardware.Node:
     if instance_type is None:
         return hardware.Node(1, "a host of no known type runs one; fleet.instance_type says more")
     return hardware.node(instance_type, nodes)
-
-
-def _refuse_unbuilt(config: Config) -> Iterator[tuple[str, str]]:
-    yield "fleet.backend", f"the {config.fleet.backend} backend is not built yet; built: {', '.join(BACKENDS)}"

@@ -117,6 +117,7 @@ class Backend(Protocol):
     can: frozenset[Can]
     is_here: bool  # this machine is its nodes
     hands_over: bool  # its jobs are launched from a machine of its own, to which commands typed here hand over
+    tried_on: str  # what carries it in the tests, which the README's table says: real, or a fake
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]: ...

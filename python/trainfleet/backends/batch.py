@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..cloud.calls import Calls
+from ..cloud.inputs import slug
 from ..cloud.region import region_of
 from ..config import Config
 from ..errors import BackendError
@@ -25,7 +26,7 @@ from ..plan.request import Request
 from ..runs import Run
 from . import checks, definition, machines_of_batch, references
 from .base import Can, Handle, Machines, Phase, Status
-from .bodies import TOKEN, artifact, bodies, pairs, slug
+from .bodies import TOKEN, artifact, bodies, pairs
 from .place import Place
 from .remote import bucket_of, unshared
 from .waiting import Waiting
@@ -45,8 +46,8 @@ class Batch:
     """AWS Batch, as a backend (base.py)."""
 
     name = "batch"
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
-    is_here, hands_over = False, False
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE})
+    is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -159,13 +160,11 @@ class Batch:
         """The newest of the run's jobs that has not ended, or else the newest."""
         named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
         mine = [job for job in self._named(f"{slug(run.name, 60)}-*") if re.fullmatch(named, job["jobName"])]
-        open_ = [job for job in mine if PHASES[job["status"]] is not Phase.ENDED]
-        for job in reversed([job for job in mine if job not in open_] + open_):
-            record = self._described([job["jobId"]]).get(job["jobId"], {})
-            if record.get("tags", {}).get("trainfleet:config") == run.name:
-                nodes = int(record.get("nodeProperties", {}).get("numNodes", 1))
-                return Handle(self.name, str(job["jobId"]), str(job["jobName"])[-16:], nodes)
-        return Handle(self.name, "", "", 0)
+        newest = max(mine, key=lambda job: (PHASES[job["status"]] is not Phase.ENDED, job["createdAt"]), default=None)
+        if newest is None:
+            return Handle(self.name, "", "", 0)
+        nodes = int(newest.get("nodeProperties", {}).get("numNodes", 1))
+        return Handle(self.name, str(newest["jobId"]), str(newest["jobName"])[-16:], nodes)
 
     def has_job(self, run: Run) -> bool:
         """Whether Batch has a job of the run that has not ended, as it was seen PACE ago at most."""

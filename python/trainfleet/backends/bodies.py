@@ -7,7 +7,6 @@ token, the environment of this attempt alone, and the job's number in its launch
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,11 +31,6 @@ def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
 def bodies(request: Request) -> tuple[Body, ...]:
     """The bodies of a request, in the order in which they are sent."""
     return tuple(json.loads(artifact.text) for artifact in request.artifacts)
-
-
-def slug(name: str, most: int) -> str:
-    """A run's name as names of jobs may be: letters, digits and single hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:most].strip("-")
 
 
 def tags(config: Config) -> dict[str, str]:

@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 
 from .. import hardware
+from ..cloud.inputs import slug
 from ..config import Config
 from ..plan.job import Job
-from .bodies import Body, environment, pairs, slug, tags
+from .bodies import Body, environment, pairs, tags
 from .machines_of_batch import EXECUTION_ROLE, JOB_ROLE
 from .node import entrypoint_words
 

@@ -34,6 +34,7 @@ class Ec2(Ssh):
 
     name = "ec2"
     can = Ssh.can | {Can.MACHINES}
+    tried_on = "real sshd, fake AWS"
 
     @functools.cached_property
     def cloud(self) -> Fleet:

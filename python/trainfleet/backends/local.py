@@ -43,7 +43,7 @@ class Local:
 
     name = "local"
     can = frozenset({Can.SHARED})
-    is_here, hands_over = True, False
+    is_here, hands_over, tried_on = True, False, "real"
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 from ..cloud.calls import Calls
+from ..cloud.inputs import slug, stack_name
 from ..config import Config
 from ..errors import BackendError
 from ..plan.request import Artifact
-from .bodies import Body, slug
+from .bodies import Body
 
 JOB_ROLE, EXECUTION_ROLE = "${JobRole}", "${ExecutionRole}"  # what the stack has made, by the names of its outputs
 OUTPUTS = {JOB_ROLE: "JobRole", EXECUTION_ROLE: "ExecutionRole"}
@@ -38,7 +39,7 @@ def filled(calls: Calls, config: Config, body: Body) -> Body:
 
 def outputs(calls: Calls, config: Config) -> dict[str, str]:
     """The outputs of the config's stack. BackendError when it is not there."""
-    stacks = calls("cloudformation", "DescribeStacks", StackName=f"trainfleet-{slug(config.name, 60)}").get("Stacks", ())
+    stacks = calls("cloudformation", "DescribeStacks", StackName=stack_name(config)).get("Stacks", ())
     if not stacks:
         raise BackendError("no machines are set up", where=config.name, next="make setup")
     return {row["OutputKey"]: row["OutputValue"] for row in stacks[0].get("Outputs", ())}

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..cloud.calls import Calls
+from ..cloud.inputs import slug
 from ..cloud.region import region_of
 from ..config import Config
 from ..errors import BackendError, CloudError
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
-from ..uplink import RUN
 from . import checks, machines_of_sagemaker, references, training_job
 from .base import Can, Handle, Machines, Phase, Status
-from .bodies import TOKEN, artifact, bodies, slug
+from .bodies import TOKEN, artifact, bodies
 from .place import Place
 from .remote import bucket_of, unshared
 
@@ -60,8 +60,8 @@ class SageMaker:
     """SageMaker training jobs, as a backend (base.py)."""
 
     name = "sagemaker"
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
-    is_here, hands_over = False, False
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE})
+    is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -174,8 +174,7 @@ class SageMaker:
         )
         for job in found:
             name = str(job["TrainingJobName"])
-            record = self._described(name) if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) else None
-            if record and record.get("Environment", {}).get(RUN) == run.name:
+            if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) and (record := self._described(name)):
                 return Handle(self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"]))
         return Handle(self.name, "", "", 0)
 

@@ -65,6 +65,7 @@ class Ssh:
     name = "ssh"
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES})
     is_here = False
+    tried_on = "real sshd"
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet

@@ -49,7 +49,7 @@ class Slurm:
 
     name = "slurm"
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.RETRIES, Can.OUTLIVES})
-    is_here, hands_over = False, False
+    is_here, hands_over, tried_on = False, False, "real Slurm"
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet
