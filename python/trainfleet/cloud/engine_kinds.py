@@ -1,0 +1,112 @@
+"""What AWS Batch and SageMaker keep for a config, found by tag and removed, as kinds.py does for a fleet.
+
+Who may not list a service's things has made none there with these credentials, so what is denied is nothing found. Jobs of Batch that
+have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import CloudError
+from .calls import Calls
+from .inputs import slug
+from .kinds import Kind, Row, is_ours, tags_of
+from .refusals import DENIED
+from .stack import CONFIG, OURS, PROJECT
+
+Found = Iterator[tuple[str, dict[str, str], Row]]
+PARAMETERS = "/trainfleet/"
+JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of a training job of ours
+ENDED = ("Completed", "Failed", "Stopped")
+BUSY = re.compile(r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE)
+
+
+def _unless_denied(find: Callable[[Calls, str | None], Found]) -> Callable[[Calls, str | None], Found]:
+    def found(calls: Calls, config: str | None) -> Found:
+        try:
+            yield from find(calls, config)
+        except CloudError as error:
+            if error.code not in DENIED:
+                raise
+
+    return found
+
+
+def _of_batch(name: str, operation: str, under: str, id: str, **more: Any) -> Callable[[Calls, str | None], Found]:
+    def find(calls: Calls, config: str | None) -> Found:
+        for row in calls.pages("batch", operation, under, **more):
+            if is_ours(tags := tags_of(row.get("tags")), config) and row.get("status") not in ("DELETING", "DELETED"):
+                yield row[id], tags, row
+
+    return _unless_denied(find)
+
+
+def _remove_queue(calls: Calls, which: str, row: Row) -> object:
+    """Ends its jobs, closes it and takes it away; each step when the one before is done, so this is asked again."""
+    with_busy = _Busy(which)
+    for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
+        for job in calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=which, jobStatus=status):
+            calls("batch", "TerminateJob", jobId=job["jobId"], reason="make clean")
+    with with_busy:
+        if row.get("state") == "ENABLED":
+            calls("batch", "UpdateJobQueue", jobQueue=which, state="DISABLED")
+        return calls("batch", "DeleteJobQueue", jobQueue=which)
+    return None
+
+
+def _remove_environment(calls: Calls, which: str, row: Row) -> object:
+    with _Busy(which):
+        if row.get("state") == "ENABLED":
+            calls("batch", "UpdateComputeEnvironment", computeEnvironment=which, state="DISABLED")
+        return calls("batch", "DeleteComputeEnvironment", computeEnvironment=which)
+    return None
+
+
+class _Busy:
+    """Batch's refusal while it changes something is one that passes: the sweep asks again."""
+
+    def __init__(self, which: str) -> None:
+        self.which = which
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CloudError) and error.code == "ClientException" and BUSY.search(error.why):
+            raise CloudError(error.what, where=error.where, why=error.why, next=error.next, code="DependencyViolation") from error
+
+
+def _jobs(calls: Calls, config: str | None) -> Found:
+    named = {"NameContains": slug(config, 46)} if config else {}
+    for row in calls.pages("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **named):
+        if re.fullmatch(JOB, row["TrainingJobName"]):
+            tags = tags_of(calls("sagemaker", "ListTags", ResourceArn=row["TrainingJobArn"]).get("Tags"))
+            if is_ours(tags, config):
+                yield row["TrainingJobName"], tags, row
+
+
+def _remove_job(calls: Calls, which: str, row: Row) -> object:
+    if row["TrainingJobStatus"] in ENDED:
+        return calls("sagemaker", "DeleteTrainingJob", TrainingJobName=which)
+    if row["TrainingJobStatus"] == "InProgress":
+        calls("sagemaker", "StopTrainingJob", TrainingJobName=which)
+    raise CloudError("the job is ending", where=which, why="it is removed when it has", code="DependencyViolation")
+
+
+def _parameters(calls: Calls, config: str | None) -> Found:
+    path = f"{PARAMETERS}{config}" if config else PARAMETERS.rstrip("/")
+    for row in calls.pages("ssm", "GetParametersByPath", "Parameters", Path=path, Recursive=True, WithDecryption=False):
+        yield row["Name"], {PROJECT: OURS, CONFIG: row["Name"].split("/")[2]}, {"Name": row["Name"]}
+
+
+ENGINES: tuple[Kind, ...] = (
+    Kind("training job", _unless_denied(_jobs), _remove_job),
+    Kind("job queue", _of_batch("queue", "DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue),
+    Kind("environment", _of_batch("environment", "DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
+         _remove_environment),
+    Kind("job definition", _of_batch("definition", "DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
+         lambda calls, which, row: calls("batch", "DeregisterJobDefinition", jobDefinition=which)),
+    Kind("parameter", _unless_denied(_parameters), lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which)),
+)  # fmt: skip

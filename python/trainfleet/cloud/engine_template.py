@@ -1,0 +1,167 @@
+"""The CloudFormation template behind AWS Batch and SageMaker: what their jobs need that is not made for each job. Pure.
+
+Batch: the network of a fleet, an environment whose launch template has every EFA interface, in one placement group, and its queue.
+SageMaker makes machines itself and needs a role. Both: the roles of containers, a repository, a log group. The definition of a job is
+none of these: it holds the image, and is registered with the job (backends/definition.py).
+
+What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it has been made in an account.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .. import hardware
+from ..config import Config
+from .inputs import Inputs, slug, stack_name, tags_of
+from .machines import interfaces
+from .network import Resource, Resources, attribute, network, ref, resource, subnet, walls
+from .roles import statements
+from .storage import repository
+from .template import assemble
+
+GRACE = "110s"  # from SIGTERM to SIGKILL: ranks save and leave
+ROOT, DISK = "/dev/xvda", 300  # GiB: images of training are large, and ECS pulls them to the root volume
+NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
+BOUNDARY = "==TRAINFLEET=="
+AGENT, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-role/AmazonECSTaskExecutionRolePolicy"
+
+
+def render(config: Config, inputs: Inputs, engine: str) -> str:
+    """The template of `engine`, batch or sagemaker, as JSON."""
+    return json.dumps(template(config, inputs, engine), separators=(",", ":"))
+
+
+def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
+    """The template as data."""
+    made = MAKERS[engine](config, inputs)
+    values = {"JobRole": attribute("JobRole", "Arn"), "RepositoryUri": attribute("Repository", "RepositoryUri"),
+              "LogGroup": ref("Log"), "In": ref("Zone")}  # fmt: skip
+    if "ExecutionRole" in made:
+        values["ExecutionRole"] = attribute("ExecutionRole", "Arn")
+    about = f"trainfleet {config.name}: {engine} on {config.fleet.instance_type}"
+    return assemble(config, inputs, made, values, about)
+
+
+def batch(config: Config, inputs: Inputs) -> Resources:
+    """What multi-node jobs of AWS Batch run on."""
+    row, tags, name = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs), stack_name(config)
+    environment = resource(
+        "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=name, Type="MANAGED", State="ENABLED",
+        ReplaceComputeEnvironment=False, Tags=tags,
+        ComputeResources={
+            "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0, "MaxvCpus": row.vcpus * config.fleet.nodes,
+            "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], "PlacementGroup": ref("Together"),
+            "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(row)], "Tags": tags,
+            "LaunchTemplate": {"LaunchTemplateId": ref("Template"), "Version": attribute("Template", "LatestVersionNumber")},
+        },
+    )  # fmt: skip
+    queue = resource(
+        "AWS::Batch::JobQueue", JobQueueName=name, Priority=1, State="ENABLED", Tags=tags,
+        ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref("Environment")}],
+    )  # fmt: skip
+    reads = [_parameters(config, inputs), *_secrets(config)]
+    return {
+        **network(config, inputs), **walls(config, inputs), **repository(config),
+        "Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster"),
+        "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, tags)),
+        "NodeRole": role(inputs, ["ec2.amazonaws.com"], [], [AGENT, "AmazonSSMManagedInstanceCore"]),
+        "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
+        "JobRole": role(inputs, ["ecs-tasks.amazonaws.com"], list(statements(config, inputs))),
+        "ExecutionRole": role(inputs, ["ecs-tasks.amazonaws.com"], reads, [TASKS]),
+        "Environment": environment,
+        "Queue": queue,
+    }  # fmt: skip
+
+
+def sagemaker(config: Config, inputs: Inputs) -> Resources:
+    """What SageMaker's training jobs need: their role, which also pulls the image, writes the log and reads secrets."""
+    allowed = [*statements(config, inputs), _parameters(config, inputs), *_secrets(config), *_of_sagemaker(config, inputs)]
+    return {**repository(config), "JobRole": role(inputs, ["sagemaker.amazonaws.com"], allowed)}
+
+
+MAKERS = {"batch": batch, "sagemaker": sagemaker}
+
+
+def role(inputs: Inputs, services: list[str], allowed: list[dict[str, Any]], managed: Iterable[str] = ()) -> Resource:
+    """A role that these services may take, with what it is allowed and AWS's own policies of these names."""
+    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": services}}
+    made = resource("AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]})
+    if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
+        made["Properties"]["ManagedPolicyArns"] = arns
+    if allowed:
+        policy = {"Version": "2012-10-17", "Statement": allowed}
+        made["Properties"]["Policies"] = [{"PolicyName": "run", "PolicyDocument": policy}]
+    return made
+
+
+def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
+    """Reading the parameters in which the secrets of this config are kept (backends/references.py)."""
+    where = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}:parameter/trainfleet/{config.name}/*"
+    return {"Effect": "Allow", "Action": ["ssm:GetParameter", "ssm:GetParameters"], "Resource": [where]}
+
+
+def _secrets(config: Config) -> Iterator[dict[str, Any]]:
+    """Reading the secrets that the config names by ARN."""
+    arns = sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns})
+    actions = ["secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:GetParameters"]
+    if arns:
+        yield {"Effect": "Allow", "Action": actions, "Resource": arns}
+
+
+def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+    group = f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group:/aws/sagemaker/*"
+    actions = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
+    yield {"Effect": "Allow", "Action": actions, "Resource": [group]}
+    yield {"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": ["*"]}  # which knows no narrower resource
+    if config.fleet.sagemaker.subnets:
+        faces = ["CreateNetworkInterface", "CreateNetworkInterfacePermission", "DeleteNetworkInterface", "DescribeNetworkInterfaces",
+                 "DeleteNetworkInterfacePermission", "DescribeVpcs", "DescribeDhcpOptions", "DescribeSubnets", "DescribeSecurityGroups"]  # fmt: skip
+        yield {"Effect": "Allow", "Action": [f"ec2:{action}" for action in faces], "Resource": ["*"]}
+
+
+def _image(row: hardware.InstanceType) -> dict[str, str]:
+    """The machine image: ECS's own for the accelerator (docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html)."""
+    kind = row.accelerator.kind if row.accelerator else ""
+    if kind == "neuron":
+        return {"ImageType": "ECS_AL2023", "ImageIdOverride": NEURON}
+    return {"ImageType": "ECS_AL2023_NVIDIA" if kind == "cuda" else "ECS_AL2023"}
+
+
+def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
+    """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
+    disk = {"VolumeSize": max(DISK, config.fleet.aws.volume_gib), "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return {
+        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},
+        "BlockDeviceMappings": [{"DeviceName": ROOT, "Ebs": disk}],
+        "NetworkInterfaces": [
+            {"NetworkCardIndex": one.card, "DeviceIndex": one.device, "InterfaceType": one.kind,
+             "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
+            for one in interfaces(config.fleet.instance_type or "")
+        ],
+        "TagSpecifications": [{"ResourceType": kind, "Tags": pairs} for kind in ("instance", "volume", "network-interface")],
+        "UserData": base64.b64encode(user_data(config).encode()).decode(),
+    }  # fmt: skip
+
+
+def user_data(config: Config) -> str:
+    """What an instance does before it takes jobs. Batch adds its own part, so it is a message of several (MIME)."""
+    fsx = config.fleet.fsx
+    lines = ["#!/bin/bash", "set -eu", f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE} >> /etc/ecs/ecs.config"]
+    if hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].efa:
+        lines.append("modprobe efa")
+    if fsx.dns_name:
+        lines += ["dnf install -y lustre-client", f"mkdir -p {fsx.folder}",
+                  f"mount -t lustre -o relatime,flock {fsx.dns_name}@tcp:/{fsx.mount_name} {fsx.folder}"]  # fmt: skip
+    head = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', "", f"--{BOUNDARY}",
+            'Content-Type: text/x-shellscript; charset="us-ascii"', ""]  # fmt: skip
+    return "\n".join([*head, *lines, "", f"--{BOUNDARY}--", ""])
+
+
+def log_group(config: Config) -> str:
+    """The stack's log group."""
+    return f"/trainfleet/{slug(config.name)}"
