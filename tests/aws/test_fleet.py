@@ -306,7 +306,9 @@ def test_the_requests_are_those_that_aws_was_sent(account: Account, config: Conf
 
 def test_too_small_a_quota_is_told_before_anything_is_made(account: Account, config: Config) -> None:
     account.quotas["L-1216C47A"] = 64.0
-    with pytest.raises(CloudError, match=r"2 x c7i.8xlarge need 64 vCPUs; your quota 'Running On-Demand Standard .* is 64, and 32"):
+    with pytest.raises(
+        CloudError, match=r"2 x c7i.8xlarge need 64 vCPUs; your quota 'Running On-Demand Standard .* is 64, and 32"
+    ):
         make(config)
     assert ours(account) == {}, "nothing was begun"
 

@@ -1,14 +1,13 @@
 """What AWS Batch and SageMaker keep for a config, found by tag and removed, as kinds.py does for a fleet.
 
-Who may not list a service's things has made none there with these credentials, so what is denied is nothing found. Jobs of Batch that
-have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.
+Who may not list a service's things has made none there with these credentials, so what is denied is nothing found. Jobs of Batch
+that have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
@@ -35,7 +34,7 @@ def _unless_denied(find: Callable[[Calls, str | None], Found]) -> Callable[[Call
     return found
 
 
-def _of_batch(name: str, operation: str, under: str, id: str, **more: Any) -> Callable[[Calls, str | None], Found]:
+def _of_batch(operation: str, under: str, id: str, **more: str) -> Callable[[Calls, str | None], Found]:
     def find(calls: Calls, config: str | None) -> Found:
         for row in calls.pages("batch", operation, under, **more):
             if is_ours(tags := tags_of(row.get("tags")), config) and row.get("status") not in ("DELETING", "DELETED"):
@@ -46,36 +45,27 @@ def _of_batch(name: str, operation: str, under: str, id: str, **more: Any) -> Ca
 
 def _remove_queue(calls: Calls, which: str, row: Row) -> object:
     """Ends its jobs, closes it and takes it away; each step when the one before is done, so this is asked again."""
-    with_busy = _Busy(which)
     for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
         for job in calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=which, jobStatus=status):
             calls("batch", "TerminateJob", jobId=job["jobId"], reason="make clean")
-    with with_busy:
-        if row.get("state") == "ENABLED":
-            calls("batch", "UpdateJobQueue", jobQueue=which, state="DISABLED")
-        return calls("batch", "DeleteJobQueue", jobQueue=which)
-    return None
+    return _take_away(calls, "JobQueue", which, row)
 
 
 def _remove_environment(calls: Calls, which: str, row: Row) -> object:
-    with _Busy(which):
+    return _take_away(calls, "ComputeEnvironment", which, row)
+
+
+def _take_away(calls: Calls, kind: str, which: str, row: Row) -> object:
+    """Disables and deletes. Batch's refusal while it changes something passes: the sweep asks again."""
+    named = {kind[0].lower() + kind[1:]: which}
+    try:
         if row.get("state") == "ENABLED":
-            calls("batch", "UpdateComputeEnvironment", computeEnvironment=which, state="DISABLED")
-        return calls("batch", "DeleteComputeEnvironment", computeEnvironment=which)
-    return None
-
-
-class _Busy:
-    """Batch's refusal while it changes something is one that passes: the sweep asks again."""
-
-    def __init__(self, which: str) -> None:
-        self.which = which
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CloudError) and error.code == "ClientException" and BUSY.search(error.why):
+            calls("batch", f"Update{kind}", **named, state="DISABLED")
+        return calls("batch", f"Delete{kind}", **named)
+    except CloudError as error:
+        if error.code == "ClientException" and BUSY.search(error.why):
             raise CloudError(error.what, where=error.where, why=error.why, next=error.next, code="DependencyViolation") from error
+        raise
 
 
 def _jobs(calls: Calls, config: str | None) -> Found:
@@ -103,10 +93,10 @@ def _parameters(calls: Calls, config: str | None) -> Found:
 
 ENGINES: tuple[Kind, ...] = (
     Kind("training job", _unless_denied(_jobs), _remove_job),
-    Kind("job queue", _of_batch("queue", "DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue),
-    Kind("environment", _of_batch("environment", "DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
+    Kind("job queue", _of_batch("DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue),
+    Kind("environment", _of_batch("DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
          _remove_environment),
-    Kind("job definition", _of_batch("definition", "DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
+    Kind("job definition", _of_batch("DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
          lambda calls, which, row: calls("batch", "DeregisterJobDefinition", jobDefinition=which)),
     Kind("parameter", _unless_denied(_parameters), lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which)),
 )  # fmt: skip

@@ -43,7 +43,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
     if "ExecutionRole" in made:
         values["ExecutionRole"] = attribute("ExecutionRole", "Arn")
     about = f"trainfleet {config.name}: {engine} on {config.fleet.instance_type}"
-    return assemble(config, inputs, made, values, about)
+    return assemble(config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about)
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
@@ -133,7 +133,12 @@ def _image(row: hardware.InstanceType) -> dict[str, str]:
 
 def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
     """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
-    disk = {"VolumeSize": max(DISK, config.fleet.aws.volume_gib), "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    disk = {
+        "VolumeSize": max(DISK, config.fleet.aws.volume_gib),
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     return {
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},

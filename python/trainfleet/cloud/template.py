@@ -27,7 +27,7 @@ MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormati
 UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere
     "AWS::EC2::Instance", "AWS::EC2::LaunchTemplate", "AWS::EC2::Route", "AWS::EC2::SubnetRouteTableAssociation",
     "AWS::EC2::VPCGatewayAttachment", "AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress",
-    "AWS::IAM::InstanceProfile", "AWS::S3::BucketPolicy",
+    "AWS::IAM::InstanceProfile", "AWS::S3::BucketPolicy", "AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue",
 }  # fmt: skip
 FIXED = {"Image": "image", "Root": "root", "Zone": "zone", "Created": "created", "PublicKey": "public_key", "Owner": "owner"}
 
@@ -47,20 +47,24 @@ def render(config: Config, inputs: Inputs) -> str:
 
 def template(config: Config, inputs: Inputs) -> dict[str, Any]:
     """The template as data."""
-    tags = tags_of(config, inputs)
-    made = resources(config, inputs, tags)
+    made = resources(config, inputs, tags_of(config, inputs))
+    about = f"trainfleet {config.name}: {len(inputs.slots)} x {config.fleet.instance_type}"
+    return assemble(config, inputs, made, outputs(config, inputs, made), about)
+
+
+def assemble(config: Config, inputs: Inputs, made: Resources, told: dict[str, Any], about: str) -> dict[str, Any]:
+    """A template of these resources, each with our tags, and outputs; its parameters are those of FIXED that it names."""
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
-            entry["Properties"]["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
-    told = {"Resources": made, "Outputs": outputs(config, inputs, made)}
-    used = json.dumps(told)
+            entry["Properties"]["Tags"] = [{"Key": key, "Value": value} for key, value in tags_of(config, inputs).items()]
+    body = {"Resources": made, "Outputs": told}
+    used = json.dumps(body)
     parameters = {
         name: {"Type": "String", "Default": getattr(inputs, field)}
         for name, field in FIXED.items()
         if f'{{"Ref": "{name}"}}' in used
     }
-    about = f"trainfleet {config.name}: {len(inputs.slots)} x {config.fleet.instance_type}"
-    return {"AWSTemplateFormatVersion": "2010-09-09", "Description": about, "Parameters": parameters, **told}
+    return {"AWSTemplateFormatVersion": "2010-09-09", "Description": about, "Parameters": parameters, **body}
 
 
 def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
