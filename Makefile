@@ -9,7 +9,7 @@ export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .SUFFIXES: # no rules of make's own
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs compare status logs stop checkpoints verify eval export report ls clean test drills check
+.PHONY: .force help setup build push doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs compare status logs stop checkpoints verify eval export report ls clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -18,6 +18,12 @@ help:
 
 setup: .venv/.stamp ## make this machine or the fleet ready [NODES]
 	@.venv/bin/python -m trainfleet setup
+
+build: .venv/.stamp ## build the container image of fleet.stack
+	@.venv/bin/python -m trainfleet build
+
+push: .venv/.stamp ## the image to ECR, built where it is not
+	@.venv/bin/python -m trainfleet push
 
 doctor: .venv/.stamp ## is the fleet fit to train: health, links [LIFT=host NODES]
 	@.venv/bin/python -m trainfleet doctor
@@ -95,7 +101,7 @@ drills: .venv/.stamp-test ## the slow tests: machines that die, links that are c
 	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills \
 	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
 
-check: .venv/.stamp-test ## lint, types and shell scripts
+check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions
 	@.venv/bin/python -m trainfleet check
 
 # All else is no verb, also where a file has its name: `make tests` is never "up to date".

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, all from one pinned installer.
 # verify asks libfabric itself: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
+# With TRAINFLEET_HOST=image only what runs in a container is installed and looked at: the kernel module and limits are the host's.
 set -euo pipefail
 usage="usage: efa.sh check|apply|verify VERSION KEY"
 verb=${1:?$usage} version=${2:?$usage} key=${3:?$usage}
@@ -11,10 +12,12 @@ url=$from/aws-efa-installer-$version.tar.gz
 installed() { sed -n '1s/.*: *v\{0,1\}//p' "$home/efa_installed_packages" 2> /dev/null; }
 fi_info() { if [ -x "$home/efa/bin/fi_info" ]; then "$home/efa/bin/fi_info" "$@"; else command fi_info "$@"; fi; }
 endpoints() { fi_info -p efa -t FI_EP_RDM 2> /dev/null | grep -c 'provider: efa' || true; } # none makes grep fail, and is an answer
+in_image() { [ "${TRAINFLEET_HOST:-}" = image ]; }
 loaded() { [ -d /sys/module/ib_uverbs ] || lsmod | grep -q '^ib_uverbs'; }
 
 verify() {
   [ "$(installed)" = "$version" ] || { echo "efa: installer $(installed || true), wanted $version"; return 1; }
+  ! in_image || { echo "efa: $version"; return 0; }
   loaded || { echo "efa: ib_uverbs is not loaded"; return 1; }
   [ "$(endpoints)" -gt 0 ] || { echo "efa: fi_info -p efa lists no endpoint; is an EFA interface attached to this instance?"; return 1; }
   echo "efa: $version, $(endpoints) endpoints"
@@ -31,8 +34,10 @@ apply() {
     gpgv --keyring "$folder/key.gpg" "$folder/efa.tar.gz.sig" "$folder/efa.tar.gz" 2> "$folder/log" ||
       { echo "efa: $url is not signed by $key: $(tail -n 1 "$folder/log")"; exit 1; }
     tar -xzf "$folder/efa.tar.gz" -C "$folder"
-    (cd "$folder/aws-efa-installer" && ./efa_installer.sh -y > "$folder/log" 2>&1) || { tail -n 20 "$folder/log"; exit 1; }
+    options=(-y) && ! in_image || options+=(--skip-kmod --skip-limit-conf --no-verify)
+    (cd "$folder/aws-efa-installer" && ./efa_installer.sh "${options[@]}" > "$folder/log" 2>&1) || { tail -n 20 "$folder/log"; exit 1; }
   fi
+  ! in_image || return 0
   loaded || modprobe ib_uverbs # it is unloaded now and then; the file below loads it at every boot
   echo ib_uverbs > /etc/modules-load.d/trainfleet-efa.conf
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Neuron driver, runtime, collectives and tools, exact versions, from Neuron's own repository.
-# https://awsdocs-neuron.readthedocs-hosted.com/en/latest/setup/ - usage: neuron.sh apply KEY aws-neuronx-dkms=2.31.7.0 ...
+# https://awsdocs-neuron.readthedocs-hosted.com/en/latest/setup/ - usage: neuron.sh apply KEY aws-neuronx-dkms=VERSION ...
+# With TRAINFLEET_HOST=image no driver is loaded and no device looked for: they are the host's.
 set -euo pipefail
 usage="usage: neuron.sh check|apply|verify KEY PACKAGE=VERSION..."
 verb=${1:?$usage} key=${2:?$usage}
@@ -19,6 +20,7 @@ verify() {
     found=$(installed "${pin%%=*}")
     [ "$found" = "${pin##*=}" ] || { echo "neuron: ${pin%%=*} ${found:-missing}, wanted ${pin##*=}"; return 1; }
   done
+  [ "${TRAINFLEET_HOST:-}" != image ] || { echo "neuron: $# packages as pinned"; return 0; }
   compgen -G '/dev/neuron[0-9]*' > /dev/null || { echo "neuron: no /dev/neuron* device: modprobe neuron; dmesg | grep neuron"; return 1; }
   echo "neuron: $# packages as pinned, $(compgen -G '/dev/neuron[0-9]*' | wc -l) devices"
 }
@@ -38,7 +40,7 @@ apply() {
     printf '[neuron]\nname=Neuron\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/neuron.asc\n' "$yum" > /etc/yum.repos.d/neuron.repo
     dnf install -y -q --allowerasing "${@/=/-}"
   fi
-  modprobe neuron
+  [ "${TRAINFLEET_HOST:-}" = image ] || modprobe neuron
 }
 
 case $verb in

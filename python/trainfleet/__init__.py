@@ -1,3 +1,3 @@
 """trainfleet: one config.yaml and make, from bare nodes to a trained language model."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -13,6 +13,7 @@
     │   ├── JobFailed       a job ended badly: the verdict
     │   ├── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
     │   └── Missing         not all nodes of a job came in time (muster.py)
+    ├── ImageError          an image can't be built, pushed or used
     └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
 
 Anything else that escapes is a defect of ours and keeps its traceback.
@@ -130,6 +131,10 @@ class CloudError(BackendError):
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "", code: str = "") -> None:
         super().__init__(what, where=where, why=why, next=next)
         self.code = code
+
+
+class ImageError(TrainfleetError):
+    """A container image can't be built, pushed or used."""
 
 
 class S3Error(TrainfleetError, OSError):

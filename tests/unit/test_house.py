@@ -16,7 +16,8 @@ LONGEST_FUNCTION, LONGEST_FILE, LONGEST_VERB = 40, 400, 60  # lines
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 # From the street down: a room imports only what stands below it, and the ground floor what it likes of the ground.
 FLOORS = (
-    ("__main__",), ("cli",), ("launch",), ("report",), ("watch",), ("backends",), ("cloud",), ("nodes",), ("plan", "recipes"),
+    ("__main__",), ("cli",), ("launch",), ("report",), ("watch",), ("backends",), ("images",), ("cloud",), ("nodes",), 
+    ("plan", "recipes"),
     ("engine",), ("models", "devices"), ("data",), tuple(GROUND),
 )  # fmt: skip
 VERBS = {path for path in FILES if path.parent.name == "cli" and path.stem not in ("__init__", "variables")}

@@ -43,7 +43,7 @@ GROUND = {
     "parting",
     "__init__",
 }
-CONTROL = {"cli", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
+CONTROL = {"cli", "images", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",

@@ -26,6 +26,8 @@ NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENX
 # verb → the variables that it takes
 VERBS = {
     "setup": ("CONFIG", "SET", "NODES"),
+    "build": ("CONFIG", "SET"),
+    "push": ("CONFIG", "SET"),
     "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
     "recipes": (),
     "config": ("RECIPE", "CONFIG", "YES"),

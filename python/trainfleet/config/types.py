@@ -151,6 +151,7 @@ class Fleet:
     idle_minutes: int | None = 120
     aws: Aws = Aws()
     image: str = "none"
+    base_image: str | None = None
 
     @property
     def device(self) -> str:

@@ -22,6 +22,7 @@ from ..plan.plan import Plan, make_plan
 from ..plan.request import Request
 from ..runs import DATA, RUNS, Run, read_json, run_of
 from ..spelling import suggest
+from . import imaging
 from .experience import experience_of
 
 Variables = Mapping[str, str]
@@ -87,12 +88,17 @@ def store_named(variables: Variables) -> tuple[str, Store]:
 
 def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
     """The plan of a command that carries it out: what is done already (a finished dataset) is left out, and said."""
-    return plan_of(*config_of(settings_of(variables)), kinds, launch=secrets.token_hex(8))
+    config, derived = config_of(settings_of(variables))
+    if not _given():
+        imaging.make_ready(config)
+    return plan_of(config, derived, kinds, launch=secrets.token_hex(8))
 
 
 def plan_of(config: Config, derived: list[Derived], kinds: Iterable[str] = KINDS, launch: str = "") -> Plan:
     """The plan of a config. Requests that a launcher was given are carried out as they are, and not made again."""
-    backend, given = backend_of(config), {request.job.kind: request for request in _given()}
+    given = {request.job.kind: request for request in _given()}
+    config = imaging.named(config, [request.job.image for request in given.values()])
+    backend = backend_of(config)
     notes, is_tokenized = _data(config, backend)
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import hardware
 from ..config import Config
@@ -85,10 +85,11 @@ class Wanted:
 
 
 def lock_hash(stack: Stack) -> str:
-    """Changes with the locks and with the stack's versions."""
+    """Changes with the locks and with the stack's versions, and not with the day or with what images and machines begin from."""
     from .tar import LOCKS, content_hash
 
-    return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": repr(stack).encode()})[:12]
+    versions = repr(replace(stack, base="", ami="", read=""))
+    return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()})[:12]
 
 
 Operation = Callable[[Facts, Wanted], Iterator[Step]]
@@ -209,14 +210,15 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     folder, stack = wanted.environment, wanted.stack
     if not folder or f"{folder}/.complete" in facts.has:
         return
-    wheels = [f"--hash=sha256:{digest}" for digest in stack.torch_wheels]
-    pins = [
-        f"torch=={stack.torch}",
-        *wheels,
-        *(f"{name}=={version}" for name, version in stack.python_packages if name not in ("torch",)),
-    ]
-    words = (f"{wanted.fleet.shared_folder}/{folder}", stack.torch_index, stack.neuron_index or "-", *pins)
+    words = environment_words(stack, f"{wanted.fleet.shared_folder}/{folder}")
     yield Step("python.sh", words, "no environment for this lock yet", phase="head", root=False)
+
+
+def environment_words(stack: Stack, folder: str) -> tuple[str, ...]:
+    """What python.sh is told, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
+    wheels = [f"--hash=sha256:{digest}" for digest in stack.torch_wheels]
+    pins = [f"{name}=={version}" for name, version in stack.python_packages if name not in ("torch",)]
+    return (folder, stack.torch_index, stack.neuron_index or "-", f"torch=={stack.torch}", *wheels, *pins)
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[Step]:

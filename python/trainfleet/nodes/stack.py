@@ -20,6 +20,9 @@ class Stack:
     torch: str
     torch_index: str
     ami: str = ""  # the SSM parameter of a machine image
+    base: str = ""  # the image that its images begin from, by digest
+    read: str = ""  # when the lock was read last
+    libfabric: str = ""  # that the EFA installer brings
     cuda: str = ""
     nccl: str = ""
     nvidia: str = ""  # the driver
@@ -60,7 +63,7 @@ def load_stack(name: str, path: Path = LOCK) -> Stack:
         raise TrainfleetError(
             f"no stack {name}; there are: {', '.join(stacks)}", where=str(path), next="see fleet.stack in schema/README.md"
         )
-    return replace(_build(name, stacks[name]), keys=keys)
+    return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
 
 
 def _build(name: str, entry: dict[str, Any]) -> Stack:

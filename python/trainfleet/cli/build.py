@@ -1,0 +1,12 @@
+"""make build: the container image of fleet.stack, built here from docker/ and the lock."""
+
+from __future__ import annotations
+
+from ..launch import imaging
+from ..launch.settings import config_of, settings_of
+from .variables import Variables
+
+
+def main(variables: Variables, started: float) -> int:
+    config, _ = config_of(settings_of(variables))
+    return imaging.build(config)

@@ -1,0 +1,12 @@
+"""make push: the container image, built where it is not, in ECR under a tag of its content."""
+
+from __future__ import annotations
+
+from ..launch import imaging
+from ..launch.settings import config_of, settings_of
+from .variables import Variables
+
+
+def main(variables: Variables, started: float) -> int:
+    config, _ = config_of(settings_of(variables))
+    return imaging.push(config)

@@ -1,0 +1,154 @@
+"""docker, podman or buildah: which one works on this machine, and the words by which each builds, looks and pushes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ImageError
+from ..output import visible
+from .recipe import DOCKERFILE
+
+ANSWER = 60.0  # seconds for a look
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image on this machine: its labels, its processor, and the bytes of each layer, from the base up."""
+
+    labels: Mapping[str, str]
+    architecture: str
+    layers: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.layers)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A program that builds images. docker and podman take the same words but for a few; buildah has its own for looking."""
+
+    name: str
+
+    def works(self) -> str:
+        """Why it can't be used here; nothing when it can."""
+        if shutil.which(self.name) is None:
+            return "is not installed"
+        said = self.run("version" if self.name == "buildah" else "info")
+        return "" if said.returncode == 0 else f"does not work: {last_line(said.stderr or said.stdout)}"
+
+    def build(
+        self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str, labels: Mapping[str, str]
+    ) -> list[str]:
+        """The words that build the context. A secret's value stands in the file that it names, and in no word."""
+        own = {
+            "docker": ["--progress=plain"],
+            "podman": ["--layers", "--format=docker"],
+            "buildah": ["--layers", "--format=docker"],
+        }
+        return [
+            self.name, "build", *own[self.name], f"--file={context}/{DOCKERFILE}", f"--tag={reference}",
+            *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+            *(f"--label={name}={value}" for name, value in labels.items()),
+            *(f"--secret=id={name},src={file}" for name, file in secrets.items()), context,
+        ]  # fmt: skip
+
+    def find(self, reference: str) -> Found | None:
+        """The image of that name on this machine, if it is there."""
+        if self.name == "buildah":
+            said = self.run("inspect", "--type=image", reference)
+            return _of_buildah(said.stdout) if said.returncode == 0 else None
+        said = self.run("image", "inspect", reference)
+        return (
+            _of_docker(said.stdout, self.run("history", "--human=false", "--format={{.Size}}", reference).stdout)
+            if said.returncode == 0
+            else None
+        )
+
+    def names(self, label: str) -> list[str]:
+        """The images on this machine that have a label, the newest first."""
+        said = self.run(
+            "images",
+            f"--filter=label={label}",
+            "--format={{.Name}}:{{.Tag}}" if self.name == "buildah" else "--format={{.Repository}}:{{.Tag}}",
+        )
+        return [line for line in said.stdout.splitlines() if "<none>" not in line]
+
+    def login(self, host: str, user: str, token: str) -> subprocess.CompletedProcess[str]:
+        """Logs in at a registry. The token goes in by stdin, and is in no word."""
+        return self.run("login", "--username", user, "--password-stdin", host, stdin=token)
+
+    def push(self, reference: str, target: str) -> list[Sequence[str]]:
+        """The commands that push an image under another name."""
+        if self.name == "docker":
+            return [["docker", "tag", reference, target], ["docker", "push", target]]
+        return [[self.name, "push", reference, f"docker://{target}"]]
+
+    def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """What the program says; as if it had failed when it does not answer."""
+        command = [self.name, *words]
+        try:
+            return subprocess.run(
+                command, input=stdin, capture_output=True, text=True, errors="replace", timeout=ANSWER, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return subprocess.CompletedProcess(
+                command, 1, "", str(error) if isinstance(error, OSError) else f"no answer in {ANSWER:.0f} s"
+            )
+
+
+BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
+
+
+def choose() -> tuple[Builder, str]:
+    """The first builder that works here, and in words why not those before it.
+
+    Raises:
+        ImageError: none does.
+    """
+    refused: dict[str, str] = {}
+    for builder in BUILDERS:
+        if not (why := builder.works()):
+            return builder, "; ".join(f"{name} {why}" for name, why in refused.items())
+        refused[builder.name] = why
+    said = "; ".join(f"{name} {why}" for name, why in refused.items())
+    raise ImageError(
+        "no builder of images works here",
+        why=said,
+        next="apt-get install buildah, or start docker's daemon: systemctl start docker",
+    )
+
+
+def _of_buildah(text: str) -> Found | None:
+    record = _record(text)
+    image, manifest = record.get("OCIv1") or {}, _record(str(record.get("Manifest") or "{}"))
+    labels, layers = (image.get("config") or {}).get("Labels") or {}, manifest.get("layers") or ()
+    return Found(labels, str(image.get("architecture", "")), tuple(int(layer.get("size", 0)) for layer in layers))
+
+
+def _of_docker(text: str, history: str) -> Found | None:
+    record = _record(text)
+    labels = (record.get("Config") or {}).get("Labels") or {}
+    sizes = [int(line) for line in history.split() if line.isdecimal()]
+    return Found(labels, str(record.get("Architecture", "")), tuple(reversed([size for size in sizes if size])))
+
+
+def _record(text: str) -> dict[str, Any]:
+    """The object, or the first of a list; an empty one where the program says something else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, dict) else {}
+
+
+def last_line(text: str) -> str:
+    """What a program said last."""
+    lines = [line.strip() for line in visible(text).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it says nothing"

@@ -1,0 +1,199 @@
+"""make build: the image of a recipe, built here unless it is here already; what the builder says of a failure, explained."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import ImageError
+from ..origin import ROOT
+from ..output import keep_secret, shown
+from ..processes import die_with_parent
+from .builders import Builder, Found
+from .recipe import ARCHITECTURE, LAYERS, Recipe, write_context
+
+KEPT = 40  # last lines of a builder, in which the cause of its failure is looked for
+SHOWN = 6
+CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+PASSWORD = "TRAINFLEET_PIP_PASSWORD"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What a builder's words mean."""
+
+    says: str
+    why: str
+    next: str
+
+
+TROUBLES = (
+    Trouble(r"no space left on device|disk quota exceeded", "the disk is full",
+            "df -h; old images go with: {builder} image prune"),
+    Trouble(r"pull access denied|manifest unknown|unauthorized|toomanyrequests|no such host|initializing source|short-name"
+            r"|name unknown|failed to resolve source metadata|i/o timeout|connection refused|repository does not exist"
+            r"|TLS handshake|x509",
+            "the base image {base} can't be pulled", "fleet.base_image names a mirror's, or a local one"),
+    Trouble(r"exec format error", "the base image is for another processor", "fleet.base_image: one for linux/amd64"),
+    Trouble(r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
+            "what was downloaded is not what the lock names", "look at its words above; then docker/stack.lock.yaml"),
+    Trouble(r"Could not resolve host|Temporary failure|can't download|Could not find a version|Failed to fetch",
+            "a step could not download what it needs", "pip's configuration here is the build's too: pip config list"),
+    Trouble(r"EACCES|permission denied|operation not permitted", "the builder may not do this here",
+            "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves"),
+)  # fmt: skip
+PUSHES = (
+    Trouble(r"immutable|already exists in the '|ImageTagAlreadyExists",
+            "the tag is there with other content, and tags are immutable", "make push looks again"),
+    Trouble(r"denied|unauthorized|no basic auth|403|not authorized|authentication required", "the registry refuses this push",
+            "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, ecr:CompleteLayerUpload and ecr:PutImage"),
+    TROUBLES[0],
+    Trouble(r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS handshake", "the registry can't be reached",
+            "make push again"),
+)  # fmt: skip
+
+
+def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
+    """The image of a recipe, from now on on this machine under `recipe.reference`.
+
+    Raises:
+        ImageError: it could not be built. Nothing has its name then.
+    """
+    if found := builder.find(recipe.reference):
+        say(f"{recipe.reference} is here: {describe(found)}")
+        return require(found, recipe)
+    newest = newest_of(recipe, builder)
+    rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
+    kept = f"; the rest is that of {newest[0]}" if newest and len(rebuilt) < len(recipe.layers) else ""
+    say(f"rebuilt: {', '.join(rebuilt)}{kept}")
+    arguments = dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit}
+    labels = {LAYERS: " ".join(f"{name}={made}" for name, made in recipe.layers.items())}
+    with tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder, secrets_in(Path(folder)) as secrets:
+        context = Path(folder) / "context"
+        write_context(recipe, context)
+        words = builder.build(recipe.reference, arguments, secrets, str(context), labels)
+        carry_out(builder, words, "the image could not be built", TROUBLES, recipe.base)
+    found = builder.find(recipe.reference)
+    if found is None:
+        raise ImageError(f"{builder.name} has built no {recipe.reference}", next=f"{builder.name} images")
+    say(f"built {recipe.reference}: {describe(found)}")
+    return require(found, recipe)
+
+
+def require(found: Found, recipe: Recipe) -> Found:
+    """The image, when it is that of the recipe.
+
+    Raises:
+        ImageError: another one has its name, or it is for another processor.
+    """
+    if found.architecture != ARCHITECTURE:
+        why = f"it is for {found.architecture or 'no known processor'}, the fleet's instances are {ARCHITECTURE}"
+        raise ImageError(
+            "is for another processor",
+            where=recipe.reference,
+            why=why,
+            next="build on x86_64, or fleet.base_image: one for linux/amd64",
+        )
+    if found.labels.get("org.opencontainers.image.version") != recipe.tag:
+        why = f"its label says {found.labels.get('org.opencontainers.image.version', 'nothing')}"
+        raise ImageError(
+            "has this tag, and other content", where=recipe.reference, why=why, next="remove that image, then make build"
+        )
+    return found
+
+
+def newest_of(recipe: Recipe, builder: Builder) -> tuple[str, str] | None:
+    """The newest image of the same stack on this machine, and its label of layers."""
+    for name in builder.names(f"trainfleet.stack={recipe.stack}"):
+        found = builder.find(name)
+        if found and (label := found.labels.get(LAYERS)):
+            return name, label
+    return None
+
+
+def describe(found: Found) -> str:
+    """Its size, and that of the layer of code."""
+    last = f", the last of {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
+    return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
+
+
+def carry_out(builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = "") -> None:
+    """Runs a builder's command, whose lines are shown as they come.
+
+    Raises:
+        ImageError: it failed; with its last lines, and what they mean.
+    """
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", preexec_fn=die_with_parent)  # fmt: skip
+    last = deque[str](maxlen=KEPT)
+    assert process.stdout is not None
+    for line in process.stdout:
+        last.append(line.rstrip())
+        print(f"  {builder.name} | {shown(line.rstrip())}", flush=True)
+    if process.wait():
+        raise explained(builder, list(last), what, troubles, base)
+
+
+def explained(builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str) -> ImageError:
+    """The error for what a builder has said."""
+    said = [line for line in lines if line.strip()][-SHOWN:]
+    for trouble in troubles:
+        if re.search(trouble.says, "\n".join(lines), re.IGNORECASE):
+            why, next = (text.format(builder=builder.name, base=base) for text in (trouble.why, trouble.next))
+            return ImageError(what, where=builder.name, why="\n    ".join([why, *said]), next=next)
+    return ImageError(what, where=builder.name, why="\n    ".join(said) or "it said nothing", next="its words stand above")
+
+
+@contextmanager
+def secrets_in(folder: Path) -> Iterator[dict[str, str]]:
+    """The files of secrets that a build mounts: this machine's configuration of pip, and the certificates that it trusts."""
+    found, settings = {}, pip_settings()
+    if settings:
+        file = folder / "pip.conf"
+        file.touch(mode=0o600)
+        file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items() if name != "cert"))
+        found["pip"] = str(file)
+        hide_passwords(settings)
+    certificates = settings.get("cert") or next(filter(None, map(os.environ.get, CERTIFICATES)), "")
+    if certificates and Path(certificates).is_file():
+        found["ca"] = certificates
+    try:
+        yield found
+    finally:
+        (folder / "pip.conf").unlink(missing_ok=True)
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip is configured with here. It lists the environment before its files, and that order is that of its choice."""
+    found: dict[str, str] = {}
+    for python in (sys.executable, "python3"):  # an environment that uv made has no pip
+        said = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
+        for name, value in re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", said, re.MULTILINE):
+            found.setdefault(name, value.replace("\\n", "\n    "))
+    return {name: value for name, value in found.items() if name not in ("config-file", "disable-pip-version-check")}
+
+
+def hide_passwords(settings: Mapping[str, str]) -> None:
+    """From now on the passwords in these addresses are hidden in all that this process says."""
+    addresses = [word for value in settings.values() for word in value.split() if "://" in word]
+    passwords = [found for address in addresses if (found := urlsplit(address).password)]
+    for number, password in enumerate(passwords):
+        os.environ[f"{PASSWORD}_{number}"] = password
+    keep_secret(f"{PASSWORD}_{number}" for number in range(len(passwords)))
+
+
+def commit_of(root: Path = ROOT) -> str:
+    """The commit of this checkout, with + where files differ from it; unknown where there is none."""
+    said = [subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))]  # fmt: skip
+    return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "") if said[0].returncode == 0 else "unknown"

@@ -1,0 +1,194 @@
+"""AWS's registry: a repository that is scanned, immutable and cleaned by rules; what is in it; and pushes that can't overwrite.
+
+https://docs.aws.amazon.com/AmazonECR/latest/userguide/ - a layer is stored before the manifest that names it, so a push that
+fails leaves no tag.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..cloud.calls import Calls
+from ..door import parse_json
+from ..errors import CloudError, ImageError, InputError
+from .builders import Builder, last_line
+from .building import PUSHES, Say, carry_out
+from .recipe import NAME, Recipe
+
+HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+MANIFESTS = ["application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json"]
+UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
+CONFIG = 1 << 20  # bytes of an image's configuration at most
+SECONDS = 30
+POLICY = {
+    "rules": [
+        {"rulePriority": 1, "description": "what a push has left half done", "action": {"type": "expire"},
+         "selection": {"tagStatus": "untagged", "countType": "sinceImagePushed", "countUnit": "days",
+                       "countNumber": UNTAGGED_DAYS}},
+        {"rulePriority": 2, "description": "the newest images", "action": {"type": "expire"},
+         "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": KEPT_IMAGES}},
+    ]
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An image in the registry: its labels, its processor, and its bytes there."""
+
+    labels: Mapping[str, str]
+    architecture: str
+    size: int
+
+
+class Registry:
+    """The repository of our images in one account and region."""
+
+    def __init__(self, calls: Calls, account: str, repository: str = NAME) -> None:
+        self.calls, self.account, self.repository = calls, account, repository
+        suffix = ".cn" if calls.region.startswith("cn-") else ""
+        self.host = f"{account}.dkr.ecr.{calls.region}.amazonaws.com{suffix}"
+
+    @classmethod
+    def of(cls, reference: str) -> Registry | None:
+        """The registry of an image's name; None when that is not ECR's."""
+        host, _, rest = reference.partition("/")
+        match = HOST.fullmatch(host)
+        return cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0]) if match and rest else None
+
+    def name(self, tag: str) -> str:
+        return f"{self.host}/{self.repository}:{tag}"
+
+    def find(self, tag: str) -> Stored | None:
+        """What has this tag, or this digest (`sha256:...`), by its own configuration; None where nothing has.
+
+        Raises:
+            CloudError: the registry can't be asked.
+            ImageError: what it gives is no image of one processor.
+        """
+        identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
+        try:
+            answer = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
+                                imageIds=[identity], acceptedMediaTypes=MANIFESTS)  # fmt: skip
+        except CloudError as error:
+            if error.code == "RepositoryNotFoundException":
+                return None
+            raise
+        images = answer.get("images") or []
+        return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
+
+    def _stored(self, text: str, tag: str) -> Stored:
+        try:
+            manifest: Any = parse_json(text, self.name(tag))
+            digest, size = str(manifest["config"]["digest"]), sum(int(layer["size"]) for layer in manifest["layers"])
+            address = self.calls("ecr", "GetDownloadUrlForLayer", registryId=self.account, repositoryName=self.repository,
+                                 layerDigest=digest)["downloadUrl"]  # fmt: skip
+            config: Any = parse_json(_download(address), self.name(tag))
+            labels = {str(name): str(value) for name, value in ((config.get("config") or {}).get("Labels") or {}).items()}
+            return Stored(labels, str(config.get("architecture", "")), size)
+        except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ImageError(
+                "is no image that can be looked at", where=self.name(tag), why=why, next="make push, or another fleet.image"
+            ) from error
+
+    def provide(self, say: Say, tags: Mapping[str, str]) -> None:
+        """Makes the repository where it is not there: scanned at each push, its tags immutable, with rules for what is old.
+
+        Raises:
+            CloudError: AWS refuses.
+            ImageError: one is there in which tags can be overwritten.
+        """
+        try:
+            described = self.calls("ecr", "DescribeRepositories", registryId=self.account, repositoryNames=[self.repository])
+        except CloudError as error:
+            if error.code != "RepositoryNotFoundException":
+                raise
+            self._create(tags)
+            say(f"made the repository {self.host}/{self.repository}: scanned, immutable tags, {KEPT_IMAGES} images kept")
+            return
+        if (found := described["repositories"][0]).get("imageTagMutability") != "IMMUTABLE":
+            why = "its tags can be overwritten: a tag would no longer say what is in an image"
+            options = f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE --region {self.calls.region}"
+            next = f"aws ecr put-image-tag-mutability {options}"
+            raise ImageError(
+                "is not as this program makes it", where=str(found.get("repositoryUri", self.repository)), why=why, next=next
+            )
+
+    def _create(self, tags: Mapping[str, str]) -> None:
+        try:
+            self.calls("ecr", "CreateRepository", repositoryName=self.repository, imageTagMutability="IMMUTABLE",
+                       imageScanningConfiguration={"scanOnPush": True}, encryptionConfiguration={"encryptionType": "AES256"},
+                       tags=[{"Key": name, "Value": value} for name, value in tags.items()])  # fmt: skip
+        except CloudError as error:
+            if error.code != "RepositoryAlreadyExistsException":  # another push was faster
+                raise
+        self.calls(
+            "ecr",
+            "PutLifecyclePolicy",
+            registryId=self.account,
+            repositoryName=self.repository,
+            lifecyclePolicyText=json.dumps(POLICY),
+        )
+
+    def token(self) -> tuple[str, str]:
+        """User and password for twelve hours of pulls and pushes; shown nowhere.
+
+        Raises:
+            CloudError: AWS gives none.
+        """
+        granted = self.calls("ecr", "GetAuthorizationToken")["authorizationData"][0]
+        try:
+            user, _, password = base64.b64decode(granted["authorizationToken"]).decode().partition(":")
+        except (binascii.Error, ValueError, KeyError) as error:
+            raise ImageError("AWS gave a token that is none", where=self.host, next="the same again") from error
+        return user, password
+
+    def push(self, recipe: Recipe, builder: Builder, say: Say, tags: Mapping[str, str]) -> str:
+        """The name of a recipe's image in the registry, where it is from now on; nothing is sent when it is there.
+
+        Raises:
+            CloudError, ImageError: it is not, and nothing has its tag that was not there.
+        """
+        target = self.name(recipe.tag)
+        self.provide(say, tags)
+        if stored := self.find(recipe.tag):
+            require_content(stored, recipe, target)
+            say(f"{target} is there: {stored.size / 1e6:,.0f} MB")
+            return target
+        user, password = self.token()
+        said = builder.login(self.host, user, password)
+        if said.returncode:
+            raise ImageError(
+                "the registry takes no login",
+                where=self.host,
+                why=last_line(said.stderr),
+                next="aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?",
+            )
+        for words in builder.push(recipe.reference, target):
+            carry_out(builder, words, f"{target} could not be pushed", PUSHES)
+        if not (stored := self.find(recipe.tag)):
+            raise ImageError("was pushed, and the registry does not have it", where=target, next="make push again")
+        say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")
+        return target
+
+
+def _download(address: str) -> str:
+    """What lies at an address that ECR has signed. OSError when it can't be had."""
+    from urllib.request import urlopen  # loaded where an image is looked at
+
+    with urlopen(address, timeout=SECONDS) as stream:
+        return str(stream.read(CONFIG).decode())
+
+
+def require_content(stored: Stored, recipe: Recipe, where: str) -> None:
+    """ImageError when what has the tag was not made from the recipe: tags are immutable, so no push can put that right."""
+    if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
+        why = f"its label says {said or 'nothing'}: somebody has pushed it by hand"
+        remedy = f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids imageTag={recipe.tag}"
+        raise ImageError("has this tag, and other content", where=where, why=why, next=remedy)

@@ -1,0 +1,479 @@
+"""Images: what one is made of, which builder makes it, and what is told when it can't be made, pushed or used.
+
+Fakes on PATH stand for builders here, and a fake account for ECR, whose every request is checked against AWS's models. A real build
+is in tests/images.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from botocore.exceptions import ClientError
+
+from trainfleet.cloud import calls
+from trainfleet.cloud.calls import Calls
+from trainfleet.config import Config, Settings, load
+from trainfleet.errors import CloudError, ConfigError, ImageError
+from trainfleet.images import builders, building
+from trainfleet.images.builders import Builder, choose
+from trainfleet.images.ecr import HOST, Registry
+from trainfleet.images.recipe import DOCKERFILE, PARTS, recipe_of, write_context
+from trainfleet.launch import imaging
+from trainfleet.nodes.stack import load_stack
+from trainfleet.nodes.tar import code_files
+
+ROOT = Path(__file__).parents[2]
+LOCK = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
+STACKS = tuple(LOCK["stacks"])
+TEXT = (ROOT / DOCKERFILE).read_text()
+ACCOUNT, REGION = "123456789012", "us-east-1"
+
+
+def recipe(stack: str = "cpu", base: str = "", **files: str) -> Any:
+    changed = {name.replace("__", "/"): text.encode() for name, text in files.items()}
+    return recipe_of(load_stack(stack), base, {**code_files(), **changed})
+
+
+def config(tmp_path: Path, **fleet: Any) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "x", "fleet": fleet}))
+    return load(Settings(path))[0]
+
+
+# What an image is made of
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_argument_of_a_stack_is_the_lock_s(stack: str) -> None:
+    """Each version that goes into an image stands in the lock, with its source and date."""
+    given = dict(recipe(stack).arguments)
+    entry = json.dumps(LOCK["stacks"][stack], default=str) + json.dumps(LOCK["keys"], default=str)
+    words = [word.partition("=")[2].lstrip("=").removeprefix("sha256:") if "=" in word else word
+             for name, value in given.items() if name != "STACK" for word in value.split()]  # fmt: skip
+    assert words and all(word == "-" or word in entry for word in words), words
+    assert re.fullmatch(r".+@sha256:[0-9a-f]{64}", given["BASE_IMAGE"])
+    for name, value in LOCK["stacks"][stack].items():
+        assert not isinstance(value, dict) or {"version", "source", "date"} <= value.keys(), name
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_dockerfile_takes_every_argument_and_has_a_stage_for_every_stack(stack: str) -> None:
+    asked = set(re.findall(r"^ARG (\w+)", TEXT, re.MULTILINE))
+    assert {name for name, _ in recipe(stack).arguments} | {"TAG", "LOCK", "COMMIT", "RUN_AS"} <= asked
+    assert re.search(rf"^FROM [\w${{}}-]+ AS {stack}$", TEXT, re.MULTILINE)
+
+
+def test_the_driver_is_the_host_s() -> None:
+    assert "dkms" not in dict(recipe("neuron").arguments)["NEURON_PACKAGES"]
+
+
+def test_what_changes_rarely_comes_first_and_the_code_last() -> None:
+    order = [TEXT.index(part) for part in ("build_tools.sh apply", "efa.sh apply", "ofi_nccl.sh apply", "neuron.sh apply",
+                                           "python.sh apply", "sbom.py >", "COPY . /opt/trainfleet/", "USER ")]  # fmt: skip
+    assert order == sorted(order)
+    copied = {file for line in re.findall(r"^COPY (.+) /build/", TEXT, re.MULTILINE) for file in line.split()}
+    assert copied == {file for files, _ in PARTS.values() for file in files}, "what a layer is made from is what it copies"
+    assert not re.search(r"^RUN", TEXT[TEXT.index("COPY . ") :], re.MULTILINE), (
+        "nothing is run, so nothing is rebuilt, behind the code"
+    )
+
+
+def test_nothing_of_a_secret_is_an_argument_or_lasts() -> None:
+    assert not re.search(r"(?i)^(ARG|ENV).*(token|password|secret|key_id)", TEXT, re.MULTILINE)
+    assert "COPY pip.conf" not in TEXT and TEXT.count("--mount=type=secret,id=pip") == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "rebuilt"),
+    [
+        ({"python__trainfleet__seat.py": "x"}, ["code"]),
+        ({"scripts__sshd.sh": "x"}, ["code"]),
+        ({"requirements.lock": "x"}, ["python", "code"]),
+        ({"scripts__efa.sh": "x"}, ["fabric", "python", "code"]),
+        ({"docker__Dockerfile": "FROM x"}, ["system", "fabric", "python", "code"]),
+        ({}, []),
+    ],
+)
+def test_a_change_rebuilds_its_layer_and_what_lies_on_it(changed: dict[str, str], rebuilt: list[str]) -> None:
+    before, after = recipe(), recipe(**changed)
+    label = " ".join(f"{name}={made}" for name, made in before.layers.items())
+    assert after.rebuilt(label) == rebuilt and (before.tag == after.tag) == (not changed)
+
+
+def test_a_tag_is_of_its_content_alone() -> None:
+    tags = {recipe(stack).tag for stack in STACKS} | {recipe(base="mirror.example/ubuntu:24.04").tag}
+    assert len(tags) == len(STACKS) + 1 and all(re.fullmatch(r"[a-z-]+-[0-9a-f]{16}", tag) for tag in tags)
+
+
+def test_the_context_has_the_code_and_no_time_of_the_day(tmp_path: Path) -> None:
+    made = recipe()
+    write_context(made, tmp_path / "c")
+    files = {str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    assert files == set(made.files) and not any(name.startswith(("tests", "README", ".git", "runs")) for name in files)
+    assert {path.stat().st_mtime for path in (tmp_path / "c").rglob("*")} == {0.0}
+    assert os.access(tmp_path / "c" / "scripts" / "efa.sh", os.X_OK)
+
+
+# Builders
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but what a test puts there, and the shell's own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sh", "cat", "git", "python3", "grep", "printf", "env"):
+        if found := next((p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists()), None):
+            (folder / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def fake(path: Path, name: str, body: str) -> Path:
+    """A program that writes down its words, one call a line, and then does the body."""
+    (path / name).write_text(f'#!/bin/sh\necho "$*" >> "{path}/{name}.log"\n{body}\n')
+    (path / name).chmod(0o755)
+    return path / f"{name}.log"
+
+
+def inspected(made: Any, **changes: Any) -> str:
+    record = {"Config": {"Labels": {"org.opencontainers.image.version": made.tag}}, "Architecture": "amd64"} | changes
+    return json.dumps([record])
+
+
+def test_the_first_that_works_is_taken_and_the_others_are_told(path: Path) -> None:
+    fake(path, "docker", "echo 'Cannot connect to the Docker daemon' >&2; exit 1")
+    fake(path, "buildah", "exit 0")
+    builder, why = choose()
+    assert (
+        builder.name == "buildah" and why == "docker does not work: Cannot connect to the Docker daemon; podman is not installed"
+    )
+
+
+def test_no_builder_is_told_with_what_to_install(path: Path) -> None:
+    with pytest.raises(ImageError, match="no builder") as caught:
+        choose()
+    assert "buildah is not installed" in caught.value.why and "apt-get install buildah" in caught.value.next
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_an_image_that_is_here_is_not_built_again(path: Path, name: str) -> None:
+    made = recipe()
+    log = fake(path, name, f"case $1 in image) cat <<'E'\n{inspected(made)}\nE\n;; history) echo 5; echo 0; echo 70 ;; esac")
+    said: list[str] = []
+    found = building.build(made, Builder(name), "c", said.append)
+    assert found.layers == (70, 5) and "is here" in said[0] and " build" not in log.read_text()
+
+
+@pytest.mark.parametrize("name", ["docker", "podman", "buildah"])
+def test_a_build_is_given_arguments_secrets_by_file_and_the_context(
+    path: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe()
+    settings = {"index-url": "https://me:canary-31337@index.example/simple", "cert": str(tmp_path / "ca.pem")}
+    (tmp_path / "ca.pem").write_text("certificates")
+    monkeypatch.setattr(building, "pip_settings", lambda: settings)
+    fake(path, name, f"""case "$1" in
+  build) for word; do case $word in --secret=id=pip,*) cat "${{word#*src=}}" > {tmp_path}/given ;; esac; done; : > {tmp_path}/built; echo "at https://me:canary-31337@index.example" ;;
+  images) ;;
+  history) echo 5 ;;
+  *) [ -e {tmp_path}/built ] || exit 1
+     cat <<'E'
+{inspected(made) if name != "buildah" else json.dumps(of_buildah(made))}
+E
+esac""")  # fmt: skip
+    said: list[str] = []
+    found = building.build(made, Builder(name), "abc+", said.append)
+    line = next(line for line in (path / f"{name}.log").read_text().splitlines() if line.startswith("build "))
+    for name_, value in {**dict(made.arguments), "TAG": made.tag, "LOCK": made.lock, "COMMIT": "abc+"}.items():
+        assert f"--build-arg={name_}={value}" in line
+    assert f"--tag={made.reference}" in line and f"--secret=id=ca,src={tmp_path}/ca.pem" in line and found.layers[-1] == 5
+    assert (
+        "canary" not in line
+        and "canary-31337" in (tmp_path / "given").read_text()
+        and "cert" not in (tmp_path / "given").read_text()
+    )
+    assert not Path(line.split()[-1]).parent.exists(), "the secret's file is gone with the context"
+    assert said[0] == "rebuilt: system, fabric, python, code" and "built" in said[-1]
+    for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
+        monkeypatch.delenv(name)
+
+
+def of_buildah(made: Any) -> dict[str, Any]:
+    image = {"architecture": "amd64", "config": {"Labels": {"org.opencontainers.image.version": made.tag}}}
+    return {"OCIv1": image, "Manifest": json.dumps({"layers": [{"size": 7}, {"size": 5}]})}
+
+
+def test_a_password_of_pip_s_is_shown_by_no_builder(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINFLEET_SECRETS", "")
+    building.hide_passwords({"extra-index-url": "https://a:canary-1@x https://b:canary-2@y"})
+    fake(path, "buildah", "echo canary-1; echo canary-2 >&2; exit 3")
+    with pytest.raises(ImageError):
+        building.carry_out(Builder("buildah"), ["buildah", "build"], "no", building.TROUBLES)
+    assert "canary" not in capsys.readouterr().out
+    for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
+        monkeypatch.delenv(name)
+
+
+SAID = {  # words of docker, podman and buildah (their issue trackers), and what is told
+    "write /var/lib/containers/tmp: no space left on device": ("the disk is full", "df -h"),
+    "Error: initializing source docker://docker.io/library/ubuntu: dial tcp: lookup registry-1.docker.io: no such host":
+        ("the base image B can't be pulled", "fleet.base_image"),
+    "ERROR: pull access denied for nobody/nothing, repository does not exist or may require 'docker login'":
+        ("the base image B can't be pulled", "fleet.base_image"),
+    "Error: creating build container: short-name \"b\" did not resolve to an alias": ("the base image B can't be pulled", "fleet.base_image"),
+    "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.base_image"),
+    "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("not what the lock names", "stack.lock.yaml"),
+    "efa: can't download https://efa-installer": ("could not download", "pip config list"),
+    "error running container: operation not permitted": ("may not do this", "BUILDAH_ISOLATION"),
+    "something new": ("something new", "above"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_what_a_builder_says_of_a_failure_is_explained(line: str) -> None:
+    why, next = SAID[line]
+    error = building.explained(Builder("buildah"), ["STEP 1", line], "the image could not be built", building.TROUBLES, "B")
+    assert why in error.why and next in error.next and line in error.why and error.where == "buildah"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"Architecture": "arm64"}, "for another processor"),
+     ({"Config": {"Labels": {"org.opencontainers.image.version": "other"}}}, "other content"), ({"Config": {}}, "other content")],
+)  # fmt: skip
+def test_an_image_of_our_name_that_is_another_is_refused(path: Path, change: dict[str, Any], told: str) -> None:
+    made = recipe()
+    fake(path, "docker", f"cat <<'E'\n{inspected(made, **change)}\nE")
+    with pytest.raises(ImageError, match=told):
+        building.build(made, Builder("docker"), "c", lambda _: None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "[1]", '{"OCIv1": null}', '{"Manifest": "x"}', '{"Manifest": "[]"}'])
+def test_what_a_builder_says_that_is_no_image_is_no_crash(text: str) -> None:
+    builders._of_buildah(text)
+    builders._of_docker(text, "x\n3")
+
+
+def test_a_builder_that_hangs_counts_as_one_that_does_not_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builders, "ANSWER", 0.2)
+    fake(path, "docker", "while :; do :; done")
+    assert "no answer" in Builder("docker").works()
+
+
+# ECR
+
+
+class Account:
+    """ECR of an account, for one repository; `refuse`: operation → error code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.repository: dict[str, Any] | None = None
+        self.images: dict[str, dict[str, Any]] = {}  # tag → labels
+        self.refuse: dict[str, str] = {}
+        self.architecture = "amd64"
+        self.answers: dict[str, Any] = {}  # operation → another answer than its own
+
+    def carry(self, region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        self.sent.append((operation, request))
+        if code := self.refuse.get(operation):
+            message = f"User: arn:aws:iam::{ACCOUNT}:user/x is not authorized to perform: {service}:{operation}"
+            raise ClientError({"Error": {"Code": code, "Message": message}}, operation)
+        return dict(self.answers[operation] if operation in self.answers else getattr(self, operation)(request))
+
+    def GetCallerIdentity(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"Account": ACCOUNT}
+
+    def DescribeRepositories(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"repositories": [self._there("DescribeRepositories")]}
+
+    def CreateRepository(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.repository = request
+        return {}
+
+    def PutLifecyclePolicy(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def GetAuthorizationToken(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"authorizationData": [{"authorizationToken": base64.b64encode(b"AWS:canary-token-55").decode()}]}
+
+    def BatchGetImage(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._there("BatchGetImage")
+        (identity,) = request["imageIds"]
+        if (self.folder / "bin" / "pushed").exists():
+            tag = (self.folder / "bin" / "pushed").read_text().strip().rpartition(":")[2]
+            self.images[tag] = {"org.opencontainers.image.version": tag}
+        if (tag := identity.get("imageTag") or identity["imageDigest"]) not in self.images:
+            return {"images": [], "failures": [{"failureCode": "ImageNotFound"}]}
+        config = {"architecture": self.architecture, "config": {"Labels": self.images[tag]}}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        manifest = {"config": {"digest": "sha256:" + "c" * 64}, "layers": [{"size": 400_000_000}, {"size": 2_000_000}]}
+        return {"images": [{"imageManifest": json.dumps(manifest)}]}
+
+    def GetDownloadUrlForLayer(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"downloadUrl": (self.folder / "config.json").as_uri()}
+
+    def _there(self, operation: str) -> dict[str, Any]:
+        if self.repository is None:
+            raise ClientError({"Error": {"Code": "RepositoryNotFoundException", "Message": "no"}}, operation)
+        return self.repository
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
+    found = Account(tmp_path)
+    monkeypatch.setattr(calls, "carry", found.carry)
+    return found
+
+
+def registry() -> Registry:
+    return Registry(Calls(REGION), ACCOUNT)
+
+
+def pusher(path: Path, push: str = "") -> Path:
+    """A docker whose push stores the image; its log."""
+    push = push or f'echo "$2" > {path}/pushed'
+    return fake(path, "docker", f"case $1 in login) cat > {path}/stdin ;; push) {push} ;; esac")
+
+
+def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
+    path: Path, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, said, log = recipe(), list[str](), pusher(path)
+    target = registry().push(made, Builder("docker"), said.append, {"trainfleet:project": "trainfleet"})
+    assert target == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/trainfleet:{made.tag}"
+    requests = dict(account.sent)
+    assert requests["CreateRepository"]["imageTagMutability"] == "IMMUTABLE"
+    assert requests["CreateRepository"]["imageScanningConfiguration"] == {"scanOnPush": True}
+    assert requests["CreateRepository"]["tags"] == [{"Key": "trainfleet:project", "Value": "trainfleet"}]
+    rules = json.loads(requests["PutLifecyclePolicy"]["lifecyclePolicyText"])["rules"]
+    assert {rule["selection"]["tagStatus"] for rule in rules} == {"untagged", "any"}
+    words = log.read_text()
+    assert (
+        f"login --username AWS --password-stdin {ACCOUNT}" in words
+        and f"tag {made.reference} {target}" in words
+        and f"push {target}" in words
+    )
+    assert (path / "stdin").read_text() == "canary-token-55" and "canary" not in words + "".join(said) + capsys.readouterr().out
+    log.unlink()
+    account.sent.clear()
+    assert registry().push(made, Builder("docker"), said.append, {}) == target
+    assert not log.exists() and "GetAuthorizationToken" not in dict(account.sent), "it is there: nothing is sent"
+    assert "is there: 402 MB" in said[-1]
+
+
+PUSHED = {
+    "denied: User: arn:aws:sts::1:x is not authorized to perform: ecr:InitiateLayerUpload": "the registry refuses this push",
+    "tag invalid: The image tag x already exists in the 'trainfleet' repository and cannot be overwritten because the tag is immutable.": "other content",
+    "no basic auth credentials": "the registry refuses this push",
+    "write: no space left on device": "the disk is full",
+    "dial tcp: i/o timeout": "can't be reached",
+}
+
+
+@pytest.mark.parametrize("words", PUSHED)
+def test_a_push_that_is_refused_is_explained(path: Path, account: Account, words: str) -> None:
+    made = recipe()
+    pusher(path, push=f'echo "{words}"; exit 1')
+    with pytest.raises(ImageError) as caught:
+        registry().push(made, Builder("docker"), lambda _: None, {})
+    assert PUSHED[words] in caught.value.why and words in caught.value.why and made.tag not in account.images
+
+
+def test_a_denied_repository_names_the_action(path: Path, account: Account) -> None:
+    account.refuse["CreateRepository"] = "AccessDeniedException"
+    with pytest.raises(CloudError) as caught:
+        registry().push(recipe(), Builder("docker"), lambda _: None, {})
+    assert "ecr:CreateRepository" in str(caught.value)
+
+
+def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(path: Path, account: Account) -> None:
+    account.repository = {"repositoryName": "trainfleet", "imageTagMutability": "MUTABLE"}
+    with pytest.raises(ImageError, match="not as this program makes it") as caught:
+        registry().push(recipe(), Builder("docker"), lambda _: None, {})
+    assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(account.sent)
+
+
+def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Account) -> None:
+    made = recipe()
+    account.repository, account.images[made.tag] = {"imageTagMutability": "IMMUTABLE"}, {}
+    with pytest.raises(ImageError, match="other content") as caught:
+        registry().push(made, Builder("docker"), lambda _: None, {})
+    assert "batch-delete-image" in caught.value.next
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "{", "[]", '{"config": 1}', '{"config": {"digest": "sha256:x"}, "layers": [{"size": "x"}]}', '{"manifests": []}'],
+)
+def test_what_the_registry_says_that_is_no_image_is_told(account: Account, manifest: str) -> None:
+    account.answers["BatchGetImage"] = {"images": [{"imageManifest": manifest}]}
+    with pytest.raises(ImageError, match="no image that can be looked at"):
+        registry().find("x")
+
+
+def test_an_image_s_name_tells_its_registry() -> None:
+    found = Registry.of(f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/team/trainfleet:cuda-1")
+    assert found and (found.account, found.calls.region, found.repository) == (ACCOUNT, "eu-west-1", "team/trainfleet")
+    assert Registry.of("ghcr.io/x/y:1") is None and Registry.of("ubuntu") is None
+    assert HOST.fullmatch(Registry(Calls("cn-north-1"), ACCOUNT).host)
+
+
+# What a config's image is
+
+
+def test_build_becomes_the_name_in_ecr(account: Account, tmp_path: Path) -> None:
+    given = config(tmp_path, image="build", aws={"region": REGION})
+    named = imaging.named(given)
+    assert named.fleet.image == registry().name(imaging.recipe_for(given).tag)
+    assert imaging.named(given, ["a/b:1"]).fleet.image == "a/b:1", "on a head, that of the job that it was given"
+    account.refuse["GetCallerIdentity"] = "ExpiredToken"
+    assert imaging.named(given).fleet.image.startswith(f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:cpu-")
+
+
+def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_runs(account: Account, tmp_path: Path) -> None:
+    given = config(tmp_path, image=registry().name("cuda-1"))
+    with pytest.raises(ImageError, match="not in the registry"):
+        imaging.make_ready(given)
+    account.repository, account.images["cuda-1"] = {}, {"trainfleet.lock": "cuda 2026-01-01 0123456789ab"}
+    with pytest.raises(ImageError, match="other versions") as caught:
+        imaging.make_ready(given)
+    assert "cuda 2026-01-01 0123456789ab" in caught.value.why and imaging.lock_of(given) in caught.value.why
+    account.architecture = "arm64"
+    with pytest.raises(ImageError, match="another processor"):
+        imaging.make_ready(given)
+    account.architecture, account.images["cuda-1"] = "amd64", {"trainfleet.lock": imaging.lock_of(given)}
+    imaging.make_ready(given)
+
+
+def test_root_runs_where_the_platform_gives_and_takes_files_as_root(tmp_path: Path) -> None:
+    assert "RUN_AS" not in dict(imaging.recipe_for(config(tmp_path)).arguments)
+    assert "ARG RUN_AS=trainer" in TEXT and "USER ${RUN_AS}" in TEXT
+
+
+@pytest.mark.parametrize("image", ["Build", "a b", "x:", "-x", "x/../y", "x:1@sha256:12", "$(touch x)", "x;y"])
+def test_what_is_no_image_s_name_is_refused(tmp_path: Path, image: str) -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.image"):
+        config(tmp_path, image=image)
+
+
+def test_the_commit_is_told_with_whether_files_differ(tmp_path: Path) -> None:
+    assert building.commit_of(tmp_path) == "unknown"
+    subprocess.run(["git", "-C", tmp_path, "init", "-q"], check=True)
+    (tmp_path / "a").write_text("")
+    done = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"]
+    subprocess.run(done, check=True)
+    assert re.fullmatch(r"[0-9a-f]{40}\+", building.commit_of(tmp_path))
