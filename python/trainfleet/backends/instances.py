@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import yaml
 
-from ..cloud import clock
-from ..cloud.fleet import Node
+from ..cloud import clock, outlook
+from ..cloud.fleet import Foreseen, Node
 from ..cloud.inventory import Found, total
 from ..cloud.sweep import strangers
 from ..config.hosts import Host
@@ -34,9 +35,18 @@ class Instances:
     def __init__(self, backend: Ec2) -> None:
         self.backend, self.cloud = backend, backend.cloud
 
+    def outlook(self, hours: float | None, speed: float | None) -> Iterator[str]:
+        """What would change, what it costs, and what stands against it, for people."""
+        return outlook.describe(self.backend.config, self.cloud, self.foreseen, hours, speed)
+
+    @functools.cached_property
+    def foreseen(self) -> Foreseen:
+        """Looked at once: what a plan shows is what it writes."""
+        return self.cloud.foresee(self.bad())
+
     def changes(self) -> tuple[Artifact, ...]:
-        """The very request that would make or change the stack, and on nodes that run what they lack."""
-        planned = self.cloud.planned(self.bad())
+        """The very request that would make or change the stack."""
+        planned = self.foreseen.requests
         requests = [
             Artifact(f"requests/{number:02}-{service}-{operation}.json", json.dumps(request, indent=2) + "\n")
             for number, (service, operation, request) in enumerate(planned, 1)

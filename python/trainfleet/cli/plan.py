@@ -13,7 +13,6 @@ from ..launch.whereabouts import is_nowhere, runs_programs
 from ..plan.answers import Wish
 from ..plan.estimate import estimate
 from ..plan.plan import make_plan
-from ..plan.request import Artifact
 from ..report import proposal, sizes
 from .variables import Variables, amount
 
@@ -30,17 +29,21 @@ def main(variables: Variables, started: float) -> int:
     if wish != Wish():
         print("\n".join(sizes.answer(config, wish, price, out)))
         return 0
-    layouts = sizes.describe_layouts(config, best(config, ALTERNATIVES), price)
-    print("\n".join([*proposal.describe(config, derived, estimate(config, price, experience_of(config))), *layouts]))
-    changes: tuple[Artifact, ...] = ()
+    layouts, needs = (
+        sizes.describe_layouts(config, best(config, ALTERNATIVES), price),
+        estimate(config, price, experience_of(config)),
+    )
+    print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
+    prospects, changes = readiness.outlook(config, needs)
+    print("\n".join(prospects), end="\n" if prospects else "")
     if is_nowhere(config):
         plan = make_plan(config, derived, [], [], price)
-        print("\nhosts: none yet, so no command is exact; fleet.hosts names them")
+        print(f"\nhosts: none yet, so no command is exact; {'make setup makes' if prospects else 'fleet.hosts names'} them")
     elif runs_programs(config):
         plan = make_plan(config, derived, [], [], price)
         print("\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of fleet.ssh.config")
     else:
-        changes = readiness.planned(config)
+        changes = changes or readiness.planned(config)
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes)))
@@ -48,6 +51,6 @@ def main(variables: Variables, started: float) -> int:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
     if device := hardware.awaited(config.fleet.instance_type):
         print(f"\nnote: training on {device.name} is not built yet, so make train refuses this fleet")
-    setup = "make setup" if config.fleet.hosts else "write fleet.hosts, then make setup"
+    setup = "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
     print(f"\nnext: {'make train' if plan.requests else setup}")
     return 0

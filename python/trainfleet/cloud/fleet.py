@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import CloudError
 from . import checks, clock, discovery, hostkeys, template
 from .calls import Calls
+from .changeset import Change, compare
 from .failures import explain, is_capacity
 from .inputs import Inputs, stack_name, tags_of
 from .instances import NODE
@@ -45,6 +46,21 @@ class Node:
     address: str = ""
     public: str = ""
     zone: str = ""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would have, the requests for it."""
+
+    inputs: Inputs
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    requests: list[tuple[str, str, dict[str, Any]]]
+
+    @property
+    def changes(self) -> list[Change]:
+        """What happens to each resource."""
+        return compare(self.before.get("Resources", {}), self.after["Resources"])
 
 
 class Fleet:
@@ -105,17 +121,22 @@ class Fleet:
 
     def planned(self, bad: Collection[str]) -> list[tuple[str, str, dict[str, Any]]]:
         """The request that `make` would begin with now: service, operation and what it says; none where nothing is to be done."""
+        return self.foresee(bad).requests
+
+    def foresee(self, bad: Collection[str]) -> Foreseen:
+        """What `make` would begin with now, and what the stack has and would have."""
         state = self.stack.look()
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
             inputs = discovery.discover(self.config, self.calls, zone, tuple(range(self.config.fleet.nodes)))
             text = template.render(self.config, inputs)
-            return [("cloudformation", "CreateStack", self.stack.creation(text, tags_of(self.config, inputs), "<one a command>"))]
-        wanted = self._wanted(bad)[0]
-        text = template.render(self.config, self.inputs(state, wanted))
-        if json.loads(text) == self.stack.template():
-            return []
-        return [("cloudformation", "UpdateStack", self.stack.change(text))]
+            creation = self.stack.creation(text, tags_of(self.config, inputs), "<one a command>")
+            return Foreseen(inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)])
+        inputs = self.inputs(state, self._wanted(bad)[0])
+        text, before = template.render(self.config, inputs), self.stack.template()
+        after = json.loads(text)
+        requests = [] if after == before else [("cloudformation", "UpdateStack", self.stack.change(text))]
+        return Foreseen(inputs, before, after, requests)
 
     def _at_rest(self, show: Show, say: Say) -> State | None:
         """The stack, once nothing is at work on it; None where there is none, or none that can be gone on with."""

@@ -56,7 +56,7 @@ def _rows(config: Config, prices: Prices, zone: str) -> Iterator[Row]:
         what = f"FSx for Lustre, {fleet.fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
         yield Row("file system", 1, what, of("fsx", kind, fleet.fsx.size_gib), TABLE)
     if not aws.vpc:
-        yield Row("NAT gateway", 1, f"and ${NAT_GB} for each GB through it; S3 goes around it", of("nat", "", 1), TABLE)
+        yield Row("NAT", 1, f"NAT gateway; ${NAT_GB} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE)
         addresses = 2 if aws.head else 1
         yield Row("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
     if aws.head:
@@ -74,16 +74,18 @@ def by_amount() -> str:
 
 
 def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
-    """The table that `make plan` prints: dollars an hour by resource, all together, and for the run's hours."""
+    """The table that `make plan` prints: dollars an hour by resource, all together, for the run's hours, and who says so."""
     found = list(found)
-    width = max(len(row.name) for row in found)
+    width, whole = max(len(row.name) for row in found), hourly(found)
     for row in found:
-        price = "unknown" if row.usd is None else f"${row.usd:,.2f}"
-        yield f"  {row.name:{width}}  {row.count:>4} x {row.what}: {price} an hour ({row.source})"
-    whole = hourly(found)
+        price = "unknown" if row.usd is None else f"{row.usd:,.2f}"
+        yield f"  {row.name:{width}}  {price:>10}  {row.count} x {row.what}"
     if whole is None:
-        yield f"  {'all':{width}}  unknown: no list price for {', '.join(row.what for row in found if row.usd is None)}"
-        return
-    run = "" if hours is None else f", about ${whole * hours:,.2f} for the run's {hours:,.1f} h"
-    yield f"  {'all':{width}}  ${whole:,.2f} an hour{run}"
+        yield f"  {'all':{width}}  {'unknown':>10}  no list price for {', '.join(row.what for row in found if row.usd is None)}"
+    else:
+        yield f"  {'all':{width}}  {whole:>10,.2f}  " + (
+            "an hour" if hours is None else f"about ${whole * hours:,.2f} in {hours:,.1f} h"
+        )
+    for source in dict.fromkeys(row.source for row in found):
+        yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
     yield f"  {by_amount()}"

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from ..backends import backend_of
 from ..backends.base import Can
+from ..backends.instances import Instances
 from ..config import Config
+from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.request import Artifact
 
@@ -19,6 +21,17 @@ def make_ready(config: Config) -> int:
 def planned(config: Config) -> tuple[Artifact, ...]:
     """What `make_ready` would do now."""
     return backend_of(config).machines().changes()
+
+
+def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact, ...]]:
+    """What is to be said of machines that `make setup` would make, and what it would do; nothing where it makes none."""
+    machines = backend_of(config).machines()
+    if not isinstance(machines, Instances):
+        return [], ()
+    hours = None if needs.seconds is None else needs.seconds / 3600
+    train = config.train
+    speed = train.steps * train.global_batch * train.sequence_length / needs.seconds if needs.seconds else None
+    return list(machines.outlook(hours, speed)), machines.changes()
 
 
 def price(config: Config) -> float | None:

@@ -30,7 +30,9 @@ PARTS = {  # of a step, in words
     "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
     "idle": "pipeline idle", "update": "optimizer", "other": "gradient exchange and the rest",
 }  # fmt: skip
-FILES = r"config\.yaml|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
+FILES = (
+    r"config\.yaml|stack\.yaml|requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
+)
 
 
 def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
@@ -57,6 +59,9 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
 def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
     """What make setup would do now, by host."""
     for artifact in changes:
+        if not artifact.name.endswith(".sh"):
+            yield from ("", f"{artifact.name}: {len(artifact.text.encode()):,} bytes, as OUT=folder receives it")
+            continue
         steps = [line for line in artifact.text.splitlines() if not line.startswith(("#!", "set -e"))]
         yield from ("", f"{artifact.name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps))
 
@@ -148,6 +153,8 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
     files = {"config.yaml": dump_resolved(plan.config), "plan.json": json.dumps(_record(plan), indent=2) + "\n"}
     files |= {f"{request.job.kind}-{artifact.name}": artifact.text for request in plan.requests for artifact in request.artifacts}
     files |= {artifact.name: artifact.text for artifact in changes}
+    for old in folder.glob("requests/[0-9][0-9]-*.json"):  # an earlier plan's
+        old.unlink()
     for name, text in files.items():
         write_atomic(folder / name, text)
     return list(files)

@@ -1,0 +1,187 @@
+"""make plan of a fleet that AWS is to make: dollars by resource, what would change, what stands against it, the very requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aws.account import Account
+from aws.fleets import INPUTS, fleet
+from aws.rules import judge
+from aws.validation import problems_of
+from aws.world import aws, config_of
+from trainfleet.backends import backend_of, terms_of
+from trainfleet.cli import plan as verb
+from trainfleet.cloud import reading
+from trainfleet.cloud.changeset import compare, describe
+from trainfleet.cloud.fleet import Fleet
+from trainfleet.cloud.template import template
+from trainfleet.config import Settings, load
+from trainfleet.errors import CloudError, ConfigError
+from trainfleet.recipes import FOLDER
+
+ASKS_ONLY = ("Describe", "Get", "List", "Simulate", "Head")
+EC2 = sorted(path.stem for path in FOLDER.glob("*-ec2.yaml"))
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    monkeypatch.chdir(tmp_path)
+    backend_of.cache_clear()
+    found = Account()
+    with aws(found):
+        yield found
+    backend_of.cache_clear()
+
+
+def plan(capsys: pytest.CaptureFixture[str], **variables: str) -> str:
+    backend_of.cache_clear()  # another command
+    assert verb.main({"CONFIG": "cloudy.yaml", **variables}, 0.0) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_tells_dollars_changes_and_what_stands_against_it(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_of(tmp_path, nodes=3)
+    said = plan(capsys, OUT="plan")
+    assert "+ a new stack of" in said and "4 EC2 Instance" in said
+    assert "  nodes              4.29  3 x c7i.8xlarge, on-demand" in said and "  all                6.11  an hour" in said
+    assert "list price in us-east-1, 2026-11-22: nodes, volumes, file system, NAT, addresses, head" in said
+    assert "account: nothing stands against it" in said and "first batch after a second" in said and "next: make setup" in said
+    assert not [operation for _, operation, _ in account.calls if not operation.startswith(ASKS_ONLY)], "a plan makes nothing"
+
+
+def test_what_a_plan_writes_is_what_setup_sends(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(tmp_path)
+    plan(capsys, OUT="plan")
+    stack = yaml.safe_load(Path("plan/stack.yaml").read_text())
+    request = json.loads(Path("plan/requests/01-cloudformation-CreateStack.json").read_text())
+    assert json.loads(request["TemplateBody"]) == stack and judge(stack) == []
+    assert problems_of("cloudformation", "CreateStack", request | {"ClientRequestToken": "x"}) == []
+    account.calls.clear()
+    Fleet(config).make(frozenset(), lambda *row: None, lambda text: None)
+    sent = next(request for _, operation, request in account.calls if operation == "CreateStack")
+    mine = {key: value for key, value in sent.items() if key not in ("ClientRequestToken", "Tags", "TemplateBody")}
+    assert mine == {key: request[key] for key in mine}
+    later = json.loads(sent["TemplateBody"])
+    for one in (stack, later):  # the moment at which it is made is the one thing that a plan can't know
+        one["Parameters"]["Created"]["Default"] = ""
+    assert strip(later) == strip(stack)
+
+
+def strip(value: Any) -> Any:
+    """Without the moment in tags and names."""
+    match value:
+        case {"Key": "trainfleet:created" | "trainfleet:expires"}:
+            return {}
+        case dict():
+            return {key: strip(inner) for key, inner in value.items()}
+        case list():
+            return [strip(inner) for inner in value]
+    return value
+
+
+def test_a_second_plan_tells_only_what_would_change(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(tmp_path, nodes=2)
+    Fleet(config).make(frozenset(), lambda *row: None, lambda text: None)
+    backend_of.cache_clear()
+    found = Fleet(config_of(tmp_path, nodes=3)).foresee(())
+    assert [str(change) for change in found.changes] == ["+ Node2  EC2 Instance"]
+    same = Fleet(config_of(tmp_path, nodes=2)).foresee(())
+    assert same.changes == [] and same.requests == []
+
+
+def test_a_new_image_is_told_to_replace_every_node() -> None:
+    before = template(fleet(), INPUTS)["Resources"]
+    wider = fleet(volume_gib=500)
+    after = template(wider, INPUTS)["Resources"]
+    changes = compare(before, after)
+    assert [str(change) for change in changes] == [
+        "~ Template  EC2 LaunchTemplate",
+        "± Node0  EC2 Instance",
+        "± Node1  EC2 Instance",
+    ]
+    assert "warning: 2 nodes are made anew" in "\n".join(describe(changes, False))
+    other = template(fleet(), replace(INPUTS, zone="us-east-1c"))["Resources"]
+    assert compare(before, other) == [], "a zone stands in the parameters"
+
+
+def test_a_plan_over_the_budget_is_refused_and_tells_why(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_of(tmp_path, instance_type="p5.48xlarge")
+    with pytest.raises(ConfigError, match=r"budget.max_usd: the run is estimated at .*, over the limit of \$0.00"):
+        plan(capsys, SET="budget.max_usd=0.001")
+    assert "NAT gateway" in capsys.readouterr().out, "what it would cost is told first"
+
+
+def test_what_stands_against_it_is_told(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config_of(tmp_path)
+    account.denied.add("ec2:CreateVpc")
+    account.quotas["L-1216C47A"] = 0.0
+    said = plan(capsys)
+    assert "your credentials may not do ec2:CreateVpc" in said and "is 0" in said and "request-service-quota-increase" in said
+
+
+def test_without_credentials_there_is_one_message(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config_of(tmp_path)
+    account.no_credentials = True
+    with pytest.raises(CloudError, match="without credentials"):
+        plan(capsys)
+
+
+@pytest.mark.parametrize("name", EC2)
+def test_recipes_make_sound_fleets(name: str) -> None:
+    config = load(Settings(FOLDER / f"{name}.yaml"), terms_of)[0]
+    found = template(config, replace(INPUTS, slots=tuple(range(config.fleet.nodes))))
+    assert (
+        judge(found) == []
+        and sum(entry["Type"] == "AWS::EC2::Instance" for entry in found["Resources"].values()) == config.fleet.nodes
+    )
+    price = backend_of(config).price()
+    assert price and config.budget.max_usd
+
+
+def test_there_is_a_recipe_for_each_kind_of_node() -> None:
+    kinds = {load(Settings(FOLDER / f"{name}.yaml"), terms_of)[0].fleet.instance_type for name in EC2}
+    assert kinds >= {"p3dn.24xlarge", "p5.48xlarge", "trn1.32xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("shared", "store", "steps", "way"),
+    [
+        ("/fsx/trainfleet", None, 1000, "FSx"),
+        ("/mnt/nfs", None, 1000, "shared folder"),
+        ("s3://bucket/x", None, 10, "NVMe copy"),  # 84 MB a node
+        ("s3://bucket/x", "s3://bucket/sets", 10**6, "S3 stream"),
+        ("/fsx/trainfleet", "s3://bucket/sets", 10**6, "S3 stream"),
+    ],
+)
+def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
+    shared: str, store: str | None, steps: int, way: str
+) -> None:
+    config = fleet()
+    config = replace(
+        config, fleet=replace(config.fleet, shared_folder=shared), data=replace(config.data, store=store),
+        train=replace(config.train, steps=steps),
+    )  # fmt: skip
+    chosen, why = reading.choose(config)
+    assert chosen.name == way and why
+    said = "\n".join(reading.describe(config, 1e6))
+    assert (
+        f"{way}: {why}" in said
+        and "first batch after about" in said
+        and said.count("not ") == len(list(reading.ways(config))) - 1
+    )
+
+
+def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:
+    config = replace(fleet(), data=replace(fleet().data, store="s3://bucket/sets"))
+    assert "one prefix is enough" in "\n".join(reading.describe(config, 5e6))
