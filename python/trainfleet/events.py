@@ -55,6 +55,7 @@ EVENTS = {
     "quarantined": Event(LAUNCHER, "a host is left out from now on", {"host": str, "evidence": str}),
     "slow": Event(LAUNCHER, "a rank's own work takes much longer than the others'",
                   {"rank": int, "node": int, "step": int, "busy_seconds": Number}),
+    "unreachable": Event(LAUNCHER, "a node does not answer, and its ranks go on", {"node": int, "host": str, "why": str}),
     "initialized": Event(RANK_0, "the weights are those of another model", {"source": str}),
     "resumed": Event(RANK_0, "training goes on from a checkpoint",
                      {"step": int, "world_size": int, "saved_by": int, "changed": dict}),

@@ -42,7 +42,7 @@ class Limits:
     compile: float = 7200.0  # the first step: neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
-    end: float = 600.0
+    end: float = 30.0  # from the last rank's last word to the end of what it ran in
     step: float = 10.0  # at least
     steps: float = 10.0  # or this many usual steps
 
@@ -95,7 +95,7 @@ class Watchdog:
         moved = self._hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
         self._find_slow(moved)
-        return self._missing(now) or self._silent(now, gap) or self._stuck()
+        return self._missing(now) or self._silent(now, gap) or self._stuck() or self._over(now)
 
     def hear(self, beats: Mapping[int, Beat], now: float) -> None:
         """Takes in the beats that may be new."""
@@ -182,6 +182,16 @@ class Watchdog:
         apart = behind.step < latest.beat.step
         words = f"no rank has moved for {still:.0f} s (limit {limit:.0f} s) in {place(latest.beat)}"
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
+
+    def _over(self, now: float) -> Alarm | None:
+        """All ranks have ended, and what they ran in goes on: an agent is stopped, and the others wait for it."""
+        latest = self.latest
+        if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
+            return None
+        if any(seen.beat.phase != "end" for seen in self.seen.values()):
+            return None
+        ended = now - max(map(_heard, self.seen.values()))
+        return Alarm(f"all ranks ended {ended:.0f} s ago, and torchrun has not on all nodes") if ended > self.limits.end else None
 
 
 def _heard(seen: Seen) -> float:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 NODES = 3  # of four hosts: one is spare
 STEPS = 300
 SHARED = "/fsx/trainfleet"
+TABLE: list[str] = []  # of all drills: a row a fault
 
 
 def pin(nodes: Lab, *which: int) -> None:
@@ -95,6 +96,13 @@ class Cockpit:
         beat = self.beats()[rank]
         host = beat.node
         self.nodes.run(host, "kill", f"-{number.value}", str(beat.pid))
+
+    def kill_launchers(self) -> None:
+        """The launcher and the host that stands by for it, at once."""
+        for node in range(self.nodes.count):
+            for log in ("launcher", "standby"):
+                for pid in self.nodes.processes(node, f"runs/{self.name}/logs/{log}.log"):
+                    os.kill(pid, signal.SIGKILL)
 
     def leftovers(self) -> list[str]:
         """Processes of ours on any node: by host, with their command lines."""

@@ -26,7 +26,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -99,6 +99,21 @@ class Lab:
     def join(self, node: int) -> None:
         """Puts the cable back."""
         _ip(f"link set v{node} up")
+
+    def signal_all(self, node: int, number: signal.Signals) -> None:
+        """A signal to every process of the node but its first, which is sshd."""
+        for pid in set(self.pids(node)) - {self._init(node), self._nodes[node].pid}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def shut(self, node: int) -> None:
+        """Its sshd hangs: links that were open end, none opens any more, and all else on the node goes on. `open` ends that."""
+        os.kill(self._init(node), signal.SIGSTOP)
+        for pid in set(self.processes(node, "sshd: ")) - {self._init(node)}:
+            os.kill(pid, signal.SIGKILL)
+
+    def open(self, node: int) -> None:
+        os.kill(self._init(node), signal.SIGCONT)
 
     def slow(self, node: int, rate: str = "64kbit") -> None:
         """Everything to and from the node passes at this rate (tc's token bucket), until `fast`."""

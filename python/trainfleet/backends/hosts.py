@@ -25,6 +25,7 @@ from ..plan.request import Artifact
 from ..runs import Run
 
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
+LARGEST = 1 << 20  # bytes of a config
 HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
 
 
@@ -69,6 +70,11 @@ class Hosts:
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
+
+    def read(self, name: str) -> str:
+        """The text of a file of the run's folder on the fleet; empty where there is none."""
+        path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
+        return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
     def is_running(self) -> bool:
         return is_held(read_tenure(self.run.folder), self.now)

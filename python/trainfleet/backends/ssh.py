@@ -180,7 +180,7 @@ class Ssh:
     def status(self, handle: Handle) -> Status:
         """What the nodes said last; one that has not answered for long is lost (nodes/pace.py). The first look at a job waits."""
         looks = self._looks.get(handle.token) or self._look_first(handle)
-        exits, lost, words, now = {}, {}, "", time.monotonic()
+        exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
         for node, host in enumerate(looks.hosts):
             match looks.said.get(host):
                 case Look("ended" | "absent", code, said):
@@ -188,9 +188,12 @@ class Ssh:
                 case Look("rebooted"):
                     lost[node] = "it has rebooted"
                 case _ if (silent := now - looks.heard.get(host, 0.0)) > pace.lost_after(len(looks.hosts)):
+                    unheard.add(node)
                     lost[node] = f"no answer over SSH: {looks.trouble.get(host, f'silence for {silent:.0f} s')}"
         phase = Phase.ENDED if len(exits) == len(looks.hosts) else Phase.STOPPING if looks.asked else Phase.RUNNING
-        return Status(phase, words, exits=exits, lost=lost, hosts=tuple(host.name for host in looks.hosts))
+        return Status(
+            phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=tuple(host.name for host in looks.hosts)
+        )
 
     def stop(self, handle: Handle, at_once: bool) -> None:
         """On hosts that can't be reached ranks go on until they see that another attempt has begun, and end themselves."""
@@ -249,10 +252,15 @@ class Ssh:
     def _look_first(self, handle: Handle) -> Looks:
         """A look at a job that another process has submitted: who does not answer now counts as lost until it does."""
         looks = Looks(self._hosts(handle))
-        for host, answer in self.transport.run(jobs.look(handle.id, handle.token), timeout=8, hosts=looks.hosts).items():
+        for host, answer in self.transport.run(self._question(handle), timeout=8, hosts=looks.hosts).items():
             self._hear(looks, host, answer)
-        self._look_after(handle, looks)
+        if handle.token:  # what was found is looked at anew each time
+            self._look_after(handle, looks)
         return looks
+
+    def _question(self, handle: Handle) -> str:
+        """How a host's part of a job is; of what `find` found, whether anything of the run is on it."""
+        return jobs.look(handle.id, handle.token) if handle.token else jobs.look_for(self.mark)
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
         """From now on every host is asked how its part is, in a thread of its own."""
@@ -264,7 +272,7 @@ class Ssh:
         """Asks one host how its part is, until that has ended or nobody wants to know."""
         pause = pace.look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
-            self._hear(looks, host, self.transport.ask(host, jobs.look(handle.id, handle.token), timeout=8))
+            self._hear(looks, host, self.transport.ask(host, self._question(handle), timeout=8))
 
     def _hear(self, looks: Looks, host: Host, answer: Result | Failure) -> None:
         if failure := reason(host, answer):
@@ -277,7 +285,8 @@ class Ssh:
             looks.trouble[host] = untrue(error, "how its part of the job is").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        failed = self.transport.run(jobs.fence(self.mark), timeout=FENCE_TIMEOUT, hosts=tuple(hosts)).failed
+        fence = jobs.fence(self.mark, launchers=self.hands_over)  # the head itself launches, and stays
+        failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=tuple(hosts)).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
             what, remedy = "processes of this run can't be ended", "a process that waits for a dead disk ends with a reboot"

@@ -16,8 +16,8 @@ def main(variables: Variables, started: float) -> int:
         with whereabouts.place_of(variables) as place:
             place.refresh()
             if place.is_running():
-                whereabouts.stop(place, run, started)
-            whereabouts.end(variables)
+                whereabouts.stop(place, run, variables)
+            whereabouts.end(variables)  # also where it did not stop by itself
             if not machines:
                 cleaning.remove_remakeable()
                 return cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import BackendError
+from ..launch import whereabouts
 from ..launch.settings import run_named
-from ..launch.whereabouts import place_of
 from ..report.summary import status
 from .variables import Variables
 
@@ -12,8 +12,9 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     run = run_named(variables)
     try:
-        with place_of(variables) as place:
+        with whereabouts.place_of(variables) as place:
             place.refresh()
+            alone = "" if place.is_running() else whereabouts.alone(run, variables)
     except BackendError:
         if run.results.exists():
             print(
@@ -21,5 +22,5 @@ def main(variables: Variables, started: float) -> int:
                 flush=True,
             )
         raise
-    print(status(run))
+    print(status(run) + alone)
     return 0

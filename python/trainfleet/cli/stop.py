@@ -11,9 +11,17 @@ def main(variables: Variables, started: float) -> int:
     run = run_named(variables)
     with whereabouts.place_of(variables) as place:
         place.refresh()
-        if not place.is_running():
+        led = place.is_running()
+        if not led and not (alone := whereabouts.left(variables)):
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
-        whereabouts.stop(place, run, started)
-    print("stopped; nothing runs any more\nnext: make train resumes it")
+        if not led:
+            print(f"its launcher is gone, and {', '.join(alone)} go on without it", flush=True)
+        calmly = whereabouts.stop(place, run, variables)
+        if not calmly:
+            print(f"nothing was heard for {whereabouts.PATIENCE:.0f} s; what runs is ended at once", flush=True)
+            whereabouts.end(variables)
+            place.refresh()
+            whereabouts.require_over(place, run)
+    print(f"stopped; nothing runs any more\nnext: make train {'resumes it' if calmly else 'goes on from the last checkpoint'}")
     return 0

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import FrameType
+from typing import Self
 
 from .. import runs
 from ..backends import backend_of, lingers
 from ..backends.hosts import Hosts
 from ..backends.node import values_of
 from ..backends.ssh import Ssh
-from ..config import Config, dump_resolved
-from ..errors import BackendError, RunError
+from ..checkpoints import changes
+from ..config import Config, dump_resolved, load_resolved
+from ..errors import BackendError, ConfigError, RunError
 from ..lease import read_tenure
 from ..nodes.answers import Host
 from ..nodes.gate import examine
@@ -28,6 +32,7 @@ from . import execution
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
 TO_BEGIN = 20.0  # seconds that a launcher gets to take its office
+OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
 DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,21 +43,49 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
     with backend.place(run) as place:
         assert isinstance(place, Hosts)
         place.refresh()
-        if verb == "train" and execution.is_finished(plan, run):
+        there, finished = handed_over(place), verb == "train" and execution.is_finished(plan, run)
+        if there and (finished or place.is_running()):
+            require_same(plan.config, there, run, finished)
+        if finished:
             return execution.say_finished(plan, run)
-        said = size(launcher_log(run))
         if place.is_running():
             tenure = read_tenure(run.folder)
             print(f"{run.name} is at work on {tenure.host if tenure else 'the fleet'}; looking on", flush=True)
             try:
-                return attend(place, backend, 0, summarize)
+                return attend(place, backend, Words(run), summarize)
             except RunError as error:
                 if not is_vacant(place):
                     raise
                 print(f"{error.head}; launching again", flush=True)
-                said = size(launcher_log(run))
+        words = Words(run).from_now_on()
         launch(verb, plan, backend, place, started)
-        return attend(place, backend, said, summarize)
+        return attend(place, backend, words, summarize)
+
+
+def handed_over(place: Hosts) -> Config | None:
+    """The config with which the run was launched last; None where there is none, or one of another version of this."""
+    text = place.read("launch.yaml")
+    with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file, suppress(ConfigError):
+        file.write(text)
+        file.flush()
+        return load_resolved(Path(file.name)) if text else None
+    return None
+
+
+def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
+    """Refuses to look on at a run, or to call it finished, that is another one than the config asks for.
+
+    Raises:
+        RunError: naming what differs.
+    """
+    was, now = changes.flatten(there), changes.flatten(config)
+    keys = [key for key in now if key in was and was[key] != now[key] and not key.startswith(OF_THIS_MACHINE)]
+    keys = [key for key in keys if changes.reason(key, config)] if finished else keys
+    if keys:
+        state = "is finished" if finished else "is at work"
+        why = "; ".join(f"{key} is {was[key]} there, {now[key]} here" for key in keys[:8])
+        next = "another name in the config; or make stop first" if not finished else "another name in the config"
+        raise RunError(f"{state}, with another config", where=run.name, why=why, next=next)
 
 
 def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> None:
@@ -72,14 +105,14 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
         backend.refuse_other_runs(sound)
     runs.write_atomic(run.config, dump_resolved(plan.config))
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
-    before, said = read_tenure(run.folder), size(launcher_log(run))
+    before, words = read_tenure(run.folder), Words(run).from_now_on()
     place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
-    await_office(place, sound[0], before.term if before else 0, said)
+    await_office(place, sound[0], before.term if before else 0, words)
 
 
-def await_office(place: Hosts, host: Host, term: int, said: int) -> None:
-    """Returns once the launcher has taken its office, with a term after `term`. Its words begin behind byte `said` of its log.
+def await_office(place: Hosts, host: Host, term: int, words: Words) -> None:
+    """Returns once the launcher has taken its office, with a term after `term`.
 
     Raises:
         BackendError: it has ended before that, or takes too long; with its words.
@@ -92,8 +125,8 @@ def await_office(place: Hosts, host: Host, term: int, said: int) -> None:
         if tenure and tenure.term > term:
             return
         if ended or time.monotonic() > deadline:
-            show(launcher_log(place.run), said)
-            raise BackendError("the launcher did not come up", where=host.name, next=f"less {launcher_log(place.run)}")
+            words.show()
+            raise BackendError("the launcher did not come up", where=host.name, next=f"less {words.logs[0]}")
         time.sleep(LOOK_EVERY / 2)
 
 
@@ -116,15 +149,35 @@ class LeftAlone(Exception):
     """The person here turned away; the run goes on."""
 
 
-def attend(place: Hosts, backend: Ssh, shown: int, summarize: bool) -> int:
-    """Shows the launcher's words, from byte `shown` on, until it has ended; its exit code. Ctrl-C only ends the looking on."""
+class Words:
+    """What the run's launcher says in its log, and the host that stands by in its own: after a takeover that one launches."""
+
+    def __init__(self, run: Run) -> None:
+        self.logs = tuple(run.logs / f"{name}.log" for name in ("launcher", "standby"))
+        self.shown = dict.fromkeys(self.logs, 0)
+
+    def from_now_on(self) -> Self:
+        """What has been said so far counts as shown."""
+        self.shown = {log: log.stat().st_size if log.exists() else 0 for log in self.logs}
+        return self
+
+    def show(self) -> None:
+        """Prints the whole lines that are new, without their stamps."""
+        for log in self.logs:
+            lines, self.shown[log] = runs.whole_lines(log, self.shown[log])
+            for line in lines:
+                print(line.decode(errors="replace").partition(" | ")[2], flush=True)
+
+
+def attend(place: Hosts, backend: Ssh, words: Words, summarize: bool) -> int:
+    """Shows the launcher's words until it has ended; its exit code. Ctrl-C only ends the looking on."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise LeftAlone
 
     before = [signal.signal(number, leave) for number in DETACHED]
     try:
-        code = look_on(place, shown)
+        code = look_on(place, words)
         learn(place, backend)
         if summarize and code != 1 and place.run.metrics.exists():
             html.write(place.run)  # the head's own is not brought: a browser would run what it says
@@ -139,8 +192,8 @@ def attend(place: Hosts, backend: Ssh, shown: int, summarize: bool) -> int:
             signal.signal(number, handler)
 
 
-def look_on(place: Hosts, shown: int) -> int:
-    """Shows the launcher's words, from byte `shown` on, until it has ended; its exit code.
+def look_on(place: Hosts, words: Words) -> int:
+    """Shows the launcher's words until it has ended; its exit code.
 
     Raises:
         BackendError: no host answers for too long.
@@ -154,12 +207,12 @@ def look_on(place: Hosts, shown: int) -> int:
         except BackendError:
             if time.monotonic() - heard > SILENCE:
                 raise
-        shown = show(launcher_log(place.run), shown)
+        words.show()
         tenure = read_tenure(place.run.folder)
         if tenure and tenure.code is not None:
             time.sleep(LOOK_EVERY)  # its last words follow
             place.refresh()
-            show(launcher_log(place.run), shown)
+            words.show()
             return tenure.code
         if tenure and is_vacant(place):
             next = "make train goes on from the last checkpoint"
@@ -181,19 +234,3 @@ def learn(place: Hosts, backend: Ssh) -> None:
     for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
         if event["event"] == "quarantined" and (host := hosts.get(event.get("host", ""))):
             backend.quarantine.add(host, event.get("evidence", ""), "watchdog")
-
-
-def show(log: Path, start: int) -> int:
-    """Prints the whole lines of the launcher's log behind byte `start`, without their stamps; where they end."""
-    lines, end = runs.whole_lines(log, start)
-    for line in lines:
-        print(line.decode(errors="replace").partition(" | ")[2], flush=True)
-    return end
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def launcher_log(run: Run) -> Path:
-    return run.logs / "launcher.log"

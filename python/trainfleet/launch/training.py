@@ -89,9 +89,10 @@ def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: 
         runs.write_atomic(run.config, dump_resolved(plan.config))
         runs.write_atomic(run.given, dump_given(plan.config, list(plan.derived)))
     fleet, training = plan.config.fleet, plan.config.train
+    state = {} if running else {"status": "running"}  # of what runs on, the ranks say it
     run.update_results(
         predicted=plan.estimate.predicted(training.steps * training.global_batch * training.sequence_length),
-        name=run.name, started=started, status="running", backend=fleet.backend, nodes=fleet.nodes,
+        name=run.name, started=started, **state, backend=fleet.backend, nodes=fleet.nodes,
         world_size=plan.config.world_size, restarts=restarts, unattended=Can.OUTLIVES in backend_of(plan.config).can,
     )  # fmt: skip
     seconds = {}

@@ -6,15 +6,16 @@ import time
 from contextlib import suppress
 
 from ..backends import backend_of
+from ..backends.base import Handle, Status
 from ..backends.place import Here, Place
 from ..backends.ssh import Ssh
 from ..config import Config, load_resolved
 from ..errors import BackendError, ConfigError, RunError
 from ..processes import run_module
-from ..runs import Run
+from ..runs import Run, is_locked
 from .settings import Variables, config_of, run_named, run_started, settings_of
 
-PATIENCE = 120.0  # seconds: a step and a checkpoint
+PATIENCE, LONGEST = 120.0, 1800.0  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
 
 
 def place_of(variables: Variables) -> Place:
@@ -41,21 +42,73 @@ def export(variables: Variables) -> int:
     return run_module("trainfleet.engine.export", str(run_started(variables).folder), variables["OUT"])
 
 
-def stop(place: Place, run: Run, started: float) -> None:
-    """Has a run that is at work stop at its next step, and returns when it has.
+def stop(place: Place, run: Run, variables: Variables) -> bool:
+    """Asks a run to stop at its next step; whether it has, or else no more came of it.
 
-    Raises:
-        RunError: no step came in time.
+    It is given PATIENCE seconds from the last that was heard of it, with a launcher or without one.
     """
     place.ask_to_stop()
     print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
-    while place.is_running():
-        if time.time() - started > PATIENCE:
-            why = f"no step boundary came within {PATIENCE:.0f} s"
-            next = "make logs FOLLOW=1; Ctrl-C twice where it runs ends it at once"
-            raise RunError("it has not stopped yet", where=str(run.folder), why=why, next=next)
+    began = heard = time.monotonic()
+    before = told(run)
+    while place.is_running() or left(variables):
+        now = time.monotonic()
+        if (latest := told(run)) != before:
+            heard, before = now, latest
+        if now - heard > PATIENCE or now - began > LONGEST:
+            return False
         time.sleep(place.pace)
         place.refresh()
+    return True
+
+
+def require_over(place: Place, run: Run) -> None:
+    """RunError where a launcher of this machine still holds the run, though nothing of it runs: it was stopped itself."""
+    if is_locked(run.folder):
+        next = "Ctrl-C twice where it runs; or kill it: fuser " + str(run.folder / "lock")
+        raise RunError("its launcher does not end", where=str(run.folder), why="its ranks were ended, and it is not", next=next)
+
+
+def told(run: Run) -> int:
+    """Bytes that the run has written of itself, as they are here: they grow while it gets on."""
+    return sum(path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists())
+
+
+def left(variables: Variables) -> tuple[str, ...]:
+    """The nodes on which something of the run that the config names is at work, with a launcher or without one.
+
+    Raises:
+        BackendError: a node can't be asked.
+    """
+    run = run_named(variables)
+    if (config := config_known(run, variables)) is None or is_nowhere(config):
+        return ()
+    backend = backend_of(config)
+    with backend.place(run):
+        handle = backend.find(run)
+        status = backend.status(handle)
+    require_known(run, handle, status)
+    nodes = () if status.ended else [node for node in range(handle.nodes) if node not in status.exits]
+    return tuple(handle.hosts[node] if node < len(handle.hosts) else f"node {node}" for node in nodes)
+
+
+def alone(run: Run, variables: Variables) -> str:
+    """What is to be said of a run that counts as running, and that no launcher holds; nothing of any other."""
+    if run.read_results().get("status") != "running":
+        return ""
+    nodes = left(variables)
+    if nodes:
+        return f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes over, make stop ends it"
+    return "\nits launcher is gone, and nothing of it runs: make train goes on from the last checkpoint"
+
+
+def require_known(run: Run, handle: Handle, status: Status) -> None:
+    """BackendError where a node can't be reached, so that nobody knows what runs there; by host."""
+    if status.lost:
+        rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
+        raise BackendError(
+            f"it is not known that nothing of {run.name} runs any more\n{rows}", next="make doctor; then the same again"
+        )
 
 
 def end(variables: Variables) -> None:
@@ -70,10 +123,7 @@ def end(variables: Variables) -> None:
     backend = backend_of(config)
     handle = backend.find(run)
     backend.stop(handle, at_once=True)
-    status = backend.status(handle)
-    if status.lost:
-        rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
-        raise BackendError(f"it is not known that nothing of {run.name} runs any more\n{rows}", next="make clean again")
+    require_known(run, handle, backend.status(handle))
     if handle.hosts:
         print(f"nothing of {run.name} runs on the fleet's {len(handle.hosts)} hosts", flush=True)
 

@@ -85,7 +85,8 @@ class Head:
         for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
             words = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *argv]
             text = script([f"the {log} of {self.config.name}, on {host}"], self.folder, environment, words)
-            command = jobs.start(f"{self.config.name}-{log}", "", self.python, self.code, self.folder)
+            mark = jobs.mark_of(self.folder, self.config.name)
+            command = jobs.start(f"{self.config.name}-{log}", mark, self.python, self.code, self.folder, jobs.LAUNCHER)
             answers = self.transport.run(command, stdin=jobs.order(text, secrets, token), timeout=TIMEOUT, hosts=[host])
             _require(answers, "the launcher could not be started")
 

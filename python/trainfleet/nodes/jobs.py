@@ -17,6 +17,7 @@ from .answers import Untrue
 
 JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
 MARK = "TRAINFLEET_JOB"
+LAUNCHER = "TRAINFLEET_LAUNCHER"  # the same of a run's launcher and of what stands by for it
 
 
 def mark_of(folder: str, run: str) -> str:
@@ -41,9 +42,9 @@ def order(script: str, environment: Mapping[str, str], token: str) -> str:
     return json.dumps({"script": script, "environment": dict(environment), "token": token})
 
 
-def start(name: str, mark: str, python: str, code: str, folder: str) -> str:
+def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
     """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if it runs."""
-    settings = [f"{MARK}={mark}", f"PYTHONPATH={code}/python"]
+    settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python"]
     return (
         f"{_file(name)}; mkdir -p \"${{f%/*}}\" && cd {shlex.quote(folder)} && "
         f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor --detach \"$f\""
@@ -60,6 +61,11 @@ def look(name: str, token: str = "") -> str:
 [ "$(sed 's/.*) //' "/proc/$pid/stat" 2> /dev/null | cut -d ' ' -f 20)" = "$start" ] && echo running && exit
 [ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" && exit
 [ -s "$f.said" ] && echo "failed $(tail -n 1 "$f.said" | cut -c 1-300)" || echo 'ended 137'"""
+
+
+def look_for(mark: str) -> str:
+    """Says `running` where a process of the run is on the node, whoever started it, and else `absent`."""
+    return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
 
 
 @dataclass(frozen=True)
@@ -98,19 +104,27 @@ def terminate(name: str) -> str:
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
-def fence(mark: str, seconds: int = 10) -> str:
+def fence(mark: str, launchers: bool = False, seconds: int = 10) -> str:
     """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone.
+
+    `launchers`: also those that launch it, which would start it anew.
 
     Raises:
         BackendError: the mark could be another's than a run's.
     """
+    words = " ".join(f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,)))
     return f"""for _ in $(seq {seconds * 10}); do
-pids=$(grep -FsxzlZ -e {shlex.quote(f"{MARK}={_require_mark(mark)}")} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
+pids=$(grep -FsxzlZ {words} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
 [ -n "$pids" ] || exit 0
 kill -KILL $pids 2> /dev/null
 sleep 0.1
 done
 echo "still there: $pids" >&2; exit 1"""
+
+
+def _word(kind: str, mark: str) -> str:
+    """What stands in the environment of such a process, for a shell."""
+    return shlex.quote(f"{kind}={_require_mark(mark)}")
 
 
 def marks() -> str:

@@ -18,6 +18,8 @@ from .budget import Budget
 from .interrupts import Interrupts
 
 POLL = 0.2  # seconds
+CONCLUDED = ("finished", "stopped")  # events of ranks that have done what they were to do
+TURNS = ("launched", "restarted", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
 ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
@@ -25,15 +27,19 @@ FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes whose ranks still beat then."""
+    """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes whose ranks still beat then.
+
+    `concluded`: the ranks had done all that they were to do; what became of their nodes afterwards does not count.
+    """
 
     status: Status
     alarm: Alarm | None
     alive: frozenset[int] = frozenset()
+    concluded: bool = False
 
     @property
     def failed(self) -> bool:
-        return self.alarm is not None or self.status.failed
+        return not self.concluded and (self.alarm is not None or self.status.failed)
 
 
 @dataclass
@@ -52,10 +58,12 @@ class Follower:
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
     trouble: bool = False  # the run folder can't be brought up to date
+    unreachable: frozenset[int] = frozenset()  # nodes that do not answer, and whose ranks beat
 
     def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, nothing of it runs on any node that can be reached."""
         self.seen = self.sentry = None
+        self.unreachable = frozenset()
         self.place.refresh()
         handle = running or self.backend.submit(request)
         try:
@@ -74,19 +82,25 @@ class Follower:
             self.show(status.reason if status.phase in WAITING else "")
             if self._stops(handle, request):
                 break
-            alarm = self.sentry.look() if self.sentry and not status.failed else None
+            failed = self._is_broken(status, request)
+            alarm = self.sentry.look() if self.sentry and not failed else None
             if alarm:
                 status = self.backend.status(handle)  # a node that is lost explains a silent rank
                 break
-            if status.failed:
+            if failed:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > FAILED_GRACE:
                     break
             self._note_slow()
             time.sleep(POLL)
         self.show("")
-        alive = self.sentry.alive(ALIVE) if self.sentry and status.lost else frozenset[int]()
-        return Outcome(status, alarm, alive)  # as it was before the rest were stopped: that they were killed says nothing
+        alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
+        concluded = (alarm is not None or status.failed) and request.job.torchrun and self._is_concluded()
+        if concluded:
+            self.say(f"the ranks are done; what had not ended on their nodes is ended now{f' ({alarm.words})' if alarm else ''}")
+        return Outcome(
+            status, alarm, alive, concluded
+        )  # as it was before the rest were stopped: that they were killed says nothing
 
     def _refresh(self) -> None:
         """Brings the run folder up to date. While that can't be, nothing that is seen there is held against the ranks."""
@@ -117,6 +131,24 @@ class Follower:
             attempt = fence.current(self.run.folder).order
             ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.place.lag)
             self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.torchrun else None
+
+    def _is_broken(self, status: Status, request: Request) -> bool:
+        """Whether a part of the job has failed. Of a node that does not answer while its ranks beat, only the door is shut."""
+        lost = set(status.lost)
+        if lost and self.sentry:
+            alive = status.silent & self.sentry.alive(ALIVE)
+            for node in sorted(alive - self.unreachable):
+                why = f"{status.lost[node]}; its ranks beat, and the run goes on"
+                self.say(f"node {node} ({request.host(node)}): {why}")
+                self.run.note("unreachable", node=node, host=request.host(node), why=why)
+            self.unreachable = alive
+            lost -= alive
+        return bool(lost) or any(status.exits.values())
+
+    def _is_concluded(self) -> bool:
+        """Whether the last thing that the ranks told is that they finished, or stopped as they were asked to."""
+        told = [event["event"] for event in self.run.read_events()]
+        return next((name for name in reversed(told) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle, request: Request) -> bool:
         """Passes a request to stop on; whether all ends at once: it was the second one, or nothing runs that could be asked."""

@@ -1,0 +1,117 @@
+"""What is frozen, shut or gone, and must not keep a run from going on, nor anybody from ending it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cockpit import STEPS, TABLE, Cockpit
+
+from fleet.lab import Lab
+
+FAULT_AT = 60  # the step
+
+
+def freeze_agents(nodes: Lab, node: int) -> None:
+    for pid in nodes.processes(node, "torch.distributed.run"):
+        if "supervisor" not in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.timeout(300)
+def test_a_frozen_agent_keeps_no_run_from_its_end(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "agent-frozen")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    freeze_agents(nodes, 1)
+    cockpit.until("the ranks finish", lambda: cockpit.events("finished"), 90)
+    finished = time.time()
+    output = looker.communicate(timeout=90)[0]
+    noticed = time.time() - finished
+    assert looker.returncode == 0, output + cockpit.words()
+    assert cockpit.results()["status"] == "finished" and cockpit.results()["restarts"] == 0
+    assert cockpit.losses() == whole
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
+    TABLE.append(f"{'agent stopped (SIGSTOP)':24} {noticed:6.1f} s {0.0:12.1f} s {0:11}  all ranks have ended")
+
+
+@pytest.mark.timeout(300)
+def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "stop-frozen")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    freeze_agents(nodes, 2)
+    began = time.time()
+    assert "stopped; nothing runs any more" in cockpit.type("stop", timeout=150)
+    TABLE.append(f"{'stop, an agent stopped':24} {time.time() - began:6.1f} s {'':>14} {'':11}  stopped with a checkpoint")
+    assert looker.wait(60) == 130
+    assert cockpit.results()["status"] == "stopped" and cockpit.results()["steps"] < STEPS
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
+
+
+@pytest.mark.timeout(300)
+def test_clean_ends_a_run_of_which_everything_is_frozen(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "all-frozen")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    for node in range(3):
+        for pid in nodes.processes(node, "trainfleet"):
+            os.kill(pid, signal.SIGSTOP)
+    began = time.time()
+    assert "nothing of all-frozen runs on the fleet's 4 hosts" in cockpit.type("clean", timeout=200)
+    TABLE.append(f"{'clean, all stopped':24} {time.time() - began:6.1f} s {'':>14} {'':11}  ended at once, as no step came")
+    assert not cockpit.leftovers()
+    looker.kill()
+    looker.communicate()
+
+
+@pytest.mark.timeout(300)
+def test_a_node_whose_sshd_hangs_trains_on(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "sshd-hangs")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    struck = time.time()
+    nodes.shut(2)
+    try:
+        cockpit.until("it is noticed", lambda: cockpit.events("unreachable"), 40)
+        noticed = cockpit.events("unreachable")[0]
+        output = looker.communicate(timeout=200)[0]
+    finally:
+        nodes.open(2)
+    assert looker.returncode == 0, output + cockpit.words()
+    assert noticed["node"] == 2 and noticed["host"] == "node2" and "node 2 (node2): no answer over SSH" in output
+    assert not cockpit.events("restarted") and cockpit.losses() == whole
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    TABLE.append(f"{'sshd hangs on a node':24} {noticed['time'] - struck:6.1f} s {0.0:12.1f} s {0:11}  node 2: its ranks beat")
+
+
+@pytest.mark.timeout(300)
+def test_ranks_without_a_launcher_are_told_of_and_stopped(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "alone")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= 30)
+    refused = cockpit.type("train", "SET=train.learning_rate=0.5", code=1)
+    assert "alone: is at work, with another config" in refused and "train.learning_rate is" in refused
+    cockpit.kill_launchers()
+    looker.kill()
+    looker.communicate()
+    time.sleep(10)  # until its lease is over
+    assert "node0, node1, node2 go on without it" in cockpit.type("status")
+    began = time.time()
+    said = cockpit.type("stop")
+    assert "its launcher is gone" in said and "next: make train resumes it" in said, said
+    TABLE.append(f"{'stop without a launcher':24} {time.time() - began:6.1f} s {'':>14} {'':11}  stopped with a checkpoint")
+    assert not cockpit.leftovers() and cockpit.events("stopped")
+    assert "nothing to stop" in cockpit.type("stop")
+    output = cockpit.type("train")
+    assert cockpit.losses() == whole, output
+
+
+def test_a_finished_run_of_another_config_is_not_this_one(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "whole")
+    refused = cockpit.type("train", "SET=model.layers=4", code=1)
+    assert "is finished, with another config" in refused and "model.layers is 2 there, 4 here" in refused
+    assert "nothing is left to do" in cockpit.type("train", "SET=train.log_every=7")
