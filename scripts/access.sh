@@ -9,6 +9,7 @@ verify() { grep -qsxFf "$file" "$target" && echo "access: the head's key is let 
 
 apply() {
   [ -s "$file" ] || { echo "access: $file is not there; is the shared folder mounted?"; exit 1; }
+  [ -O "$file" ] || { echo "access: $file belongs to $(stat -c %U "$file"), whose key is not let in as $(id -un)"; exit 1; }
   mkdir -p "$HOME/.ssh"
   chmod 700 "$HOME/.ssh"
   sed -i '/ trainfleet head /d' "$target" 2> /dev/null || true # no such file yet; an older head's key goes

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A key pair of the head's own for reaching the nodes; FOLDER, which all see, receives only its public half.
+# A key pair of the head's own for reaching the nodes; FOLDER, which all see, receives only its public half, under its user's name.
 set -euo pipefail
 usage="usage: head_key.sh check|apply|verify FOLDER"
 verb=${1:?$usage} folder=${2:?$usage}
-key=$HOME/.ssh/id_trainfleet
+key=$HOME/.ssh/id_trainfleet public=$folder/$(id -un).pub
 
 verify() {
   [ -s "$key" ] || { echo "head key: no $key"; return 1; }
-  cmp -s "$key.pub" "$folder/head.pub" || { echo "head key: $folder/head.pub is not the public half of $key"; return 1; }
+  cmp -s "$key.pub" "$public" || { echo "head key: $public is not the public half of $key"; return 1; }
   echo "head key: $(ssh-keygen -l -f "$key.pub" | cut -d' ' -f2)"
 }
 
@@ -15,8 +15,8 @@ apply() {
   mkdir -p "$HOME/.ssh" "$folder"
   chmod 700 "$HOME/.ssh"
   [ -s "$key" ] || ssh-keygen -q -t ed25519 -N '' -C "trainfleet head $(uname -n)" -f "$key"
-  cp "$key.pub" "$folder/head.pub.new"
-  mv "$folder/head.pub.new" "$folder/head.pub"
+  cp "$key.pub" "$public.new"
+  mv "$public.new" "$public"
 }
 
 case $verb in

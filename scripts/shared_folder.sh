@@ -11,7 +11,11 @@ verify() {
   echo "shared folder: $folder, of $user"
 }
 
-apply() {
+apply() { # what is somebody's stays his: also root's, where root has begun a fleet in it
+  local owner=root
+  [ ! -d "$folder" ] || owner=$(stat -c %U "$folder")
+  [ "$owner" = "$user" ] || { [ "$owner" = root ] && [ ! -e "$folder/code" ]; } ||
+    { echo "shared folder: $folder is $owner's, and each user has one of his own: fleet.shared_folder: $folder-$user"; exit 1; }
   mkdir -p "$folder"
   chown "$user" "$folder"
 }

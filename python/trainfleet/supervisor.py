@@ -36,6 +36,7 @@ from . import door, fence, temporary
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
 from .output import hide_bytes
+from .presence import announce
 from .processes import die_with_parent, identity, signal_group
 from .runs import Run
 from .runs import scratch as scratch_of
@@ -44,6 +45,7 @@ from .watchdog import Alarm, Sentry
 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 EXIT = "TRAINFLEET_EXIT"  # names the file that is to say how it ended
+OCCUPIED = 75  # the exit code where another run was faster (sysexits.h: a temporary failure)
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
@@ -68,6 +70,9 @@ def ending(part: Callable[[], int]) -> int:
     """Does a process's part; its exit code, which is left in the file that EXIT names too. It dies with its parent."""
     if os.getpid() != 1:  # the first process of a container: its parent is a thread of the runtime, which may come and go
         die_with_parent()
+    if not announce():
+        print("another run has begun on this host, and fleet.exclusive is set; next: wait for it, or other hosts", flush=True)
+        return OCCUPIED
     exit_file, code = os.environ.pop(EXIT, None), 1
     try:
         code = part()

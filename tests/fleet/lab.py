@@ -44,7 +44,7 @@ AuthorizedKeysFile .ssh/authorized_keys /etc/ssh/lab_authorized_keys .ssh/author
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-UsePAM no
+UsePAM yes
 UseDNS no
 StrictModes no
 KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org
@@ -54,6 +54,7 @@ Subsystem sftp internal-sftp
 """
 REBOOT = "#!/bin/sh\n(sleep 0.2; kill -TERM 1) > /dev/null 2>&1 &\n"  # process 1 is sshd, and all of the node goes with it
 CLONE_NEWNET = 0x40000000
+USERS = {"trainer": 4001, "guest": 4002, "colleague": 4003}
 
 
 def address_of(node: int) -> str:
@@ -82,7 +83,7 @@ class Lab:
         return [f"node{node}={address_of(node)}" for node in range(self.count)]
 
     def ssh(self, user: str = "root") -> dict[str, object]:
-        """fleet.ssh. Users: root, trainer (sudo without a password), guest (no sudo)."""
+        """fleet.ssh. Users: root, trainer and colleague (sudo without a password), guest (no sudo)."""
         return {"user": user, "key": str(self.key), "known_hosts": str(self.known_hosts)}
 
     def fleet(self, user: str = "root", **changes: object) -> dict[str, object]:
@@ -221,11 +222,11 @@ class Lab:
         (etc / "ssh/lab_authorized_keys").write_text(self._authorized + "\n")
         for name, entry in (("passwd", "{user}:x:{id}:{id}::/home/{user}:/bin/bash\n"), ("group", "{user}:x:{id}:\n"),
                             ("shadow", "{user}:*:19000:0:99999:7:::\n")):  # fmt: skip
-            users = "".join(entry.format(user=user, id=number) for user, number in (("trainer", 4001), ("guest", 4002)))
+            users = "".join(entry.format(user=user, id=number) for user, number in USERS.items())
             (etc / name).write_text(Path("/etc", name).read_text() + users)
-        (etc / "sudoers.d/lab").write_text("trainer ALL=(ALL) NOPASSWD: ALL\n")
+        (etc / "sudoers.d/lab").write_text("trainer ALL=(ALL) NOPASSWD: ALL\ncolleague ALL=(ALL) NOPASSWD: ALL\n")
         (etc / "sudoers.d/lab").chmod(0o440)
-        for number, user in ((4001, "trainer"), (4002, "guest")):
+        for user, number in USERS.items():
             home = base / "home" / user
             home.mkdir(parents=True)
             os.chown(home, number, number)

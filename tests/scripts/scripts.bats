@@ -77,11 +77,11 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   run "$scripts/head_key.sh" apply "$root/shared/ssh"
   [ "$status" -eq 0 ]
   [[ ${lines[-1]} == "head key: SHA256:"* ]]
-  before=$(cat "$root/shared/ssh/head.pub")
+  before=$(cat "$root/shared/ssh/$(id -un).pub")
   "$scripts/head_key.sh" apply "$root/shared/ssh"
-  [ "$(cat "$root/shared/ssh/head.pub")" = "$before" ]
-  "$scripts/access.sh" apply "$root/shared/ssh/head.pub"
-  run "$scripts/access.sh" apply "$root/shared/ssh/head.pub"
+  [ "$(cat "$root/shared/ssh/$(id -un).pub")" = "$before" ]
+  "$scripts/access.sh" apply "$root/shared/ssh/$(id -un).pub"
+  run "$scripts/access.sh" apply "$root/shared/ssh/$(id -un).pub"
   [ "$status" -eq 0 ]
   [ "$(wc -l < "$HOME/.ssh/authorized_keys")" -eq 2 ]
   grep -qx 'ssh-ed25519 AAAA somebody' "$HOME/.ssh/authorized_keys"

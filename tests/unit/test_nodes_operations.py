@@ -32,7 +32,7 @@ def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
 
 PLAIN = Facts(hostname="a", os="ubuntu 22.04", kernel="6.8", user="ubuntu", root=True, nofile=1024, memlock="64",
               disk=Space(50_000_000, "ext4", "/dev/root"), lacks=("gcc", "make", "docker", "mount.lustre"))  # fmt: skip
-READY = replace(PLAIN, nofile=1 << 20, memlock="unlimited", has=(HARDENING, LIMITS, "/lib/modules/6.8/build", "ssh/head.pub"),
+READY = replace(PLAIN, nofile=1 << 20, memlock="unlimited", has=(HARDENING, LIMITS, "/lib/modules/6.8/build", "ssh/ubuntu.pub"),
                 lacks=(), shared_folder="writable", authorized=True)  # fmt: skip
 V100 = (Gpu("580.126.09", 32768, 0, "V100"),) * 8
 
@@ -42,10 +42,10 @@ def commands(facts: Facts, goal: Wanted, head: bool = False) -> list[str]:
 
 
 def test_a_plain_cpu_node_gets_only_what_it_needs() -> None:
-    assert commands(PLAIN, wanted()) == ["limits.sh 65536", "sshd.sh", "access.sh /fsx/trainfleet/ssh/head.pub"]
+    assert commands(PLAIN, wanted()) == ["limits.sh 65536", "sshd.sh", "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]
     assert commands(PLAIN, wanted(), head=True) == [
         "limits.sh 65536", "sshd.sh", "shared_folder.sh /fsx/trainfleet ubuntu", "head_key.sh /fsx/trainfleet/ssh",
-        "access.sh /fsx/trainfleet/ssh/head.pub"]  # fmt: skip
+        "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]  # fmt: skip
 
 
 def test_a_ready_node_gets_nothing() -> None:
@@ -58,7 +58,7 @@ def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> No
     assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, docker=True)) == [
         "build_tools.sh headers", "limits.sh 65536", "sshd.sh", "nvidia.sh 580.126.09 proprietary -", f"efa.sh 1.51.0 {EFA}",
         f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", f"docker.sh nvidia {TOOLKIT}", f"fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx {FSX}",
-        "scratch.sh /scratch /dev/nvme1n1 /dev/nvme2n1", "access.sh /fsx/trainfleet/ssh/head.pub"]  # fmt: skip
+        "scratch.sh /scratch /dev/nvme1n1 /dev/nvme2n1", "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]  # fmt: skip
 
 
 P3DN_READY = replace(READY, gpus=V100, efa="1.51.0", uverbs=True, fi_info=1, packages={"libnccl-ofi-ubuntu": "1.21.1-1"})
@@ -111,7 +111,7 @@ def test_the_environment_is_built_once_and_named_by_its_lock() -> None:
 def test_commands_become_root_only_where_they_must_and_quote_what_they_are_given() -> None:
     by_script = {step.script: step.command("s") for step in steps(PLAIN, wanted(shared_folder="/fsx/it's"), head=True)}
     assert by_script["limits.sh"] == "sudo -n s/limits.sh apply 65536 && sudo -n s/limits.sh verify 65536"
-    assert by_script["access.sh"].startswith("s/access.sh apply '/fsx/it'\"'\"'s/ssh/head.pub' && s/access.sh verify")
+    assert by_script["access.sh"].startswith("s/access.sh apply '/fsx/it'\"'\"'s/ssh/ubuntu.pub' && s/access.sh verify")
     assert "sudo" not in steps(PLAIN, wanted(), head=False)[0].command("s", is_root=True)
 
 

@@ -24,6 +24,7 @@ GROUND = {
     "output",
     "runs",
     "hardware",
+    "presence",
     "processes",
     "s3",
     "seat",

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from .. import lease
 from ..config import Config
@@ -34,6 +35,7 @@ from ..plan.estimate import list_price
 from ..plan.fabric import fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
+from ..presence import ALONE
 from ..runs import Run
 from ..seat import PORT, Seat
 from .base import Can, Handle, Machines, Phase, Status
@@ -142,7 +144,7 @@ class Ssh:
 
     def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
         host, facts, head = hosts[node], self.facts[hosts[node]], self.facts[hosts[0]]
-        port = job.port or PORT + (job.attempt - 1) % PORTS
+        port = job.port or PORT + (self._first_port + job.attempt - 1) % PORTS
         seat = Seat(node, job.nodes, head.address(hosts[0]), port, address=facts.address(host))
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
@@ -150,6 +152,7 @@ class Ssh:
             own |= {"OMP_NUM_THREADS": threads, lease.VARIABLE: str(lease.ORPHANED_AFTER)}
         else:
             own = {"WORKERS": str(facts.cores)}
+        own |= {ALONE: "1"} if self.fleet.exclusive else {}
         environment = own | {"PYTHONPATH": f"{self.code}/python"} | seat.environment() | dict(job.environment)
         return node_script(job, seat, self.folder, self.interpreter, environment, host.name)
 
@@ -225,6 +228,11 @@ class Ssh:
         return OwnHosts(self.config)
 
     @property
+    def _first_port(self) -> int:
+        """Which port is this run's first: its own, where several may meet on one host."""
+        return 0 if self.fleet.exclusive else crc32(self.mark.encode())
+
+    @property
     def mark(self) -> str:
         """What tells the processes of this run on any node."""
         return jobs.mark_of(self.folder, self.config.name)
@@ -238,7 +246,7 @@ class Ssh:
         if not self.fleet.exclusive:
             return
         answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=tuple(hosts))
-        others = {host: ", ".join(sorted(set(answer.stdout.split()) - {self.mark})) for host, answer in answers.ok.items()}
+        others = {host: ", ".join(sorted(jobs.read_marks(answer.stdout, self.mark))) for host, answer in answers.ok.items()}
         if busy := {host: names for host, names in others.items() if names}:
             raise BackendError(
                 by_host("another run is at work on these hosts", busy),

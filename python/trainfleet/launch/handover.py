@@ -101,8 +101,8 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     for host, why in unsound.items():
         print(f"{host.name} is left out: {why}", flush=True)
     if not execution.left_running(plan.config, run):  # which the gate would disturb
+        backend.refuse_other_runs(sound)  # before the gate, which would disturb them
         pass_gate(backend.located, backend, sound[: plan.config.fleet.nodes])
-        backend.refuse_other_runs(sound)
     runs.write_atomic(run.config, dump_resolved(plan.config))
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
     before, words = read_tenure(run.folder), Words(run).from_now_on()

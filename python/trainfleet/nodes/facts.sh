@@ -31,8 +31,10 @@ if [ -n "$shared" ]; then
     [ "$kind" = Type ] || say shared "$free $kind $device $mounted"
   done
   [ ! -d "$shared" ] || say shared_folder "$(test -w "$shared" && echo writable || echo read-only)"
-  for path in "$shared"/env/*/.complete "$shared"/ssh/head.pub; do [ ! -e "$path" ] || say has "${path#"$shared"/}"; done
-  [ ! -r "$shared/ssh/head.pub" ] || ! grep -qsFf "$shared/ssh/head.pub" ~/.ssh/authorized_keys || say authorized yes
+  key=$shared/ssh/$(id -un).pub
+  [ -O "$key" ] || key= # another's key must not be let in
+  for path in "$shared"/env/*/.complete "$key"; do [ ! -e "$path" ] || say has "${path#"$shared"/}"; done
+  [ ! -r "$key" ] || ! grep -qsFf "$key" ~/.ssh/authorized_keys || say authorized yes
 fi
 for path in /etc/ssh/sshd_config.d/10-trainfleet.conf /etc/security/limits.d/90-trainfleet.conf "/lib/modules/$(uname -r)/build"; do
   [ ! -e "$path" ] || say has "$path"

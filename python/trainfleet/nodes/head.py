@@ -25,6 +25,7 @@ from .transport import Transport
 HEADS = 2  # hosts that can be the head: the first, and one that stands by
 TIMEOUT = 60.0
 ORDER = "launch.json"  # in the run folder, beside launch.yaml: the requests that the launcher is to carry out
+KNOWN_HOSTS = "{}/known_hosts"  # in the run folder: a fleet's runs have hosts of their own
 KEY = "~/.ssh/id_trainfleet"  # scripts/head_key.sh makes it too
 ADMIT = """umask 077
 f=~/.ssh/authorized_keys
@@ -51,7 +52,7 @@ class Head:
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)
         config = dump_resolved(self.config_there(facts))
         requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
-        files = {".fleet/known_hosts": keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests}
+        files = {KNOWN_HOSTS.format(self.run): keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests}
         answers = self.transport.put({name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1])
         _require(answers, f"can't write in {self.folder}")
 
@@ -59,7 +60,7 @@ class Head:
         """The config as the head needs it: the hosts by the addresses that they have among themselves, and its own key."""
         hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
         user = next(iter(facts.values())).user
-        ssh = Ssh(user=user, key=KEY, jump=None, known_hosts=None, fingerprints=(), config=None)
+        ssh = Ssh(user=user, key=KEY, jump=None, known_hosts=KNOWN_HOSTS.format(self.run), fingerprints=(), config=None)
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:

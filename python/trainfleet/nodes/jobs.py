@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import BackendError
+from ..presence import ANNOUNCED
 from .answers import Untrue
 
 JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
@@ -128,8 +129,27 @@ def _word(kind: str, mark: str) -> str:
 
 
 def marks() -> str:
-    """Prints the mark of every run that has a process on the node."""
-    return f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=//p' | sort -u"
+    """Prints the runs that have processes on the node: lines `mine MARK`, `user NAME`, and `said WORDS` (supervisor.announce).
+
+    The environment of another user's processes can't be read, so theirs say on a socket's name what they are.
+    """
+    return (
+        f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | sort -u; "
+        f"echo \"user $(id -un)\"; sed -n 's/.* @{ANNOUNCED}/said /p' /proc/net/unix"
+    )
+
+
+def read_marks(text: str, mark: str) -> set[str]:
+    """What other runs than that of `mark` are on a node, of what `marks` printed: their marks, with their users' names."""
+    kinds = [line.partition(" ") for line in text.split("\n")]
+    user = next((rest for kind, _, rest in kinds if kind == "user"), "")
+    found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
+    for kind, _, rest in kinds:
+        _, _, words = rest.partition(":")
+        whose, _, what = words.partition(":")  # the socket's name may have been too short for all of it
+        if kind == "said" and not (whose == user and any(known.startswith(what) for known in (mark, *found))):
+            found.add(f"{what} (of {whose})")
+    return found
 
 
 def _file(name: str) -> str:

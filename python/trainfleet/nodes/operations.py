@@ -222,8 +222,8 @@ def environment_words(stack: Stack, folder: str) -> tuple[str, ...]:
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[Step]:
-    """A key of the head's own, to reach the nodes without a password. The private half never leaves the head."""
-    if wanted.fleet.shared_folder and "ssh/head.pub" not in facts.has:
+    """A key of the head's own, to reach the nodes without a password. The private half never leaves the head, nor its user."""
+    if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
         yield Step(
             "head_key.sh", (f"{wanted.fleet.shared_folder}/ssh",), "the head has no key for the nodes", phase="head", root=False
         )
@@ -232,12 +232,17 @@ def key(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 def access(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """The head's key opens every node."""
     if wanted.fleet.shared_folder and not facts.authorized:
-        words = (f"{wanted.fleet.shared_folder}/ssh/head.pub",)
+        words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)
         yield Step("access.sh", words, "the head's key is not let in", phase="access", root=False)
 
 
 ON_NODES: tuple[Operation, ...] = (build_tools, limits, sshd, nvidia, neuron, efa, ofi_nccl, docker, fsx, scratch, access)
 ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
+
+
+def public_key(facts: Facts) -> str:
+    """The public half of the head's key, one for each of the users that a shared folder may have."""
+    return f"ssh/{facts.user}.pub"
 
 
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[Step, ...]:
