@@ -62,8 +62,8 @@ class Status:
     attempt   which attempt of the engine's own this is, from 1
     exits     node → exit code of its part in this attempt; while the engine will try again by itself, none is told
     lost      node → why it can't be reached any more
-    silent    those of them of which nothing else is known: they may be at work, and it is for their ranks' beats to tell
     hosts     the machines by node, where they are known
+    silent    of the lost, those of which nothing else is known: they may be at work, and it is for their ranks' beats to tell
     """
 
     phase: Phase
@@ -71,8 +71,8 @@ class Status:
     attempt: int = 1
     exits: Mapping[int, int] = field(default_factory=dict)
     lost: Mapping[int, str] = field(default_factory=dict)
-    silent: frozenset[int] = frozenset()
     hosts: tuple[str, ...] = ()
+    silent: frozenset[int] = frozenset()
 
     @property
     def ended(self) -> bool:

@@ -34,8 +34,8 @@ def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, one_address_each, disk, quick, set_up, versions, gpus, neuron_devices, memory, cards, mtu, names,
-        clock, mounted, shared, broken,
+        one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, neuron_devices, memory, cards, mtu,
+        names, clock, mounted, shared, broken,
     )  # fmt: skip
     for check in checks:
         yield from check(facts, wanted)
@@ -122,6 +122,14 @@ def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         left = "; ".join(f"{step.name}: {step.why}" for step in steps(fact, wanted, head=host == head))
         if left:
             yield Finding(host, "setup", left, "make setup")
+
+
+def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The Python that the config names is there; the one that setup builds, `set_up` has looked for."""
+    for host, fact in facts.items():
+        if wanted.fleet.python and not fact.python:
+            message = f"{wanted.fleet.python} (fleet.python) is not there, or may not be run"
+            yield Finding(host, "python", message, "name another; without fleet.python make setup builds an environment")
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -224,7 +232,7 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if folder and fact.shared_folder != "writable":
             on = f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}" if fact.shared else ""
             message = f"{folder} is {fact.shared_folder or 'not there'}{on}"
-            yield Finding(host, "shared", message, "on it: mount | grep lustre; then make setup")
+            yield Finding(host, "shared", message, f"on it: findmnt -T {folder}; touch {folder}/x says why not")
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

@@ -76,6 +76,13 @@ class KnownHosts:
         self.seen[name] = key
         raise UnknownKey(name, key)
 
+    def files_with(self, name: str) -> list[Path]:
+        """The lists in which a host has a key."""
+        from paramiko import HostKeys
+
+        paths = [path for path in (self.own, *self.read_only) if path.is_file()]
+        return [path for path in paths if HostKeys(str(path)).lookup(name)]
+
     def trust(self, keys: dict[str, PKey]) -> None:
         """Keeps these keys in the fleet's own file."""
         with self._lock:

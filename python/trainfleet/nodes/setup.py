@@ -19,7 +19,7 @@ from .board import Board
 from .facts import Facts
 from .finding import Finding, unreachable
 from .fleet import open_fleet, wanted_of
-from .health import unfit
+from .health import interpreter, shared, unfit
 from .operations import PHASES, Step, Wanted, steps
 from .tar import code_files, content_hash
 from .transport import Transport
@@ -45,7 +45,7 @@ def main(config: Config) -> int:
     wanted = wanted_of(config)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        if meet(transport, found.findings, ask_on_terminal):
+        while meet(transport, found.findings, ask_on_terminal):  # once for a jump host, and then for those behind it
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
             Application(transport, config, wanted, found, board).run()
@@ -70,7 +70,9 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
     """Whether hosts that showed an unknown key are trusted now: all are shown at once, and the user says so."""
-    strangers = [f"{finding.host}  {finding.message}" for finding in findings if finding.check == "unknown-key"]
+    said = [finding for finding in findings if finding.check == "unknown-key"]
+    behind = any(finding.message.startswith("the jump host") for finding in said)
+    strangers = [said[0].message] if behind else [f"{finding.host}  {finding.message}" for finding in said]
     if not strangers or not ask("\n".join([*strangers, f"Trust these {len(strangers)} host keys from now on?"])):
         return False
     transport.known.trust(dict(transport.known.seen))
@@ -103,13 +105,18 @@ class Application:
         for host in {finding.host: None for finding in self.found.findings if finding.host}:
             self.fail(host, "; ".join(str(finding) for finding in self.found.findings if finding.host == host))
         busy = [host for host, plan in self.found.plan.items() if plan]
-        for host in self.found.plan:
-            if host not in busy:
-                self.board.show(host, "ok", "nothing to do")
+        facts = dict(self.found.facts)
         if busy:
             self.scripts = self.send_scripts(busy)
             self.carry_out(busy)
-            self.look_again([host for host in busy if host not in self.failed])
+            facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
+        for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):  # which no step can mend
+            if finding.host and finding.host not in self.failed:
+                self.fail(finding.host, str(finding))
+        for host in self.found.plan:
+            if host not in self.failed:
+                changed = host in busy
+                self.board.show(host, "changed" if changed else "ok", "; ".join(self.done[host]) if changed else "nothing to do")
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
         """The folder on the nodes, relative to the user's home, that has this checkout's scripts and lock now."""
@@ -152,15 +159,17 @@ class Application:
                 return
             said.append(last_line(answer))
 
-    def look_again(self, hosts: list[Host]) -> None:
-        """Reads the changed hosts once more: what was done must show in their facts."""
+    def look_again(self, hosts: list[Host]) -> dict[Host, Facts]:
+        """Reads the hosts once more: what was done must show in their facts."""
+        found = {}
         for host, answer in reading.read(self.transport, self.config, hosts).items():
             if isinstance(answer, Failure):
                 self.fail(host, str(answer))
             elif left := steps(answer, self.wanted, head=host == self.head):
                 self.fail(host, "still: " + "; ".join(f"{step.name}: {step.why}" for step in left))
             else:
-                self.board.show(host, "changed", "; ".join(self.done[host]))
+                found[host] = answer
+        return found
 
     def fail(self, host: Host, why: str) -> None:
         self.failed[host] = why

@@ -26,9 +26,10 @@ from ..config.hosts import parse_host
 from ..config.types import Ssh
 from . import ssh_config
 from .answers import Answers, Failure, Host, Result
-from .keys import KnownHosts, UnknownKey
+from .keys import KnownHosts
 from .stream import MARK, Sink, said, stream
 from .tar import pack
+from .trouble import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
+JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
 KEEPALIVE = 2  # seconds between two signs of life
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
 GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
@@ -43,7 +45,6 @@ MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times a
 SLOWER = 3
 SLOW_AFTER = 6.0
 LONGEST = 86400.0  # seconds of a command that somebody waits for
-MOST_SAID = 24 << 20  # bytes of one answer: what says more never ends
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class Transport:
         self._left_behind: dict[Host, str] = {}
         self._jump_lock = threading.Lock()
         self._jump: Connection | None = None
+        self._jump_failed: JumpFailed | None = None
+        self._jump_tried = 0.0
 
     def __enter__(self) -> Transport:
         return self
@@ -102,7 +105,7 @@ class Transport:
         except Exception as error:
             if why := self._left_behind.pop(host, None):
                 return Failure("slow", why, f"ping {host.address}", time.monotonic() - began)
-            return explain(host, self.ssh, error, time.monotonic() - began)
+            return explain(host, self.ssh, self.known, error, time.monotonic() - began)
 
     def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | Failure:
         """The exit code of a command that may take as long as LONGEST; what it prints is passed on as it comes.
@@ -113,10 +116,10 @@ class Transport:
         try:
             channel = self._connection(host).create_session()
         except Exception as error:
-            return explain(host, self.ssh, error, time.monotonic() - began)
+            return explain(host, self.ssh, self.known, error, time.monotonic() - began)
         try:
             code = stream(channel, bounded(command, LONGEST), stdin, out, err)
-            return code if code >= 0 else explain(host, self.ssh, LinkLost(), time.monotonic() - began)
+            return code if code >= 0 else explain(host, self.ssh, self.known, LinkLost(), time.monotonic() - began)
         finally:
             channel.close()
 
@@ -211,8 +214,15 @@ class Transport:
             return None
         with self._jump_lock:
             if self._jump is None or not self._jump.is_connected:
-                self._jump = self._made(parse_host(self.ssh.jump), None)
-                self._enter(self._jump, None)
+                host = parse_host(self.ssh.jump)
+                self._jump = self._made(host, None)
+                if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
+                    raise self._jump_failed  # many hosts wait for it: each need not try for itself
+                try:
+                    self._enter(self._jump, None)
+                except Exception as error:
+                    self._jump_failed, self._jump_tried = JumpFailed(host, error), time.monotonic()
+                    raise self._jump_failed from error
             return self._jump
 
     def _made(self, host: Host, gateway: Connection | str | None) -> Connection:
@@ -269,14 +279,6 @@ def _pulse(transport: Any) -> None:
         time.sleep(KEEPALIVE)
 
 
-class LinkLost(Exception):
-    """The connection died while a command ran."""
-
-
-class TooMuch(Exception):
-    """A command has printed more than MOST_SAID bytes."""
-
-
 def _converse(connection: Connection, command: str, stdin: str | bytes | None, timeout: float) -> Result:
     """Runs one command in a session of its own.
 
@@ -331,51 +333,3 @@ def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
 def _require_end(out: bytearray, err: bytearray) -> None:
     if len(out) + len(err) > MOST_SAID:
         raise TooMuch
-
-
-def explain(host: Host, ssh: Ssh, error: Exception, seconds: float) -> Failure:
-    """What an error means to a user; one that nobody foresaw is raised again, with its traceback."""
-    import paramiko
-
-    login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
-    key = f" -i {ssh.key}" if ssh.key else ""
-    try_it = f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
-    match error:
-        case UnknownKey():
-            return Failure(
-                "unknown-key",
-                f"its host key {error.fingerprint} is not known yet",
-                "make setup asks once, or put it in fleet.ssh.fingerprints",
-                seconds,
-            )
-        case paramiko.BadHostKeyException():
-            return Failure("host-key", "it shows another host key than the known one: reinstalled, or not the host it was",
-                           f"ssh-keygen -R {host.address}, once you know why", seconds)  # fmt: skip
-        case paramiko.PasswordRequiredException():
-            return Failure(
-                "auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key", seconds
-            )
-        case paramiko.AuthenticationException():
-            return Failure(
-                "auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key", seconds
-            )
-        case socket.gaierror():
-            return Failure(
-                "name", f"its address {host.address} does not resolve", f"getent hosts {host.address}; then fleet.hosts", seconds
-            )
-        case TimeoutError():
-            return Failure("timeout", f"no answer within {seconds:.0f} s", try_it, seconds)
-        case TooMuch():
-            return Failure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it, seconds)
-        case LinkLost() | EOFError() | ConnectionResetError():
-            return Failure("lost", f"the link was lost after {seconds:.1f} s", try_it, seconds)
-        case paramiko.SSHException() | OSError():
-            return Failure("down", f"can't be reached ({_words(error)})", try_it, seconds)
-    raise error
-
-
-def _words(error: Exception) -> str:
-    """The heart of an error's text, in one line."""
-    inner = next(iter(getattr(error, "errors", {}).values()), error)
-    text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
-    return str(text).strip().splitlines()[0].lower()

@@ -1,0 +1,97 @@
+"""Why a host could not be asked, in words, and what to type: for each way in which a connection fails, its own."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from pathlib import Path
+
+from ..config.types import Ssh
+from .answers import Failure, Host
+from .keys import KnownHosts, UnknownKey
+
+MOST_SAID = 24 << 20  # bytes of one answer: what says more never ends
+
+
+class LinkLost(Exception):
+    """The connection died while a command ran."""
+
+
+class TooMuch(Exception):
+    """A command has printed more than MOST_SAID bytes."""
+
+
+class JumpFailed(Exception):
+    """The host through which all others are reached can't be, and why."""
+
+    __match_args__ = ("host", "cause")
+
+    def __init__(self, host: Host, cause: Exception) -> None:
+        super().__init__(str(host))
+        self.host, self.cause = host, cause
+
+
+def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: float) -> Failure:
+    """What an error means to a user; one that nobody foresaw is raised again, with its traceback."""
+    import paramiko
+
+    login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
+    key = f" -i {ssh.key}" if ssh.key else ""
+    try_it = f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
+    match error:
+        case JumpFailed(jump, Exception() as cause):
+            failure = explain(jump, ssh, known, cause, seconds)
+            return Failure(failure.kind, f"the jump host {jump}, on the way to it: {failure.message}", failure.next, seconds)
+        case UnknownKey():
+            return Failure(
+                "unknown-key",
+                f"its host key {error.fingerprint} is not known yet",
+                "make setup asks once, or put it in fleet.ssh.fingerprints",
+                seconds,
+            )
+        case paramiko.BadHostKeyException():
+            return Failure("host-key", "it shows another host key than the known one: reinstalled, or not the host it was",
+                           forget(host, known), seconds)  # fmt: skip
+        case paramiko.PasswordRequiredException():
+            return locked(ssh, seconds)
+        case paramiko.AuthenticationException():
+            return Failure(
+                "auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key", seconds
+            )
+        case socket.gaierror():
+            return Failure(
+                "name", f"its address {host.address} does not resolve", f"getent hosts {host.address}; then fleet.hosts", seconds
+            )
+        case TimeoutError():
+            return Failure("timeout", f"no answer within {seconds:.0f} s", try_it, seconds)
+        case TooMuch():
+            return Failure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it, seconds)
+        case LinkLost() | EOFError() | ConnectionResetError():
+            return Failure("lost", f"the link was lost after {seconds:.1f} s", try_it, seconds)
+        case paramiko.SSHException() | OSError():
+            return Failure("down", f"can't be reached ({_words(error)})", try_it, seconds)
+    raise error
+
+
+def forget(host: Host, known: KnownHosts) -> str:
+    """What takes the known key of a host away, out of every list that has it."""
+    name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+    commands = [f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}" for path in known.files_with(name)]
+    return f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; then make setup shows its new key"
+
+
+def locked(ssh: Ssh, seconds: float) -> Failure:
+    """For a key with a passphrase, which nobody types here: an agent must have it."""
+    if ssh.key is not None:
+        return Failure("auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key", seconds)
+    mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
+    names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
+    message = f"no agent has a key for it, and yours ({names}) has a passphrase"
+    return Failure("auth", message, "ssh-add; then the same again", seconds)
+
+
+def _words(error: Exception) -> str:
+    """The heart of an error's text, in one line."""
+    inner = next(iter(getattr(error, "errors", {}).values()), error)
+    text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
+    return str(text).strip().splitlines()[0].lower()
