@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from cockpit import STEPS, TABLE, Cockpit
+from cockpit import STEPS, TABLE, Cockpit, pin
 
 from fleet.lab import Lab
+from trainfleet.backends.base import kept
 
 FAULT_AT = 60  # the step
 
@@ -115,3 +116,44 @@ def test_a_finished_run_of_another_config_is_not_this_one(nodes: Lab, whole: dic
     refused = cockpit.type("train", "SET=model.layers=4", code=1)
     assert "is finished, with another config" in refused and "model.layers is 2 there, 4 here" in refused
     assert "nothing is left to do" in cockpit.type("train", "SET=train.log_every=7")
+
+
+@pytest.mark.timeout(300)
+def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "two-lost", nodes_min=2)
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    step, struck = cockpit.step(), time.time()
+    for node in (1, 2):
+        nodes.destroy(node)
+    cockpit.until("the verdict", lambda: cockpit.events("verdict"), 60)
+    again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0)
+    output = looker.communicate(timeout=200)[0]
+    for node in (1, 2):
+        nodes.recreate(node)
+    pin(nodes, 1, 2)
+    assert looker.returncode == 0, output + cockpit.words()
+    verdict = cockpit.events("verdict")[0]
+    assert verdict["cause"] == "lost-node" and "lost node 1" in verdict["words"] and "lost node 2 (node2)" in verdict["words"]
+    assert "node1" in cockpit.events("restarted")[0]["who"] and "node2" in cockpit.events("restarted")[0]["who"]
+    assert cockpit.results()["world_size"] == 2 and cockpit.losses() == pytest.approx(whole, rel=1e-4)
+    lost = step - cockpit.events("resumed")[0]["step"]
+    TABLE.append(
+        f"{'two nodes at once':24} {verdict['time'] - struck:6.1f} s {again - struck:12.1f} s {lost:11}  both: lost-node"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "spare")
+    nodes.run(1, "umount", "/fsx")
+    try:
+        output = cockpit.type("train")
+    finally:
+        nodes.destroy(1)
+        nodes.recreate(1)
+        pin(nodes, 1)
+    assert "node1 is left out, and a spare takes its place: /fsx/trainfleet is on" in output
+    job = kept(cockpit.run)
+    assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
+    TABLE.append(f"{'unfit at launch':24} {'':8} {'':>14} {'':11}  node1: left out, a spare in its place")

@@ -32,7 +32,7 @@ def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
 
 PLAIN = Facts(hostname="a", os="ubuntu 22.04", kernel="6.8", user="ubuntu", root=True, nofile=1024, memlock="64",
               disk=Space(50_000_000, "ext4", "/dev/root"), lacks=("gcc", "make", "docker", "mount.lustre"))  # fmt: skip
-READY = replace(PLAIN, nofile=1 << 20, memlock="unlimited", has=(HARDENING, LIMITS, "/lib/modules/6.8/build", "ssh/ubuntu.pub"),
+READY = replace(PLAIN, python="/usr/bin/python3", nofile=1 << 20, memlock="unlimited", has=(HARDENING, LIMITS, "/lib/modules/6.8/build", "ssh/ubuntu.pub"),
                 lacks=(), shared_folder="writable", authorized=True)  # fmt: skip
 V100 = (Gpu("580.126.09", 32768, 0, "V100"),) * 8
 

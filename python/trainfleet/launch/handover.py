@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import FrameType
@@ -102,7 +103,9 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
         print(f"{host.name} is left out: {why}", flush=True)
     if not execution.left_running(plan.config, run):  # which the gate would disturb
         backend.refuse_other_runs(sound)  # before the gate, which would disturb them
-        pass_gate(backend.located, backend, sound[: plan.config.fleet.nodes])
+        if without := pass_gate(backend.located, backend, sound):
+            sound = [host for host in sound if host.name not in without]
+            plan = replace(plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests))
     runs.write_atomic(run.config, dump_resolved(plan.config))
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
     before, words = read_tenure(run.folder), Words(run).from_now_on()
@@ -130,19 +133,34 @@ def await_office(place: Hosts, host: Host, term: int, words: Words) -> None:
         time.sleep(LOOK_EVERY / 2)
 
 
-def pass_gate(config: Config, backend: Ssh, hosts: list[Host]) -> None:
-    """Several nodes must fit together before a job starts on them; links are tried where the instance type promises some."""
-    if len(hosts) < 2:
-        return
-    report = examine(backend.transport, config, fabric=config.fleet.instance_type is not None, hosts=hosts)
-    for finding in report.findings:
-        if finding.blames_host and finding.host:
-            backend.quarantine.add(finding.host, finding.message)
-    if not report.is_open:
+def pass_gate(config: Config, backend: Ssh, sound: list[Host]) -> dict[str, str]:
+    """Several nodes must fit together before a job starts on them; links are tried where the instance type promises some.
+
+    Of more hosts than there are to be nodes a spare takes the place of one that does not fit: host → why it is left out.
+
+    Raises:
+        BackendError: too few fit; by host.
+    """
+    nodes, without = config.fleet.nodes, dict[str, str]()
+    while nodes > 1:
+        fit = [host for host in sound if host.name not in without]
+        report = examine(backend.transport, config, fabric=config.fleet.instance_type is not None, hosts=fit[:nodes])
+        for finding in report.findings:
+            if finding.blames_host and finding.host:
+                backend.quarantine.add(finding.host, finding.message)
+        if report.is_open:
+            break
+        unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
+        if unfit and len(fit) - len(unfit) >= nodes:
+            for name, why in unfit.items():
+                print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
+            without |= unfit
+            continue
         rows = "\n".join(f"  {finding.host.name if finding.host else 'fleet'}: {finding}" for finding in report.findings)
         raise BackendError(
             f"the gate is shut: the nodes are not fit to train together\n{rows}", next="make setup, then make doctor"
         )
+    return without
 
 
 class LeftAlone(Exception):

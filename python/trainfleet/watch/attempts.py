@@ -61,7 +61,8 @@ def persevere(
         if request.job.nodes != before.nodes:
             refit(request.job)
         run.update_results(restarts=restarts)
-        run.note("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes,
+        others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
+        run.note("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who + others, nodes=request.job.nodes,
                  hosts=list(request.hosts))  # fmt: skip
 
 

@@ -101,8 +101,18 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Mark) -> Ver
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
     verdict = _unexplained(request, status, lines) if finding is None else _of(finding, lines, request)
+    verdict = _with_others(verdict, status, request, outcome.alive)
     told = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
     return replace(verdict, next=told["next"]) if told else verdict
+
+
+def _with_others(verdict: Verdict, status: Status, request: Request, alive: frozenset[int]) -> Verdict:
+    """The verdict on a node that was lost, with the others that were."""
+    others = [node for node in status.lost if node != verdict.node and node not in alive]
+    if verdict.node not in status.lost or not others:
+        return verdict
+    named = "; ".join(f"lost node {node} ({request.host(node)}): {status.lost[node]}" for node in others)
+    return replace(verdict, words=f"{verdict.words}; {named}", nodes=1 + len(others))
 
 
 def _is_of(event: runs.Record, order: int, since: Mark) -> bool:
