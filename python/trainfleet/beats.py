@@ -51,7 +51,7 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
     """Replaces a node's file whole. Not synced: after a power cut a beat says nothing any more."""
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, pack(node, attempt, beats))
+    renew_file(path, pack(node, attempt, beats))
 
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
@@ -70,6 +70,18 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def renew_file(path: Path, content: bytes) -> None:
+    """Replaces a sign of life. Where the disk has no room for another file it is written over the old one, which takes none.
+
+    Content of the same length, or text that blanks may follow.
+    """
+    try:
+        replace_file(path, content)
+    except OSError:
+        with open(path, "r+b") as file:
+            file.write(content.ljust(os.fstat(file.fileno()).st_size))
 
 
 class Beats:

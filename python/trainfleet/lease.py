@@ -14,11 +14,13 @@ import platform
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
+from .beats import renew_file
 from .errors import InputError
 from .runs import read_json, remedy
 from .shapes import Count, Moment, Name, Range, fit
@@ -116,10 +118,9 @@ class Office:
             if newest and newest.term > self.term:
                 print(f"{newest.host} has taken over; this launcher leaves", file=sys.stderr, flush=True)
                 os._exit(LEFT)
-            self._write(None)
+            with suppress(OSError):  # a disk that is away for a moment: the next time
+                self._write(None)
 
     def _write(self, code: int | None) -> None:
         tenure = Tenure(platform.node(), os.getpid(), self.term, time.time(), code)
-        temporary = self.folder / f".{FILE}.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(tenure)), encoding="utf-8")
-        temporary.replace(self.folder / FILE)
+        renew_file(self.folder / FILE, json.dumps(asdict(tenure)).encode())

@@ -118,6 +118,21 @@ def test_a_finished_run_of_another_config_is_not_this_one(nodes: Lab, whole: dic
     assert "nothing is left to do" in cockpit.type("train", "SET=train.log_every=7")
 
 
+@pytest.mark.timeout(400)
+def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "orphans", nodes=2)
+    looker = cockpit.start("train", "SET=train.steps=1000000 train.log_every=1000 checkpoint.every=100000")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    cockpit.kill_launchers()
+    struck = time.time()
+    looker.kill()
+    looker.communicate()
+    cockpit.until("they leave", lambda: not cockpit.leftovers(), 200)
+    told, stopped = cockpit.events("orphaned")[0], cockpit.events("stopped")[0]
+    assert 110 <= told["time"] - struck <= 150 and cockpit.events("checkpointed")[-1]["step"] == stopped["step"]
+    TABLE.append(f"{'head and standby off':24} {told['time'] - struck:6.1f} s {'':>14} {0:11}  ranks save and leave")
+
+
 @pytest.mark.timeout(300)
 def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
     cockpit = Cockpit(nodes, tmp_path, "two-lost", nodes_min=2)

@@ -64,8 +64,8 @@ def address_of(node: int) -> str:
 class Lab:
     """The running lab; nodes are numbered from 0."""
 
-    def __init__(self, count: int, folder: Path) -> None:
-        self.count, self.folder = count, folder
+    def __init__(self, count: int, folder: Path, room: str = "") -> None:
+        self.count, self.folder, self.room = count, folder, room
         self.shared = folder / "shared"  # what every node sees as /fsx
         self.key = folder / "key"
         self.known_hosts = folder / "known_hosts"
@@ -180,6 +180,10 @@ class Lab:
         if not self._world.stdout.readline():
             missing("this machine lets nobody make namespaces; the lab needs root (unshare --net --mount)")
         self._disks = Path(f"/proc/{self._world.pid}/root{self.folder}/disks")
+        if self.room:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={self.room}", "tmpfs", str(self.shared)]
+            subprocess.run(["nsenter", "--target", str(self._world.pid), "--mount", *mount], check=True)
+            self.shared = Path(f"/proc/{self._world.pid}/root{self.shared}")
         self._make_base(self._disks / "base")
         self._before = os.open("/proc/self/ns/net", os.O_RDONLY)
         _enter(Path(f"/proc/{self._world.pid}/ns/net"))
@@ -335,15 +339,18 @@ def _enter_descriptor(descriptor: int) -> None:
 
 
 @contextmanager
-def lab(count: int) -> Iterator[Lab]:
-    """A lab of `count` nodes, up and reachable; gone with all that ran in it when the block ends."""
+def lab(count: int, room: str = "") -> Iterator[Lab]:
+    """A lab of `count` nodes, up and reachable; gone with all that ran in it when the block ends.
+
+    `room`: what fits into the folder that they share, `64m`; else as much as into this machine's /tmp.
+    """
     need_program("sshd", "apt-get install openssh-server")
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("sudo", "sudo")):
         need_program(program, f"apt-get install {package}")
     if os.geteuid() != 0:
         missing("the lab of sshd nodes needs root")
     folder = Path(tempfile.mkdtemp(prefix="lab-"))
-    nodes = Lab(count, folder)
+    nodes = Lab(count, folder, room)
     try:
         nodes.start()
         yield nodes
