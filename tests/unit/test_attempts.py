@@ -207,3 +207,53 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
     assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
     assert said == ["what the nodes do is not seen: S3 gives no good answer"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
+
+
+class Beating:
+    """A sentry that hears these nodes, and nothing else."""
+
+    def __init__(self, *nodes: int) -> None:
+        self.nodes = frozenset(nodes)
+
+    def alive(self, within: float) -> frozenset[int]:
+        return self.nodes
+
+
+def follower_of(run: Run, *alive: int) -> Follower:
+    config, _ = load(Settings(FOLDER / "first-run.yaml"))
+    follower = Follower(Script(run, [OK]), Here(run), run, Interrupts(), lambda waits: None, lambda text: None,  # type: ignore[arg-type]
+                        Budget(run, config, 0.0))  # fmt: skip
+    follower.sentry = Beating(*alive)  # type: ignore[assignment]
+    return follower
+
+
+@pytest.mark.parametrize("status, alive, broken", [
+    (Status(Phase.RUNNING, lost={1: "silence"}, silent=frozenset({1})), (1,), False),
+    (Status(Phase.RUNNING, lost={1: "silence"}, silent=frozenset({1})), (), True),
+    (Status(Phase.RUNNING, lost={1: "it has rebooted"}), (1,), True),
+    (Status(Phase.RUNNING, lost={0: "silence", 1: "silence"}, silent=frozenset({0, 1})), (1,), True),
+    (Status(Phase.RUNNING, exits={0: 1}, lost={1: "silence"}, silent=frozenset({1})), (1,), True),
+])  # fmt: skip
+def test_only_what_is_silent_on_every_channel_is_lost(run: Run, status: Status, alive: tuple[int, ...], broken: bool) -> None:
+    request = Script(run, [OK]).plan(job(run), {})
+    follower = follower_of(run, *alive)
+    assert follower._is_broken(status, request) is broken and follower._is_broken(status, request) is broken
+    told = [event["node"] for event in run.read_events() if event["event"] == "unreachable"]
+    assert told == list(status.silent & set(alive)), "each node once"
+
+
+def test_a_job_whose_ranks_have_finished_is_not_tried_again(run: Run) -> None:
+    run.record("launched", nodes=2, ranks_per_node=1)
+    run.record("finished", step=5)
+    backend = Script(run, [Status(ENDED, exits={0: 0}, lost={1: "silence"}, silent=frozenset({1}))])
+    verdict, said = play(run, backend)
+    assert verdict is None and len(backend.used) == 1 and "the ranks are done" in said[0]
+
+
+def test_all_lost_nodes_are_named(run: Run) -> None:
+    lost = Status(ENDED, exits={0: 137}, lost={1: "no answer over SSH", 2: "it has rebooted"})
+    backend = Script(run, [lost, OK], hosts="abcdef")
+    play(run, backend, [job(run, 3)])
+    events = {event["event"]: event for event in run.read_events()}
+    assert "lost node 1" in events["verdict"]["words"] and "lost node 2 (c): it has rebooted" in events["verdict"]["words"]
+    assert events["restarted"]["who"] == "node 1 (b) and c" and backend.used[1] == ("a", "d", "e")

@@ -73,6 +73,17 @@ def test_a_stale_file_is_no_alarm_while_the_ranks_get_on() -> None:
     assert fleet.run(300) is None
 
 
+def test_what_ranks_ran_in_must_end_soon_after_all_of_them() -> None:
+    fleet = Fleet(4)
+    fleet.run(30)
+    fleet.all_in("end")
+    fleet.run(1)
+    fleet.stopped = {0, 1, 2, 3}  # as their hearts end with them
+    assert fleet.run(29) is None
+    alarm = fleet.run(5)
+    assert alarm and "all ranks ended" in alarm.words and alarm.rank is None
+
+
 def test_long_steps_have_long_limits() -> None:
     fleet = Fleet(2, pace=20)
     fleet.run(200)

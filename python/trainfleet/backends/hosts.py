@@ -13,9 +13,10 @@ from typing import Self
 from ..config import Config
 from ..errors import BackendError
 from ..lease import is_held, read_tenure
-from ..nodes import errand, removal
+from ..nodes import errand, removal, traces
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.fetch import fetch, require_new
+from ..nodes.fleet import open_fleet
 from ..nodes.gate import send_code
 from ..nodes.head import Head
 from ..nodes.mirror import Mirror
@@ -163,6 +164,32 @@ class OwnHosts:
         return setup.main(self.config)
 
     def left(self) -> list[str]:
-        return []
+        """What setup and runs have left on the hosts beside runs and datasets, by host."""
+        if not self.config.fleet.hosts:
+            return []
+        with open_fleet(self.config) as transport:
+            shared = {transport.hosts[0]: self.config.fleet.shared_folder or ""}
+            answers = transport.run(lambda host: traces.find(shared.get(host, "")), timeout=REMOVAL)
+        return [f"{host.name}: {what}" for host, answer in answers.items() for what in _traces(host, answer)]
 
-    def remove(self, purge: bool) -> None: ...
+    def remove(self, purge: bool) -> None:
+        """`purge`: also that."""
+        if not purge or not self.config.fleet.hosts:
+            return
+        with open_fleet(self.config) as transport:
+            user = self.config.fleet.ssh.user
+            command = traces.remove(self.config.fleet.shared_folder or "", is_root=user == "root")
+            failed = transport.run(command, timeout=REMOVAL).failed
+        if failed:
+            raise BackendError(by_host("not all could be removed", failed), next="make clean PURGE=all again")
+
+
+def _traces(host: Host, answer: Result | Failure) -> list[str]:
+    """What a host says that is left on it, or why it does not say that."""
+    if failure := reason(host, answer):
+        return [f"it is not known, as {failure}"]
+    assert isinstance(answer, Result)
+    try:
+        return traces.read(answer.stdout)
+    except Untrue as error:
+        return [f"it is not known: {untrue(error, 'a list of what is left')}"]

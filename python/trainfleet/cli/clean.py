@@ -9,7 +9,8 @@ from .variables import Variables, flag
 
 
 def main(variables: Variables, started: float) -> int:
-    purge, sure, run = flag(variables, "PURGE"), flag(variables, "YES"), run_named(variables)
+    everything, run = variables.get("PURGE") == "all", run_named(variables)
+    purge, sure = everything or flag(variables, "PURGE"), flag(variables, "YES")
     config = whereabouts.config_known(run, variables)
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     try:
@@ -20,7 +21,8 @@ def main(variables: Variables, started: float) -> int:
             whereabouts.end(variables)  # also where it did not stop by itself
             if not machines:
                 cleaning.remove_remakeable()
-                return cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)
+                code = cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)
+                return cleaning.end_of_hosts(config, everything, sure) or code if purge else code
     except (BackendError, RunError) as error:
         if not machines:
             cleaning.remove_remakeable()  # what is here can be tidied, whatever is the matter there

@@ -25,7 +25,7 @@ VARIABLES = {
     "WEAK": "1: the batch grows with the nodes, so that each rank's work stays the same",
     "STEPS": "how many steps are timed at each number of nodes",
     "STEP": "the step of a checkpoint (the newest)",
-    "PURGE": "1: this config's run and dataset too",
+    "PURGE": "1: this config's run and dataset too; all: what setup has left on hosts, too",
     "YES": "1: do not ask",
     "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",

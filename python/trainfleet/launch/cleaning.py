@@ -59,6 +59,29 @@ def machines_of(config: Config | None) -> Machines | None:
     return backend.machines() if backend and Can.MACHINES in backend.can else None
 
 
+def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
+    """Says what is left on hosts that stay, or removes that too, where everything is to go; the exit code.
+
+    Raises:
+        BackendError: some of it can't be removed.
+    """
+    machines = backend_of(config).machines() if config else None
+    left = machines.left() if machines else []
+    for what in left:
+        print(f"left {what}")
+    if not machines or not left:
+        return 0
+    if not everything:
+        print("next: make clean PURGE=all removes these too, which other runs on these hosts may need")
+        return 0
+    if not sure and not _confirmed(f"these {len(left)} things on hosts, which other runs may need"):
+        return 1
+    machines.remove(purge=True)
+    still = machines.left()
+    print("\n".join(f"still there: {what}" for what in still) or "nothing of ours is left on the hosts but drivers and packages")
+    return 1 if still else 0
+
+
 def take_down(machines: Machines, run: Run, made: Sequence[Path], purge_too: bool, sure: bool) -> int:
     """Removes what is here, then the machines, and proves that; what holds data only with PURGE. The exit code.
 
