@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import door, fence, stacks, temporary
+from . import door, fence, stacks, temporary, wires
 from .beats import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .errors import InputError
 from .fence import Attempt
@@ -80,6 +80,15 @@ class Node:
         if found:
             write_beats(self.folder, self.number, attempt, sorted(found))
         return found
+
+    def look_at_wires(self, attempt: int) -> None:
+        """Leaves in the run folder how this node's links are, where that is due."""
+        mark = self.place / "wires"
+        with suppress(FileNotFoundError):
+            if abs(time.time() - mark.stat().st_mtime) < wires.EVERY:
+                return
+        mark.touch()
+        wires.write_wires(self.folder, self.number, attempt)
 
     def tell(self, orders: Orders) -> None:
         replace_file(self.place / "orders", json.dumps(asdict(orders)).encode())
@@ -145,6 +154,7 @@ class Heart:
         if self.node.begin_round():
             self.node.tell(self._look(self.node.heed()))
             self.node.publish(self.attempt.number)
+            self.node.look_at_wires(self.attempt.number)
 
     def _leave(self) -> None:
         phase, step, since = self.place

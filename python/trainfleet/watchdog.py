@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from . import fence
+from . import fence, wires
 from .beats import Beat, Beats, place
 from .heartbeat import EVERY
 from .stacks import Stacks, ask, odd_one
@@ -27,6 +27,7 @@ STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
 SLOW_SHARE = 0.2  # if that costs at least this part of a step
 SLOW_LOOKS = 30  # beats in a row
+RECENT, ITSELF = 32, 1.5  # steps of all ranks: when these take so many times what steps took at their best, the run is slow
 BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
 
 
@@ -88,18 +89,28 @@ class Watchdog:
     latest: Seen | None = None  # the rank that moved last
     looked: float = 0.0
     usual_step: float | None = None  # the median of the steps seen; None before there is one
+    best: float = float("inf")  # that, at its least
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
         """Takes in the beats that may be new; an alarm when they are not those of a job that gets on."""
         gap, self.looked = now - (self.looked or now), now
         moved = self._hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
+        if self.usual_step is not None and len(self.steps) >= 2 * RECENT:
+            self.best = min(self.best, self.usual_step)
         self._find_slow(moved)
         return self._missing(now) or self._silent(now, gap) or self._stuck() or self._over(now)
 
     def hear(self, beats: Mapping[int, Beat], now: float) -> None:
         """Takes in the beats that may be new."""
         self._hear(beats.values(), now)
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as at their best the newest steps take; 0 while that is no more than ITSELF."""
+        recent = list(self.steps)[-RECENT:]
+        times = median(recent) / self.best if len(recent) == RECENT else 0.0
+        return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
         """The newest beats of the ranks whose own work takes much longer than the others', step after step; each once."""
@@ -225,6 +236,7 @@ class Sentry:
     def __init__(self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None) -> None:
         self.folder, self.ranks, self.order, self.limits = folder, ranks, attempt, limits or Limits()
         self.looked, self.pause = 0.0, EVERY / 2
+        self.wires, self.asked, self.named = dict[int, wires.Wires](), 0.0, set[int]()
         self._begin(attempt)
 
     def _begin(self, number: int) -> None:
@@ -257,6 +269,18 @@ class Sentry:
     def newly_slow(self) -> list[Beat]:
         """The ranks that turned out to be slow since the last call."""
         return self.dog.slow()
+
+    def slow_links(self) -> dict[int, str]:
+        """The nodes whose links turn out to be bad while the run is slower than it was, in words; each once in an attempt."""
+        now = time.monotonic()
+        if not self.dog.slower or now - self.asked < 2 * wires.EVERY:
+            return {}
+        before, self.wires, self.asked = self.wires, wires.read_wires(self.folder, self.number), now
+        found = wires.slow_nodes(before, self.wires) if before else {}
+        told = f"; steps take {self.dog.slower:.1f} times what they took"
+        new = {node: why + told for node, why in found.items() if node not in self.named}
+        self.named |= set(new)
+        return new
 
     def _blame(self, alarm: Alarm) -> Alarm:
         left = Stacks(self.folder, time.time() - 1)

@@ -134,6 +134,31 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: d
 
 
 @pytest.mark.timeout(300)
+def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "slow-link", slow="replace")
+    looker = cockpit.start("train", "SET=train.steps=1000000 train.log_every=1000 checkpoint.every=1000")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    time.sleep(30)  # until it is known how long steps take
+    step, struck = cockpit.step(), time.time()
+    nodes.slow(2, "2mbit")
+    try:
+        cockpit.until("it is named", lambda: cockpit.events("slow-link"), 90)
+        again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0, 90)
+    finally:
+        nodes.fast(2)
+    named, restarted = cockpit.events("slow-link")[0], cockpit.events("restarted")[0]
+    assert (named["node"], named["host"]) == (2, "node2") and "times what they took" in named["why"], named
+    assert restarted["hosts"] == ["node0", "node1", "node3"] and restarted["cause"] == "slow"
+    lost = step - cockpit.events("resumed")[0]["step"]
+    cockpit.type("stop")
+    assert looker.wait(60) == 130
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    TABLE.append(
+        f"{'a link of 2 Mbit/s':24} {named['time'] - struck:6.1f} s {again - struck:12.1f} s {lost:11}  node 2: slow link"
+    )
+
+
+@pytest.mark.timeout(300)
 def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
     cockpit = Cockpit(nodes, tmp_path, "two-lost", nodes_min=2)
     looker = cockpit.start("train")

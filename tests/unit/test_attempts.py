@@ -198,6 +198,9 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
         def newly_slow(self) -> list[object]:
             return []
 
+        def slow_links(self) -> dict[int, str]:
+            return {}
+
     backend = Script(run, [])
     monkeypatch.setattr(backend, "status", lambda handle: Status(Phase.RUNNING) if len(looks) < 9 else OK)
     monkeypatch.setattr(follow, "Sentry", Watch)

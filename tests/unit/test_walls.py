@@ -36,6 +36,7 @@ GROUND = {
     "link",
     "uplink",
     "watchdog",
+    "wires",
     "door",
     "records",
     "shapes",

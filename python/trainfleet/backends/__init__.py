@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 from .. import hardware
 from ..config import Config, Terms
-from .base import Backend
+from .base import Backend, Can
 from .batch import Batch
 from .ec2 import Ec2
 from .local import Local
@@ -37,10 +38,19 @@ def lingers(config: Config) -> float:
 
 def terms_of(name: str) -> Terms:
     """What the backend of that name says to a config."""
-    return Terms(hardware.node if BACKENDS[name].is_here else _node_elsewhere, BACKENDS[name].refuse)
+    return Terms(hardware.node if BACKENDS[name].is_here else _node_elsewhere, _refuse)
 
 
 def _node_elsewhere(instance_type: str | None, nodes: int) -> hardware.Node:
     if instance_type is None:
         return hardware.Node(1, "a host of no known type runs one; fleet.instance_type says more")
     return hardware.node(instance_type, nodes)
+
+
+def _refuse(config: Config) -> Iterator[tuple[str, str]]:
+    """What the config's backend does not take, and what it asks for that the backend can't."""
+    backend = BACKENDS[config.fleet.backend]
+    yield from backend.refuse(config)
+    if config.fleet.slow == "replace" and Can.LEAVE_OUT not in backend.can:
+        able = ", ".join(name for name, other in BACKENDS.items() if Can.LEAVE_OUT in other.can)
+        yield "fleet.slow", f"replace: the {backend.name} backend can't leave a host out; warn works, or one of: {able}"

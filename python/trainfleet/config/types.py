@@ -140,6 +140,7 @@ class Fleet:
     stack: str
     docker: bool
     exclusive: bool
+    slow: str
     spot: bool
     ssh: Ssh
     fsx: Fsx

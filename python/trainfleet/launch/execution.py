@@ -120,6 +120,7 @@ def execute(
     jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
     budget = Budget(run, plan.config, backend.price(), lingers(plan.config))
     follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
+    follower.replaces = plan.config.fleet.slow == "replace"
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
     if interrupts.count > 1 or (follower.asked and not request.job.torchrun):

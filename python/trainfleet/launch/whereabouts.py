@@ -84,9 +84,8 @@ def left(variables: Variables) -> tuple[str, ...]:
     if (config := config_known(run, variables)) is None or is_nowhere(config):
         return ()
     backend = backend_of(config)
-    with backend.place(run):
-        handle = backend.find(run)
-        status = backend.status(handle)
+    handle = backend.find(run)
+    status = backend.status(handle)
     require_known(run, handle, status)
     nodes = () if status.ended else [node for node in range(handle.nodes) if node not in status.exits]
     return tuple(handle.hosts[node] if node < len(handle.hosts) else f"node {node}" for node in nodes)

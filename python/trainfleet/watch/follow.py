@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import fence
 from ..backends.base import Backend, Handle, Phase, Status, keep
@@ -57,6 +57,7 @@ class Follower:
     seen: Status | None = None
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
+    replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
     trouble: bool = False  # the run folder can't be brought up to date
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer, and whose ranks beat
 
@@ -91,7 +92,9 @@ class Follower:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > FAILED_GRACE:
                     break
-            self._note_slow()
+            if (slow := self._note_slow(request)) and slow.node is not None:
+                alarm, status = slow, replace(status, lost={slow.node: slow.words}, silent=frozenset({slow.node}))
+                break
             time.sleep(POLL)
         self.show("")
         alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
@@ -167,6 +170,12 @@ class Follower:
             self.say(f"the run has cost ${self.budget.limit:,.2f}, its budget.max_usd")
         return spent
 
-    def _note_slow(self) -> None:
+    def _note_slow(self, request: Request) -> Alarm | None:
+        """Records ranks and links that slow the others down; an alarm where a node with such links is to be replaced."""
         for beat in self.sentry.newly_slow() if self.sentry else ():
             self.run.note("slow", rank=beat.rank, node=beat.node, step=beat.step, busy_seconds=beat.busy_seconds)
+        for node, why in self.sentry.slow_links().items() if self.sentry else ():
+            self.run.note("slow-link", node=node, host=request.host(node), why=why)
+            if self.replaces and not self.asked:
+                return Alarm(why, None, node)
+        return None

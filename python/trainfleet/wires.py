@@ -1,0 +1,163 @@
+"""How the links between nodes are, as their kernels know from the connections that train over them: no probe, no traffic.
+
+heartbeats/wires-<i>   each node's: its addresses and, by peer, a packet's milliseconds there and back, and the packets sent and
+                       sent again. Left once in EVERY seconds by whoever does the node's round (heartbeat.py)
+
+The kernel tells it over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows at its end). Traffic by EFA or
+InfiniBand goes past the kernel, and is not in it. Linux only; elsewhere nothing is told. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from . import door
+from .errors import InputError
+from .shapes import fit
+
+FOLDER, EVERY = "heartbeats", 5.0  # seconds
+PEERS = 64  # of a node, at most: those that it sends most to
+DIAG, DUMP, DONE, ERROR = 20, 0x301, 3, 2  # of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
+INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
+HEAD, ASKED, TOLD = struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
+RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
+FEW = 20  # packets, which tell nothing yet
+SLOW_TIMES, SLOW_MS = 5.0, 5.0  # so many times the others' way there and back, and at least that much more
+LOSSY_TIMES, LOSSY = 5.0, 0.01  # so many times the others' share of packets sent again, and at least that much
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One node's connections to one peer: the milliseconds of their median, and their packets so far."""
+
+    ms: float
+    sent: int
+    again: int
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What one node knows of its links: its own addresses, and the wires by the peers' addresses."""
+
+    node: int
+    attempt: int
+    addresses: tuple[str, ...]
+    peers: dict[str, Wire]
+
+
+def write_wires(folder: Path, node: int, attempt: int) -> None:
+    """Leaves what this node's kernel knows now; nothing where there is no other node, or no telling."""
+    found = list(connections())
+    peers: dict[str, list[tuple[float, int, int]]] = {}
+    for _, peer, *told in found:
+        peers.setdefault(peer, []).append((told[0], int(told[1]), int(told[2])))
+    wires = {peer: [median(ms for ms, _, _ in all), sum(s for _, s, _ in all), sum(a for _, _, a in all)]
+             for peer, all in peers.items()}  # fmt: skip
+    most = sorted(wires, key=lambda peer: -wires[peer][1])[:PEERS]
+    if most:
+        from .beats import replace_file
+
+        record = {"node": node, "attempt": attempt, "addresses": sorted({own for own, *_ in found}),
+                  "peers": {peer: dict(zip(("ms", "sent", "again"), wires[peer], strict=True)) for peer in most}}  # fmt: skip
+        replace_file(folder / FOLDER / f"wires-{node}", json.dumps(record).encode())
+
+
+def read_wires(folder: Path, attempt: int) -> dict[int, Wires]:
+    """What the nodes of an attempt have left, by node."""
+    found = {}
+    for path in sorted((folder / FOLDER).glob("wires-*")):
+        with suppress(OSError, InputError):
+            wires = fit(Wires, door.read_json(path, door.MEBIBYTE))
+            if wires.attempt == attempt:
+                found[wires.node] = wires
+    return found
+
+
+def connections() -> Iterator[tuple[str, str, float, int, int]]:
+    """This machine's TCP connections to others: own address, the peer's, ms, packets sent, packets sent again."""
+    if sys.platform != "linux":
+        return
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK) as asked:
+            asked.settimeout(1.0)
+            request = ASKED.pack(family, socket.IPPROTO_TCP, 1 << (INFO - 1), 0, ESTABLISHED)
+            asked.send(HEAD.pack(HEAD.size + len(request), DIAG, DUMP, 1, 0) + request)
+            yield from _told(asked, family)
+
+
+def _told(asked: socket.socket, family: int) -> Iterator[tuple[str, str, float, int, int]]:
+    while data := asked.recv(1 << 18):
+        place = 0
+        while place + HEAD.size <= len(data):
+            length, kind, *_ = HEAD.unpack_from(data, place)
+            if kind in (DONE, ERROR) or length < HEAD.size:
+                return
+            if connection := _parse(data[place + HEAD.size : place + length], family):
+                yield connection
+            place += (length + 3) & ~3
+
+
+def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
+    """A connection, of a kernel's message about it; None of one within this machine, or without what is wanted."""
+    size = 4 if family == socket.AF_INET else 16
+    own, peer = (socket.inet_ntop(family, message[start : start + size]) for start in (8, 24))
+    if ipaddress.ip_address(peer).is_loopback or own == peer:
+        return None
+    place = TOLD
+    while place + 4 <= len(message):
+        length, kind = struct.unpack_from("<HH", message, place)
+        if length < 4:
+            return None
+        if kind == INFO and length - 4 >= SENT + 4:
+            rtt, again, sent = (struct.unpack_from("<I", message, place + 4 + where)[0] for where in (RTT, RETRANSMITTED, SENT))
+            return own, peer, rtt / 1000, sent, again
+        place += (length + 3) & ~3
+    return None
+
+
+def slow_nodes(before: Mapping[int, Wires], now: Mapping[int, Wires]) -> dict[int, str]:
+    """The nodes whose links are far worse than the others', in words. Pure.
+
+    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad.
+    """
+    ms: dict[int, float] = {}
+    lost: dict[int, float] = {}
+    for a, b, way, share in _pairs(before, now):
+        for node in (a, b):
+            ms[node] = min(ms.get(node, way), way)
+            lost[node] = min(lost.get(node, share), share)
+    if len(ms) < 3:  # of two nodes none can be called the bad one
+        return {}
+    found = {}
+    for node in sorted(ms):
+        usual_ms, usual_lost = (median(known[other] for other in known if other != node) for known in (ms, lost))
+        if lost[node] >= max(LOSSY, LOSSY_TIMES * usual_lost):
+            found[node] = f"{100 * lost[node]:.0f} % of the packets on its links are lost, the others' {100 * usual_lost:.1f} %"
+        elif ms[node] >= max(usual_ms + SLOW_MS, SLOW_TIMES * usual_ms):
+            found[node] = f"a packet takes {ms[node]:.0f} ms there and back on its links, the others' {usual_ms:.1f} ms"
+    return found
+
+
+def _pairs(before: Mapping[int, Wires], now: Mapping[int, Wires]) -> Iterable[tuple[int, int, float, float]]:
+    """Each pair of nodes that has sent since `before`, its worse direction: milliseconds, the share of packets sent again."""
+    nodes = {address: node for node, wires in now.items() for address in wires.addresses}
+    pairs: dict[tuple[int, int], tuple[float, float]] = {}
+    for node, wires in now.items():
+        for peer, wire in wires.peers.items():
+            old = before[node].peers.get(peer, Wire(0.0, 0, 0)) if node in before else Wire(0.0, 0, 0)
+            sent, again = wire.sent - old.sent, wire.again - old.again
+            if (other := nodes.get(peer)) is None or other == node or sent < FEW:
+                continue
+            pair = min(node, other), max(node, other)
+            way, share = pairs.get(pair, (0.0, 0.0))
+            pairs[pair] = max(way, wire.ms), max(share, max(0, again) / sent)
+    return [(a, b, way, share) for (a, b), (way, share) in pairs.items()]

@@ -1,0 +1,71 @@
+"""Which node's links are bad, from what kernels know; and that this machine's kernel tells it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainfleet import wires
+from trainfleet.wires import Wire, Wires, read_wires, slow_nodes
+
+
+def fleet(nodes: int, bad: int | None = None, ms: float = 0.3, lost: float = 0.0, sent: int = 1000) -> dict[int, Wires]:
+    """A ring of nodes; all links of `bad` take so many ms, or lose that share."""
+    found = {}
+    for node in range(nodes):
+        peers = {}
+        for other in {(node + 1) % nodes, (node - 1) % nodes} - {node}:
+            is_bad = bad in (node, other)
+            peers[f"10.0.0.{other}"] = Wire(ms if is_bad else 0.3, sent, round(sent * lost) if is_bad else 1)
+        found[node] = Wires(node, 1, (f"10.0.0.{node}",), peers)
+    return found
+
+
+BEFORE = {node: Wires(node, 1, (f"10.0.0.{node}",), {}) for node in range(8)}
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8])
+def test_the_node_whose_best_link_is_bad_is_named(nodes: int) -> None:
+    assert slow_nodes(BEFORE, fleet(nodes)) == {}
+    found = slow_nodes(BEFORE, fleet(nodes, bad=2, ms=200))
+    assert list(found) == [2] and "200 ms there and back" in found[2] and "0.3 ms" in found[2]
+    found = slow_nodes(BEFORE, fleet(nodes, bad=2, lost=0.3))
+    assert list(found) == [2] and "30 % of the packets" in found[2]
+
+
+def test_what_tells_nothing_blames_nobody() -> None:
+    assert slow_nodes(BEFORE, fleet(2, bad=1, ms=200)) == {}, "of two nodes none is the bad one"
+    assert slow_nodes(BEFORE, fleet(4, bad=2, ms=2)) == {}, "two milliseconds slow nothing down"
+    assert slow_nodes(fleet(4, bad=2, ms=200), fleet(4, bad=2, ms=200)) == {}, "nothing was sent since"
+    assert slow_nodes({}, {}) == {}
+
+
+def test_what_nodes_leave_is_read_only_where_it_can_be_true(tmp_path: Path) -> None:
+    (tmp_path / "heartbeats").mkdir()
+    good = {"node": 1, "attempt": 3, "addresses": ["10.0.0.1"], "peers": {"10.0.0.2": {"ms": 0.5, "sent": 5, "again": 0}}}
+    for number, record in enumerate((good, good | {"attempt": 2}, good | {"node": "x"}, good | {"peers": {"a": 1}}, [])):
+        (tmp_path / f"heartbeats/wires-{number}").write_text(json.dumps(record))
+    assert read_wires(tmp_path, 3) == {1: Wires(1, 3, ("10.0.0.1",), {"10.0.0.2": Wire(0.5, 5, 0)})}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
+def test_this_machine_s_kernel_tells_of_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires.ipaddress, "ip_address", lambda text: type("Outer", (), {"is_loopback": False}))
+    with socket.create_server(("127.0.0.2", 0)) as server, socket.socket() as near:
+        near.bind(("127.0.0.3", 0))
+        near.connect(server.getsockname())
+        far = server.accept()[0]
+        for _ in range(50):
+            near.sendall(b"x" * 100)
+            far.recv(100)
+        found = [told for told in wires.connections() if told[:2] == ("127.0.0.3", "127.0.0.2")]
+        seen = subprocess.run(["ss", "-tinH", "src", "127.0.0.3"], capture_output=True, text=True, check=False).stdout
+        far.close()
+    assert found and found[0][3] >= 50 and found[0][4] == 0 and 0 < found[0][2] < 100
+    if seen:
+        assert f"data_segs_out:{found[0][3]}" in seen
