@@ -7,7 +7,10 @@ override export PYTHONPATH := python
 override export PYTHONUTF8 := 1
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
-.SUFFIXES: # no rules of make's own
+.SUFFIXES: # no rules of make's own, nor those by which it would know what a.c, a.tex and a.out are
+%.out: %
+%.c: %.w %.ch
+%.tex: %.w %.ch
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
 .PHONY: .force help setup build push doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs compare status logs stop checkpoints verify eval export report ls clean test drills check
 

@@ -57,7 +57,7 @@ def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(desk: P
 
 NAMES = {"tests": "test", "data": "", "schema": "", "docs": "", "python": "", "docker": "", "scripts": "", "Makefile": "",
          "config.yaml": "", "README.md": "", "requirements.lock": "", "scripts/venv.sh": "", "checks": "check", "plans": "plan",
-         "runs/x": "", ".venv": "", "s.a.sh": "", "a:b;touch evil": "", "x: ;touch evil": "", "evil%": ""}  # fmt: skip
+         "runs/x": "", ".venv": "", "s.a.sh": "", "a.c": "", "plan.tex": "", "a.out": "", "a.o": "", "a.y": "", "b,v": "", "a:b;touch evil": "", "x: ;touch evil": "", "evil%": ""}  # fmt: skip
 
 
 @pytest.mark.parametrize("goal", NAMES)

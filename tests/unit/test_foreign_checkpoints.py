@@ -26,8 +26,10 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 import verbs
+from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints import catalogue
+from trainfleet.checkpoints.bucket import Bucket
 from trainfleet.checkpoints.marker import MARKER, Broken, File, parse, render
 from trainfleet.checkpoints.store import Folder
 from trainfleet.config import load_resolved
@@ -174,6 +176,43 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path
             begin()
         assert "can't be believed" in caught.value.why and "make checkpoints" in caught.value.next
     assert not (folder / CANARY).exists()
+
+
+@pytest.mark.parametrize("harmed", ["index", "weights", "marker", "names"])
+def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(folder: Path, peers: Peers, harmed: str) -> None:
+    config, place = load_resolved(folder / "config.yaml"), folder / "checkpoints" / NAME
+    model = models.build(config.model)
+    parts = Held(model, torch.optim.AdamW(model.parameters()))
+    with serve(lambda application: application):
+        upload(place)
+        for address in ("s3://bucket/run", f"s3://bucket/run/{NAME}"):  # the newest of a run, or one
+            assert resuming.load_weights(peers, address, parts, config).endswith(NAME)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        match harmed:
+            case "index":
+                rewrite(folder, lambda metadata: setattr(metadata, "planner_data", Harm(folder)))
+                (place / ".metadata").write_bytes(pickle.dumps(Harm(folder)))
+                seal(folder)
+            case "weights":
+                put_piece(folder, "model.norm.weight", Harm(folder))
+            case "marker":
+                (place / MARKER).write_bytes(pickle.dumps(Harm(folder)))
+            case "names":
+                rewrite(folder, lambda metadata: setattr(_entry(metadata), "relative_path", "../../../etc/passwd"))
+        upload(place)
+        with pytest.raises(RunError) as caught:
+            resuming.load_weights(peers, f"s3://bucket/run/{NAME}", parts, config)
+        assert NAME in f"{caught.value}" and "make checkpoints" in caught.value.next
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not (folder / CANARY).exists()
+
+
+def upload(place: Path) -> None:
+    bucket = Bucket("s3://bucket/run")
+    for path in place.iterdir():
+        with bucket.create(STEP, path.name) as stream:
+            stream.write(path.read_bytes())
+    bucket.commit(STEP, (place / MARKER).read_text(errors="replace"))
 
 
 def _entry(metadata: Metadata) -> Any:
