@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from trainfleet import door
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load_name, load_resolved
 from trainfleet.config.positions import read
-from trainfleet.config.schema import load_schema, synonyms, walk
+from trainfleet.config.schema import ENDS, load_schema, synonyms, walk
 from trainfleet.errors import ConfigError, InputError, TrainfleetError
 from trainfleet.launch.settings import config_of
 from trainfleet.recipes import all_recipes
@@ -49,6 +50,20 @@ def test_the_key_that_was_meant_is_named(meant: Callable[[], Iterable[spelling.M
     some = random.Random(5).sample(list(meant()), 100)
     count, wrong = spelling.missed(iter(some), tmp_path)
     assert len(wrong) <= (1 - least) * count, "\n".join(wrong)
+
+
+def test_a_pattern_of_the_schema_is_of_whole_texts_and_may_have_a_dollar_among_its_letters() -> None:
+    for rule, good, wrong in (
+        ("^[a-z]+$", "ab", "ab\n"),
+        ("^[a$]+$", "a$", "a\n"),
+        (r"^a\$$", "a$", "a"),
+        ("^(x|y$)", "y", "y\n"),
+    ):
+        pattern = ENDS.sub(lambda match: match[1] or r"\Z", rule)
+        assert re.search(pattern, good) and not re.search(pattern, wrong), rule
+    for key, part in walk(load_schema()):
+        if "pattern" in part:
+            re.compile(ENDS.sub(lambda match: match[1] or r"\Z", part["pattern"])), key
 
 
 def test_every_synonym_is_of_a_key_and_none_is_a_key() -> None:

@@ -21,6 +21,7 @@ from .positions import Document, Key, dotted
 
 PATH = ROOT / "schema" / "config.schema.json"
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
+ENDS = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$")  # `$` but for one that is escaped, or one of several letters
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
 Schema = dict[str, Any]
@@ -75,7 +76,7 @@ def validator(name: str = "") -> Any:
     from jsonschema import Draft202012Validator, ValidationError, validators  # costs 0.1 s: only when there is something to check
 
     def pattern(_: Any, rule: str, value: Any, __: Any) -> Iterator[ValidationError]:
-        if isinstance(value, str) and not re.search(rule.replace("$", r"\Z"), value):
+        if isinstance(value, str) and not re.search(ENDS.sub(lambda match: match[1] or r"\Z", rule), value):
             yield ValidationError(f"{value!r} does not match {rule!r}")
 
     whole = load_schema()
