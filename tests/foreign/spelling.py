@@ -41,6 +41,82 @@ SYNONYMS = {
     "pipeline_model_parallel_size": "train.layout.pipeline", "pp": "train.layout.pipeline", "context_parallel_size": "train.layout.context", "cp": "train.layout.context", "fsdp": "train.layout.shard", "zero_stage": "train.layout.zero", "max_cost": "budget.max_usd", "trainer": "train", "optimizer_type": "train.optimizer", "cluster": "fleet", "max_budget": "budget.max_usd",
 }  # fmt: skip
 
+# More of them, written down before the program was asked: every key that would do → their words for it.
+OTHERS = {
+    "train.steps": "max_train_steps num_steps n_steps iterations num_iterations max_iterations training_steps num_epochs epochs max_epochs max_duration max_update total_training_steps train_steps",
+    "train.micro_batch": "train_micro_batch_size_per_gpu micro_batch_size_per_gpu per_gpu_batch_size microbatch_size device_train_microbatch_size local_batch_size mbs accumulate_grad_batches grad_accum gradient_accumulation grad_accumulation_steps update_freq",
+    "train.global_batch": "global_train_batch_size gbs total_batch_size bsz bs effective_batch_size",
+    "train.learning_rate": "learning-rate base_lr eta init_lr",
+    "train.learning_rate_floor": "min_learning_rate lr_min eta_min final_lr",
+    "train.warmup_steps": "lr_warmup_steps lr_warmup_iters warmup_updates warmup_tokens num_warmup t_warmup",
+    "train.schedule_steps train.decay_steps": "decay_iters",
+    "train.schedule_steps": "lr_decay_steps",
+    "train.schedule train.decay_steps": "lr_decay",
+    "train.schedule": "lr_schedule lr_scheduler_name",
+    "train.schedule fleet.backend": "scheduler scheduler_type",
+    "train.sequence_length": "sequence_len max_seq_len maxlen max_length context_size ctx_len seqlen tokens_per_sample",
+    "train.sequence_length model.max_sequence_length": "context_window n_ctx encoder_seq_length",
+    "model.layers": "depth n_blocks num_blocks nlayers num_transformer_layers encoder_layers",
+    "model.heads": "n_heads nhead attention_heads",
+    "model.kv_heads": "num_kv_heads kv_heads_count n_kv_head num_key_value_groups",
+    "model.hidden_size": "embed_dim embedding_dim emb_dim width hidden model_dim",
+    "model.intermediate_size": "n_inner mlp_dim ff_dim ffn_dim mlp_hidden_size",
+    "model.vocabulary_size": "n_vocab padded_vocab_size",
+    "model.vocabulary_size data.vocabulary_size": "vocabulary",
+    "model.rope_theta": "rope_base rotary_emb_base rope_freq_base",
+    "model.norm_epsilon": "norm_eps layernorm_epsilon layer_norm_epsilon",
+    "model.tie_embeddings": "tied_embeddings weight_tying share_embeddings untie_embeddings_and_output_weights",
+    "model.dropout": "resid_pdrop hidden_dropout hidden_dropout_prob dropout_rate",
+    "model.preset": "model_path base_model pretrained_model_name_or_path flavor model_size",
+    "model model.family": "architecture arch",
+    "checkpoint.every": "save_every save_freq save_frequency ckpt_interval checkpoint_every save_strategy every_n_train_steps checkpoint_freq",
+    "checkpoint.keep": "keep_last keep_last_n max_checkpoints save_top_k",
+    "checkpoint.destination": "ckpt_dir save_folder",
+    "checkpoint.destination train.init_from model.preset": "checkpoint_path",
+    "name": "out_dir project exp_name run_id experiment",
+    "train.log_every": "log_every log_freq log_steps print_freq logging_interval log_every_n_steps",
+    "train.validate_every": "eval_every eval_freq val_interval val_check_interval validation_interval",
+    "train.validation_sequences": "eval_batches limit_val_batches",
+    "train.gradient_clip": "clip_grad_norm gradient_clipping max_norm clip clip_norm",
+    "train.weight_decay": "weight-decay decay",
+    "train.beta1": "adam_b1",
+    "train.beta2": "adamw_beta2 b2",
+    "train.epsilon": "eps",
+    "train.optimizer": "optimizer_name opt",
+    "train.seed": "seed_value manual_seed rng_seed",
+    "train.precision": "use_bf16 amp torch_dtype compute_dtype",
+    "train.weights": "param_dtype",
+    "train.compile": "compile_model use_compile",
+    "train.recompute": "ac_mode activation_checkpoint use_gradient_checkpointing recompute_granularity remat",
+    "train.init_from": "load_checkpoint load load_path pretrained_checkpoint resume_from finetune_from",
+    "train.layout.tensor": "tensor_parallel_size tp_size tensor_parallel_degree model_parallel_size",
+    "train.layout.pipeline": "pipeline_parallel_size pp_size pipeline_parallel_degree",
+    "train.layout.context": "cp_size context_parallel_degree sequence_parallel_size",
+    "train.layout.shard": "data_parallel_shard_degree fsdp_size",
+    "train.layout train.layout.zero": "sharding_strategy",
+    "train.layout.interleave": "virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage",
+    "fleet.nodes": "num_machines n_nodes node_count instance_count",
+    "fleet fleet.nodes": "machines",
+    "fleet.ranks_per_node": "num_gpus ngpu n_gpus gpus_per_machine num_processes tasks_per_node accelerators",
+    "fleet.instance_type": "vm_type node_type",
+    "fleet.spot": "use_spot preemptible",
+    "fleet.hosts": "hosts_file host_list servers",
+    "fleet.port": "main_process_port rdzv_port",
+    "fleet.backend": "cloud provider",
+    "fleet.secrets": "env_secrets",
+    "fleet.ssh.key": "ssh_key identity_file",
+    "fleet.ssh.user": "ssh_user",
+    "fleet.ssh.jump": "bastion proxy_jump",
+    "fleet.shared_folder": "shared_dir shared_storage",
+    "data data.sources": "datasets corpus",
+    "data.sources": "train_data data_dir data_files train_file",
+    "data.text_field": "text_key content_field",
+    "data.tokenizer": "tokenizer_name_or_path tokenizer_type tokenizer_file",
+    "data.validation_fraction": "valid_fraction eval_split test_size",
+    "data.shuffle_window": "shuffle_buffer buffer_size",
+    "budget.max_usd": "cost_limit max_price budget_usd",
+}  # fmt: skip
+
 
 def keys() -> list[tuple[str, ...]]:
     return [key for key, _ in walk(load_schema())]
@@ -90,17 +166,35 @@ def synonyms() -> Iterator[Meant]:
             yield meant[:-1], word, meant
 
 
+def others() -> Iterator[Meant]:
+    """Words of other trainers at the top, each with the keys that would do."""
+    for meant, words in OTHERS.items():
+        for word in words.split():
+            yield (), word, tuple(meant.split())
+
+
+def missed_others(folder: Path) -> tuple[int, list[str]]:
+    """As `missed`, of OTHERS."""
+    found = [(word, meant, told_of((), word, folder)) for _, word, meant in others()]
+    return len(found), [
+        f"{word}: {told}" for word, meant, told in found if not any(told.endswith(f"did you mean {key}?") for key in meant)
+    ]
+
+
+def told_of(place: tuple[str, ...], word: str, folder: Path) -> str:
+    """What is said of an unknown key."""
+    (folder / "config.yaml").write_text(written((*place, word), "1") if place else f"name: a\n{word}: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        config_of(Settings(folder / "config.yaml"))
+    return next(str(problem) for problem in caught.value.problems if "unknown key" in problem.message)
+
+
 def missed(meant: Iterator[Meant], folder: Path) -> tuple[int, list[str]]:
     """How many there were, and those where another key was guessed, or none."""
     count, wrong = 0, []
     for place, word, key in meant:
         count += 1
-        text = written((*place, word), "1") if place else f"name: a\n{word}: 1\n"
-        (folder / "config.yaml").write_text(text)
-        with pytest.raises(ConfigError) as caught:
-            config_of(Settings(folder / "config.yaml"))
         guess = dotted(key) if key[:-1] != place else key[-1]
-        told = [str(problem) for problem in caught.value.problems if "unknown key" in problem.message]
-        if not any(line.endswith(f"did you mean {guess}?") for line in told):
+        if not (told := told_of(place, word, folder)).endswith(f"did you mean {guess}?"):
             wrong.append(f"{dotted((*place, word))} → {dotted(key)}: {told}")
     return count, wrong

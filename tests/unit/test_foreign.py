@@ -19,7 +19,7 @@ from trainfleet import door
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load_name, load_resolved
 from trainfleet.config.positions import read
-from trainfleet.config.schema import ENDS, load_schema, synonyms, walk
+from trainfleet.config.schema import load_schema, synonyms, walk, whole_pattern
 from trainfleet.errors import ConfigError, InputError, TrainfleetError
 from trainfleet.launch.settings import config_of
 from trainfleet.recipes import all_recipes
@@ -52,6 +52,11 @@ def test_the_key_that_was_meant_is_named(meant: Callable[[], Iterable[spelling.M
     assert len(wrong) <= (1 - least) * count, "\n".join(wrong)
 
 
+def test_the_words_of_others_are_understood(tmp_path: Path) -> None:
+    count, wrong = spelling.missed_others(tmp_path)
+    assert count >= 200 and len(wrong) <= 0.05 * count, "\n".join(wrong)
+
+
 def test_a_pattern_of_the_schema_is_of_whole_texts_and_may_have_a_dollar_among_its_letters() -> None:
     for rule, good, wrong in (
         ("^[a-z]+$", "ab", "ab\n"),
@@ -59,11 +64,11 @@ def test_a_pattern_of_the_schema_is_of_whole_texts_and_may_have_a_dollar_among_i
         (r"^a\$$", "a$", "a"),
         ("^(x|y$)", "y", "y\n"),
     ):
-        pattern = ENDS.sub(lambda match: match[1] or r"\Z", rule)
+        pattern = whole_pattern(rule)
         assert re.search(pattern, good) and not re.search(pattern, wrong), rule
-    for key, part in walk(load_schema()):
+    for _, part in walk(load_schema()):
         if "pattern" in part:
-            re.compile(ENDS.sub(lambda match: match[1] or r"\Z", part["pattern"])), key
+            re.compile(whole_pattern(part["pattern"]))
 
 
 def test_every_synonym_is_of_a_key_and_none_is_a_key() -> None:

@@ -21,7 +21,6 @@ from .positions import Document, Key, dotted
 
 PATH = ROOT / "schema" / "config.schema.json"
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
-ENDS = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$")  # `$` but for one that is escaped, or one of several letters
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
 Schema = dict[str, Any]
@@ -68,15 +67,18 @@ def check(document: Document, strict: bool = True) -> Iterator[tuple[Key, Proble
 
 
 @cache
-def validator(name: str = "") -> Any:
-    """What checks values by the schema, or by the part of it for the key `model.<name>`.
+def whole_pattern(rule: str) -> str:
+    """A pattern of JSON Schema as Python has it: `$`, but for one among letters, is the end and not the end of a last line."""
+    return re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", rule)
 
-    `$` ends a text, as in JSON Schema's own language of patterns; Python's would allow a line end after it.
-    """
+
+@cache
+def validator(name: str = "") -> Any:
+    """What checks values by the schema, or by the part of it for the key `model.<name>`."""
     from jsonschema import Draft202012Validator, ValidationError, validators  # costs 0.1 s: only when there is something to check
 
     def pattern(_: Any, rule: str, value: Any, __: Any) -> Iterator[ValidationError]:
-        if isinstance(value, str) and not re.search(ENDS.sub(lambda match: match[1] or r"\Z", rule), value):
+        if isinstance(value, str) and not re.search(whole_pattern(rule), value):
             yield ValidationError(f"{value!r} does not match {rule!r}")
 
     whole = load_schema()
@@ -165,8 +167,17 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     every = {path[-1]: path for path in reversed(paths)} | {name: found[0] for name, found in synonyms().items()}
     if near := spelling.slip(key[-1], every):
         return every[near]
+    if part := _part(form, sorted(paths, key=lambda path: (path[:-1] != here, -len(path[-1])))):
+        return part
     near = spelling.nearest(key[-1], siblings)
     return (*here, near) if near else None
+
+
+def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The first key whose name stands whole in the words of `form`, as seed in seed_value; else the first that has it so."""
+    within = (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
+    around = (path for path in paths if len(form) > 3 and f"_{form}_" in f"_{path[-1]}_")
+    return next(within, None) or next(around, None)
 
 
 @cache
