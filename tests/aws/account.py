@@ -155,10 +155,14 @@ class Account:
                 raise AssertionError(f"the pretended account has no {service} {operation}")
             answer = ANSWERS[service, operation](self, **request)
         except Refused as refused:
+            self._die_after(number)
             raise client_error(refused, operation) from None
+        self._die_after(number)
+        return copy.deepcopy(answer)
+
+    def _die_after(self, number: int) -> None:
         if self.dies == (number, "after"):
             raise Killed
-        return copy.deepcopy(answer)
 
     def _admit(self, service: str, operation: str, number: int) -> None:
         if self.no_credentials:

@@ -28,8 +28,8 @@ def aws(account: Account) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def config_of(folder: Path, **changes: Any) -> Config:
-    """A fleet of two nodes with a file system, a bucket and a head. `changes` are of fleet; of fleet.aws where they are a mapping."""
+def said(**changes: Any) -> dict[str, Any]:
+    """A config of two nodes with a file system, a bucket and a head. `changes` are of fleet; `aws` is added to what stands there."""
     aws = {"region": "us-east-1", "ssh_from": ["198.51.100.0/24"], "head": "c7i.8xlarge"} | changes.pop("aws", {})
     fleet = {
         "backend": "ec2",
@@ -38,10 +38,14 @@ def config_of(folder: Path, **changes: Any) -> Config:
         "shared_folder": "/fsx/trainfleet",
         "aws": aws,
     } | changes
-    said = {"name": "cloudy", "fleet": fleet, "train": {"global_batch": 12},
+    return {"name": "cloudy", "fleet": fleet, "train": {"global_batch": 12},
             "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340}}  # fmt: skip
+
+
+def config_of(folder: Path, **changes: Any) -> Config:
+    """That config, loaded."""
     path = folder / "cloudy.yaml"
-    path.write_text(yaml.safe_dump(said))
+    path.write_text(yaml.safe_dump(said(**changes)))
     return load(Settings(path, "", {}), terms_of)[0]
 
 

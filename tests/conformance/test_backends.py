@@ -19,13 +19,17 @@ from typing import Any
 import pytest
 import yaml
 
+from aws.account import Account
 from aws.engines import Site, site
+from aws.metal import Metal, on_metal, theirs
 from aws.sagemaker import Job as TrainingJob
+from aws.world import aws
 from fleet.lab import Lab, lab
 from fleet.slurmlab import cluster
 from trainfleet import s3
 from trainfleet.backends import BACKENDS, Backend, backend_of, terms_of
 from trainfleet.backends.base import Can, Handle, Phase, Status, keep, kept
+from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
@@ -263,6 +267,46 @@ def by_hand(place: Site, node: int, request: Request) -> None:
     assert container.process.wait(60) == 0
 
 
+def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """sshd nodes, or instances that are such nodes; this process plays the head of the fleet."""
+    patch.chdir(nodes.shared)
+    (nodes.shared / "probe.py").write_text(PROBE)
+    fleet: dict[str, Any] = {"shared_folder": "/fsx", "python": sys.executable}
+    if name == "ec2":
+        config = instances(nodes, config_of(name, folder, **fleet, **on_metal(nodes)))
+    else:
+        config = config_of(name, folder, **fleet, hosts=nodes.hosts(), ssh=nodes.ssh())
+    patch.setenv("TRAINFLEET_HEAD", "1")
+
+    def running() -> list[str]:
+        return [f"node{node} {pid}" for node in range(2) for pid in nodes.processes(node, " -m probe")]
+
+    def given(request: Request) -> list[str]:
+        script = f"probe-{request.job.kind}.sh"
+        files = [nodes.root(node) / f"root/.trainfleet/jobs/node{node}" / script for node in range(request.job.nodes)]
+        return [file.read_text() for file in files]
+
+    def typed(node: int, request: Request) -> None:
+        (nodes.shared / "by-hand.sh").write_text(request.artifacts[node].text)
+        nodes.run(node, "sh", "/fsx/by-hand.sh")
+
+    yield Bench(name, config, nodes.shared, running, given, typed)
+
+
+def instances(nodes: Lab, config: Config) -> Config:
+    """The config with the instances that AWS has made, found by their tags: what a launch hands to the head."""
+    account = Account()
+    metal = Metal(nodes, account)
+    theirs(account)
+    with aws(account):
+        backend = BACKENDS[config.fleet.backend](config)
+        assert isinstance(backend, Ec2)
+        backend.cloud.make((), lambda *_: None, lambda _: None)
+        backend.cloud.await_nodes(lambda _: None)
+        assert metal.free == []
+        return backend.located
+
+
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(request.param)
@@ -289,25 +333,8 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             with lab(2) as nodes, cluster(nodes):
                 yield from on_slurm(nodes, patch)
             return
-        with lab(2) as nodes:  # this process plays the head of the fleet
-            patch.setenv("TRAINFLEET_HEAD", "1")
-            patch.chdir(nodes.shared)
-            (nodes.shared / "probe.py").write_text(PROBE)
-            fleet = {"hosts": nodes.hosts(), "ssh": nodes.ssh(), "shared_folder": "/fsx", "python": sys.executable}
-
-            def running() -> list[str]:
-                return [f"node{node} {pid}" for node in range(2) for pid in nodes.processes(node, " -m probe")]
-
-            def given(request: Request) -> list[str]:
-                name = f"probe-{request.job.kind}.sh"
-                files = [nodes.root(node) / f"root/.trainfleet/jobs/node{node}" / name for node in range(request.job.nodes)]
-                return [file.read_text() for file in files]
-
-            def typed(node: int, request: Request) -> None:
-                (nodes.shared / "by-hand.sh").write_text(request.artifacts[node].text)
-                nodes.run(node, "sh", "/fsx/by-hand.sh")
-
-            yield Bench("ssh", config_of("ssh", folder, **fleet), nodes.shared, running, given, typed)
+        with lab(2) as nodes:
+            yield from on_hosts(request.param, nodes, folder, patch)
 
 
 @pytest.fixture(autouse=True)
@@ -560,7 +587,9 @@ def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
         assert bench.backend.plan(request.job, {"nobody": "it is broken"}) == request
         return
     hosts = request.hosts or bench.places
-    with pytest.raises(BackendError, match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  node0: it is broken"):
+    with pytest.raises(
+        BackendError, match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken"
+    ):
         bench.backend.plan(request.job, {hosts[0]: "it is broken"})
     one = bench.backend.plan(replace(request.job, nodes=1), {hosts[0]: "it is broken"})
     assert one.hosts == request.hosts[1:]

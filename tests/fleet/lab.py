@@ -165,6 +165,10 @@ class Lab:
         """Those whose command line contains `pattern`."""
         return [pid for pid in self.pids(node) if pattern in _command_line(pid)]
 
+    def host_key(self, node: int) -> str:
+        """The public host key that the node shows, as known_hosts has it."""
+        return self._host_keys[node][1]
+
     # Up and down
 
     def start(self) -> None:

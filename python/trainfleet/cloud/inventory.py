@@ -115,7 +115,7 @@ def _holds_data(calls: Calls, kind: str, id: str, row: Row) -> bool:
             versions = calls("s3", "ListObjectVersions", Bucket=id, MaxKeys=1)
             return bool(versions.get("Versions") or versions.get("DeleteMarkers"))
         if kind == "file system":
-            return row["Lifecycle"] not in ("CREATING", "FAILED") and _written(calls, id, row) != 0
+            return row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING") and _written(calls, id, row) != 0
     except CloudError as error:
         return error.code not in ("NoSuchBucket", "FileSystemNotFound")
     return kind == "backup"

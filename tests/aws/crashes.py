@@ -1,0 +1,109 @@
+"""Every request of a verb as the moment at which its process dies, and what `make clean` makes of it from another folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import yaml
+
+from trainfleet import cli
+from trainfleet.backends import backend_of
+from trainfleet.cloud import inventory, stack, sweep
+from trainfleet.nodes import setup
+from trainfleet.nodes.answers import Failure
+from trainfleet.nodes.transport import Transport
+
+from .account import Account, Killed
+from .metal import CONSOLE
+from .world import aws, said, strangers
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1qkUmTbFzOXSxV7b9fXkD6wzhTnnZlZ0Yb0a3m0000"
+Prepare = Callable[[Account], None]
+
+
+class World:
+    """An account with others' things in it."""
+
+    def __init__(self, prepare: Prepare = lambda account: None) -> None:
+        self.account = Account()
+        self.theirs = {
+            id: (thing.state, dict(thing.tags), dict(thing.properties)) for id, thing in strangers(self.account).items()
+        }
+        self.account.on_launch = lambda instance: instance.more.update(console=CONSOLE.format(key=KEY))
+        prepare(self.account)
+
+    def type(self, verb: str, *words: str) -> tuple[int | None, str]:
+        """The exit code of a verb, typed in a new folder that has nothing but the config, and all that it said.
+
+        None where its process died. Hosts are not set up and not reached, as there are none behind the account's instances.
+        """
+        heard, before = io.StringIO(), Path.cwd()
+        with tempfile.TemporaryDirectory() as folder, aws(self.account) as patch:
+            for module, name, value in ((stack, "POLL", 60.0), (sweep, "AGAIN", 60.0), (inventory, "AGAIN", 5.0)):
+                patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
+            patch.setattr(setup, "main", lambda config: 0)
+            patch.setattr(Transport, "ask", lambda *_, **__: Failure("down", "nothing answers", ""))
+            backend_of.cache_clear()
+            os.chdir(folder)
+            Path("config.yaml").write_text(yaml.safe_dump(said()))
+            try:
+                with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard), mock.patch("sys.stdin", io.StringIO()):
+                    return cli.main([verb, *words]), heard.getvalue()
+            except Killed:
+                return None, heard.getvalue()
+            finally:
+                os.chdir(before)
+                self.account.dies = None
+
+    @property
+    def ours(self) -> dict[str, str]:
+        """What there is but for others' things, whether it has our tags or not."""
+        return {thing.id: thing.kind for thing in self.account.living() if thing.id not in self.theirs}
+
+    @property
+    def untouched(self) -> bool:
+        things = self.account.things
+        return all(
+            id in things and (things[id].state, things[id].tags, things[id].properties) == was for id, was in self.theirs.items()
+        )
+
+
+def data(account: Account) -> None:
+    """Something is written to the file system, and to the bucket."""
+    for thing in account.things.values():
+        if thing.made_by and thing.kind == "file-system":
+            thing.more["written"] = 1e9
+        if thing.made_by and thing.kind == "bucket":
+            thing.more["objects"] = {"data/0": 10}
+
+
+def deaths(verb: str, *words: str, after: tuple[str, ...] = (), prepare: Prepare = lambda account: None, holds_data: bool = False,
+           step: int = 1) -> Iterator[tuple[str, World]]:  # fmt: skip
+    """A world for each request at which the verb dies, before AWS has heard it and after AWS has done it; what came `after` first."""
+
+    def prepared() -> World:
+        world = World(prepare)
+        for earlier in after:
+            code, told = world.type(earlier)
+            assert code == 0, told
+        if holds_data:
+            data(world.account)
+        return world
+
+    whole = prepared()
+    first = len(whole.account.calls)
+    whole.type(verb, *words)
+    for number in range(first, len(whole.account.calls), step):
+        for moment in ("before", "after"):
+            world = prepared()
+            world.account.dies = (number, moment)
+            code, told = world.type(verb, *words)
+            assert code is None, f"{number} {moment}: {told}"
+            service, operation, _ = world.account.calls[number]
+            yield f"{verb} died {moment} {service} {operation}, its request {number - first}", world

@@ -1,0 +1,50 @@
+"""Killed at a request of setup and of clean, with all local state gone: `make clean` leaves nothing. All of them are in tests/drills."""
+
+from __future__ import annotations
+
+import pytest
+
+from aws.crashes import World, deaths
+
+STEP = 37  # of so many requests one is a case here
+
+
+def proven_empty(world: World, what: str, *words: str) -> None:
+    code, told = world.type("clean", *words)
+    assert code == 0 and "nothing of cloudy is left in us-east-1" in told, f"{what}: {told}"
+    assert world.ours == {} and world.untouched, f"{what}: {world.ours}"
+
+
+def test_setup_and_clean_as_they_are_typed() -> None:
+    world = World()
+    code, told = world.type("setup")
+    assert code == 0 and "Node1" in told, told
+    code, told = world.type("ls")
+    assert code == 0 and "another: $" in told and "cloudy: $" in told and "free: " in told, told
+    proven_empty(world, "whole")
+    code, told = world.type("ls")
+    assert "cloudy" not in told and "another" in told
+
+
+def test_a_setup_that_died_is_cleaned_up() -> None:
+    for what, world in deaths("setup", step=STEP):
+        proven_empty(world, what)
+
+
+def test_a_clean_that_died_is_done_again() -> None:
+    for what, world in deaths("clean", after=("setup",), step=STEP):
+        proven_empty(world, what)
+
+
+@pytest.mark.parametrize("words", [("PURGE=1", "YES=1")])
+def test_a_purge_that_died_is_done_again(words: tuple[str, ...]) -> None:
+    for what, world in deaths("clean", *words, after=("setup",), holds_data=True, step=STEP):
+        proven_empty(world, what, *words)
+
+
+def test_purge_asks_first_and_nothing_goes_without_an_answer() -> None:
+    world = World()
+    world.type("setup")
+    before = world.ours
+    code, told = world.type("clean", "PURGE=1")
+    assert code == 1 and "make clean PURGE=1 YES=1" in told and world.ours == before
