@@ -230,8 +230,10 @@ def remove(stack: Stack, doomed: Mapping[str, Resource], over: Callable[[bool], 
         stack.before[0]["Resources"] if stack.before else {}
     )
 
+    wants = {name: needs(row, set(template)) for name, row in template.items()}
+
     def held_by(name: str, others: Iterable[str]) -> bool:
-        return any(name.strip() in needs(template.get(other.strip(), {}), {name.strip()}) for other in others if other != name)
+        return any(name.strip() in wants.get(other.strip(), ()) for other in others if other != name)
 
     def go() -> None:
         while stuck := [name for name in left if name not in begun | failed and held_by(name, failed)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
 import tempfile
@@ -87,21 +88,18 @@ def deaths(verb: str, *words: str, after: tuple[str, ...] = (), prepare: Prepare
            step: int = 1) -> Iterator[tuple[str, World]]:  # fmt: skip
     """A world for each request at which the verb dies, before AWS has heard it and after AWS has done it; what came `after` first."""
 
-    def prepared() -> World:
-        world = World(prepare)
-        for earlier in after:
-            code, told = world.type(earlier)
-            assert code == 0, told
-        if holds_data:
-            data(world.account)
-        return world
-
-    whole = prepared()
-    first = len(whole.account.calls)
+    ready = World(prepare)
+    for earlier in after:
+        code, told = ready.type(earlier)
+        assert code == 0, told
+    if holds_data:
+        data(ready.account)
+    ready.account.rest()  # nothing is under way, so that it can be copied
+    whole, first = copy.deepcopy(ready), len(ready.account.calls)
     whole.type(verb, *words)
     for number in range(first, len(whole.account.calls), step):
         for moment in ("before", "after"):
-            world = prepared()
+            world = copy.deepcopy(ready)
             world.account.dies = (number, moment)
             code, told = world.type(verb, *words)
             assert code is None, f"{number} {moment}: {told}"
