@@ -41,6 +41,25 @@ def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
     return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
 
 
+def is_gone(error: CloudError) -> bool:
+    """Whether AWS says that what was asked about is not there, as when it went since it was listed."""
+    return "NotFound" in error.code or error.code in ("NoSuchEntity", "NoSuchBucket")
+
+
+def told(ask: Callable[[], Any]) -> dict[str, str]:
+    """The tags that a request brings; none of something that has gone meanwhile."""
+    try:
+        return tags_of(ask())
+    except CloudError as error:
+        if is_gone(error):
+            return {}
+        raise
+
+
+def _role_tags(calls: Calls, name: str) -> dict[str, str]:
+    return told(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
+
+
 def _found(operation: str, under: str, id: str, **more: Any) -> Find:
     """How EC2's things of a kind are found: it filters by tag itself."""
 
@@ -114,7 +133,7 @@ def _roles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, st
     for row in calls.pages("iam", "ListRoles", "Roles"):
         if not row["RoleName"].startswith(NAMED):
             continue
-        tags = tags_of(list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=row["RoleName"])))
+        tags = _role_tags(calls, row["RoleName"])
         if is_ours(tags, config) and _is_here(calls, tags):
             yield row["RoleName"], tags, row
 
@@ -125,7 +144,7 @@ def _profiles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str,
         if not row["InstanceProfileName"].startswith(NAMED):
             continue
         name, roles = row["InstanceProfileName"], [role["RoleName"] for role in row.get("Roles", ())]
-        tags = [tags_of(list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=role))) for role in roles]
+        tags = [_role_tags(calls, role) for role in roles]
         if not roles and config and name.startswith(f"{OURS}-{slug(config)}-"):
             yield name, {PROJECT: OURS, CONFIG: config}, row
         if tags and is_ours(tags[0], config) and _is_here(calls, tags[0]):
@@ -185,7 +204,7 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
 
 def _repositories(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
     for row in calls.pages("ecr", "DescribeRepositories", "repositories"):
-        tags = tags_of(calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))
+        tags = told(lambda row=row: calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))  # type: ignore[misc]
         if is_ours(tags, config):
             yield row["repositoryName"], tags, row
 
@@ -197,7 +216,7 @@ def _remove_repository(calls: Calls, which: str, row: Row) -> object:
 def _log_groups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
     for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
         arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
-        tags = tags_of(calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))
+        tags = told(lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))  # type: ignore[misc]
         if is_ours(tags, config):
             yield row["logGroupName"], tags, row
 

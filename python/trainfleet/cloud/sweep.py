@@ -14,7 +14,7 @@ from ..errors import CloudError
 from . import clock
 from .calls import Calls
 from .inventory import Found, find
-from .kinds import instances
+from .kinds import instances, is_gone
 from .stack import PASSING, Stack, State
 
 AGAIN = 15.0  # seconds between two rounds
@@ -68,7 +68,7 @@ class Sweep:
         try:
             act()
         except CloudError as error:
-            if error.code not in LATER | PASSING:
+            if error.code not in LATER | PASSING and not is_gone(error):
                 raise
 
     def pieces(self, chosen: Callable[[Found], bool]) -> None:
@@ -96,7 +96,7 @@ class Sweep:
             self.say(f"removed {one.kind} {one.id}")
             asked.add(one.id)
         except CloudError as error:
-            if "NotFound" in error.code or error.code in ("NoSuchEntity", "NoSuchBucket", "ResourceNotFoundException"):
+            if is_gone(error):
                 return
             if error.code not in LATER | PASSING:
                 raise
@@ -106,7 +106,7 @@ class Sweep:
         """Asks for the end of all instances at once: what they cost ends now, and not when the stack comes to them."""
         ids = [row["InstanceId"] for row in instances(self.calls, self.stack.config) if row["State"]["Name"] != "shutting-down"]
         if ids:
-            self.calls("ec2", "TerminateInstances", InstanceIds=ids)
+            self._try(lambda: self.calls("ec2", "TerminateInstances", InstanceIds=ids))
 
 
 def _is_going(one: Found) -> bool:
