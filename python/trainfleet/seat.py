@@ -58,6 +58,12 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
     )  # fmt: skip
 
 
+def lone_rank(seat: Seat) -> dict[str, str]:
+    """What torchrun would say to the one rank of a node, for a job that needs nothing else of it: it takes as long to start."""
+    told = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
+    return {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": seat.meet, "MASTER_PORT": str(seat.port)}
+
+
 def of_fleet(environment: Environment = os.environ) -> Seat:
     """The seat that this program's own backends (local, ssh) give a node: see `Seat.environment`."""
     told = _Told("TRAINFLEET_", environment)
