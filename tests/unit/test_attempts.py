@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,23 @@ def test_all_lost_nodes_are_named(run: Run) -> None:
     events = {event["event"]: event for event in run.read_events()}
     assert "lost node 1" in events["verdict"]["words"] and "lost node 2 (c): it has rebooted" in events["verdict"]["words"]
     assert events["restarted"]["who"] == "node 1 (b) and c" and backend.used[1] == ("a", "d", "e")
+
+
+def test_a_job_without_beats_that_gets_no_further_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a tokenizer that is stopped: nobody but the launcher can tell."""
+    clock, done = [0.0], [0]
+    monkeypatch.setattr(follow.time, "monotonic", lambda: clock[0])
+    follower = follower_of(run)
+    follower.sentry, follower.sign = None, lambda: done[0]
+    tokenizing, running = replace(job(run), torchrun=False), Status(Phase.RUNNING)
+    for _ in range(10):
+        clock[0] += 1000.0
+        done[0] += 1
+        assert follower._still(running, tokenizing) is None
+    clock[0] += 1700.0
+    assert follower._still(running, tokenizing) is None
+    clock[0] += 200.0
+    assert follower._still(Status(Phase.QUEUED), tokenizing) is None, "in a queue nothing is expected of it"
+    clock[0] += 1900.0
+    alarm = follower._still(running, tokenizing)
+    assert alarm and alarm.words.startswith("no rank has moved for 1900 s")

@@ -120,6 +120,8 @@ def execute(
     jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
     budget = Budget(run, plan.config, backend.price(), lingers(plan.config))
     follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
+    if isinstance(live, TokenizeLive):
+        follower.sign = lambda: live.progress
     follower.replaces = plan.config.fleet.slow == "replace"
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)

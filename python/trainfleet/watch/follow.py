@@ -21,6 +21,7 @@ POLL = 0.2  # seconds
 CONCLUDED = ("finished", "stopped")  # events of ranks that have done what they were to do
 TURNS = ("launched", "restarted", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
+STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest that nothing is told of
 ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
@@ -53,7 +54,9 @@ class Follower:
     show: Callable[[str], None]  # how it goes on; the word is what the job waits for, if it does
     say: Callable[[str], None]
     budget: Budget
+    sign: Callable[[], object] = lambda: None  # what a job without beats has done so far: another value as long as it gets on
     asked: bool = False
+    signed: tuple[object, float] = (None, 0.0)  # that, and since when, by the monotonic clock
     seen: Status | None = None
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
@@ -64,7 +67,7 @@ class Follower:
     def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, nothing of it runs on any node that can be reached."""
         self.seen = self.sentry = None
-        self.unreachable = frozenset()
+        self.unreachable, self.signed = frozenset(), (None, time.monotonic())
         self.place.refresh()
         handle = running or self.backend.submit(request)
         try:
@@ -84,7 +87,7 @@ class Follower:
             if self._stops(handle, request):
                 break
             failed = self._is_broken(status, request)
-            alarm = self.sentry.look() if self.sentry and not failed else None
+            alarm = None if failed else self.sentry.look() if self.sentry else self._still(status, request.job)
             if alarm:
                 status = self.backend.status(handle)  # a node that is lost explains a silent rank
                 break
@@ -147,6 +150,14 @@ class Follower:
             self.unreachable = alive
             lost -= alive
         return bool(lost) or any(status.exits.values())
+
+    def _still(self, status: Status, job: Job) -> Alarm | None:
+        """An alarm where a job whose processes leave no beats, as tokenizing, has got no further for STILL seconds."""
+        sign, now = self.sign(), time.monotonic()
+        if job.torchrun or self.trouble or status.phase is not Phase.RUNNING or sign != self.signed[0]:
+            self.signed = sign, now
+        still = now - self.signed[1]
+        return Alarm(f"no rank has moved for {still:.0f} s (limit {STILL:.0f} s)") if still > STILL else None
 
     def _is_concluded(self) -> bool:
         """Whether the last thing that the ranks told is that they finished, or stopped as they were asked to."""
