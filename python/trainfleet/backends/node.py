@@ -29,7 +29,7 @@ def node_script(
 
 
 def entrypoint_words(job: Job, engine: str) -> list[str]:
-    """What every node of a job is started with behind `python -m`, or as the arguments of an image (entrypoint.py)."""
+    """What every node of a job is started with behind `python -m`, which is also what an image does with its arguments."""
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
     return ["trainfleet.entrypoint", "--on", engine, "--folder", str(job.folder), *ranks, "--", job.module, *job.arguments]
 
