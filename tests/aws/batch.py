@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import resources
 from .account import Account, Refused, Thing, answers
 from .containers import Container, Containers
 
@@ -229,7 +230,45 @@ def again(strategy: Mapping[str, Any], main: Node) -> bool:
 
 
 def service(account: Account) -> Batch:
+    """The account's Batch; one that can start no containers where a test has made none."""
+    if not hasattr(account, "batch"):
+        Batch(account, None)  # type: ignore[arg-type]
     return account.batch  # type: ignore[attr-defined,no-any-return]
+
+
+# What CloudFormation makes of its types
+
+
+def _make_environment(account: Account, stack: str, logical: str, properties: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+    name = properties["ComputeEnvironmentName"]
+    if name in account.things:
+        raise Refused("AlreadyExists", f"Object already exists: {name}")
+    given = properties["ComputeResources"]
+    resources = {key[0].lower() + key[1:]: value for key, value in given.items()} | {"maxvCpus": given["MaxvCpus"]}
+    state = {"type": properties["Type"], "state": "ENABLED", "status": "VALID", "computeResources": resources}
+    account.add("compute-environment", name, state, tags, stack)
+    return name
+
+
+def _make_queue(account: Account, stack: str, logical: str, properties: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+    name = properties["JobQueueName"]
+    if name in account.things:
+        raise Refused("AlreadyExists", f"Object already exists: {name}")
+    order = [entry["ComputeEnvironment"] for entry in properties["ComputeEnvironmentOrder"]]
+    account.add("job-queue", name, {"state": "ENABLED", "status": "VALID", "environments": order}, tags, stack)
+    return name
+
+
+def _remove(account: Account, name: str) -> bool:
+    """As CloudFormation does: it disables first, by itself."""
+    if any(name in thing.properties.get("environments", ()) for thing in account.of("job-queue")):
+        raise Refused("ClientException", "Cannot delete, found existing JobQueue relationship")
+    account.things.pop(name, None)
+    return True
+
+
+resources.MAKERS |= {"AWS::Batch::ComputeEnvironment": _make_environment, "AWS::Batch::JobQueue": _make_queue}
+resources.REMOVERS |= {"AWS::Batch::ComputeEnvironment": _remove, "AWS::Batch::JobQueue": _remove}
 
 
 def queue(account: Account, name: str) -> Thing:
@@ -353,3 +392,30 @@ def _environments(account: Account, computeEnvironments: list[str] = (), **_: An
     return {
         "computeEnvironments": [{"computeEnvironmentName": thing.id, "tags": thing.tags, **thing.properties} for thing in found]
     }
+
+
+def _update(kind: str, key: str) -> None:
+    @answers("batch", f"Update{kind}")
+    def answer(account: Account, **request: Any) -> dict[str, Any]:
+        thing = account.things[request[key].rpartition("/")[2]]
+        thing.properties["state"] = request.get("state", thing.properties["state"])
+        thing.properties["status"] = "UPDATING"
+        account.later(4.0, lambda: thing.properties.update(status="VALID"))
+        return {}
+
+    @answers("batch", f"Delete{kind}")
+    def delete(account: Account, **request: Any) -> dict[str, Any]:
+        name = request[key].rpartition("/")[2]
+        thing = account.things.get(name)
+        if thing is None:
+            return {}
+        if thing.properties["status"] == "UPDATING":
+            raise Refused("ClientException", "Cannot delete, resource is being modified.")
+        if thing.properties["state"] == "ENABLED":
+            raise Refused("ClientException", "Cannot delete, state is not DISABLED")
+        _remove(account, name)
+        return {}
+
+
+_update("JobQueue", "jobQueue")
+_update("ComputeEnvironment", "computeEnvironment")

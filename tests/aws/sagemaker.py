@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .account import Account, Refused, answers
+from .account import Account, Refused, answers, tag_list
 from .containers import Container, Containers
 
 FINAL = ("Completed", "Failed", "Stopped")
@@ -177,6 +177,9 @@ class SageMaker:
 
 
 def service(account: Account) -> SageMaker:
+    """The account's SageMaker; one that can start no containers where a test has made none."""
+    if not hasattr(account, "sagemaker"):
+        SageMaker(account, None)  # type: ignore[arg-type]
     return account.sagemaker  # type: ignore[attr-defined,no-any-return]
 
 
@@ -243,3 +246,9 @@ def _delete(account: Account, TrainingJobName: str) -> dict[str, Any]:
     del service(account).jobs[TrainingJobName]
     account.things.pop(f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}", None)
     return {}
+
+
+@answers("sagemaker", "ListTags")
+def _tags(account: Account, ResourceArn: str) -> dict[str, Any]:
+    thing = account.things.get(ResourceArn)
+    return {"Tags": tag_list(thing.tags if thing else {})}

@@ -175,11 +175,7 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
     chosen, why = reading.choose(config)
     assert chosen.name == way and why
     said = "\n".join(reading.describe(config, 1e6))
-    assert (
-        f"{way}: {why}" in said
-        and "first batch after" in said
-        and said.count("not ") == len(list(reading.ways(config))) - 1
-    )
+    assert f"{way}: {why}" in said and "first batch after" in said and said.count("not ") == len(list(reading.ways(config))) - 1
 
 
 def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:

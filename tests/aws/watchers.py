@@ -1,10 +1,11 @@
 """What else the engines' backends ask for: roles, images, quotas, buckets, parameters, streams of logs. Plain records in the account.
 
-SSM and S3 are moto's, on the local server that containers see too.
+SSM's parameters are kept by moto too, on the local server that containers see.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from trainfleet.cloud import calls
@@ -93,15 +94,48 @@ def _location(account: Account, Bucket: str) -> dict[str, Any]:
     return {"LocationConstraint": None if region == "us-east-1" else region}
 
 
-def _by_moto(operation: str) -> None:
-    before = ANSWERS.get(("ssm", operation))
-
-    @answers("ssm", operation)
-    def answer(account: Account, **request: Any) -> dict[str, Any]:
-        if before and not str(request.get("Name", "/trainfleet/")).startswith("/trainfleet/"):
-            return before(account, **request)
-        return calls.by_boto3(account.region, "ssm", operation, request)
+def _too(account: Account, operation: str, **request: Any) -> None:
+    """The same at moto, where containers ask, if it runs."""
+    if "AWS_ENDPOINT_URL" in os.environ:
+        calls.by_boto3(account.region, "ssm", operation, request)
 
 
-for _operation in ("PutParameter", "AddTagsToResource", "GetParametersByPath", "DeleteParameters", "GetParameter"):
-    _by_moto(_operation)
+@answers("ssm", "PutParameter")
+def _put(account: Account, **request: Any) -> dict[str, Any]:
+    before = account.things.get(request["Name"])
+    if request.get("Overwrite") and request.get("Tags"):
+        raise Refused("ValidationException", "tags and overwrite can't be used together")
+    account.add("parameter", request["Name"], {"Value": request["Value"], "Type": request["Type"]}, before.tags if before else {})
+    _too(account, "PutParameter", **request)
+    return {"Version": 1, "Tier": "Standard"}
+
+
+@answers("ssm", "AddTagsToResource")
+def _tag(account: Account, ResourceId: str, Tags: list[dict[str, str]], **_: Any) -> dict[str, Any]:
+    account.things[ResourceId].tags |= {tag["Key"]: tag["Value"] for tag in Tags}
+    return {}
+
+
+@answers("ssm", "GetParametersByPath")
+def _parameters(account: Account, Path: str, **_: Any) -> dict[str, Any]:
+    found = [thing.id for thing in account.of("parameter") if thing.id.startswith(f"{Path}/")]
+    return {"Parameters": [{"Name": name, "Type": "SecureString"} for name in found]}
+
+
+@answers("ssm", "DeleteParameter")
+def _forget(account: Account, Name: str) -> dict[str, Any]:
+    if account.things.pop(Name, None) is None:
+        raise Refused("ParameterNotFound", Name)
+    _too(account, "DeleteParameter", Name=Name)
+    return {}
+
+
+_of_others = ANSWERS["ssm", "GetParameter"]
+
+
+@answers("ssm", "GetParameter")
+def _parameter(account: Account, **request: Any) -> dict[str, Any]:
+    thing = account.things.get(request["Name"])
+    if thing is None or thing.kind != "parameter":
+        return _of_others(account, **request)
+    return {"Parameter": {"Name": thing.id, "Value": thing.properties["Value"]}}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import email
 import functools
+import json
+from dataclasses import replace
 
 import pytest
 from cfnlint.config import ConfigMixIn
 from cfnlint.decode.decode import decode_str
 from cfnlint.runner import Runner
 
-from aws.fleets import every
+from aws.fleets import ELSEWHERE, INPUTS, every, fleet
+from trainfleet import hardware
+from trainfleet.cloud import engine_template
+from trainfleet.cloud.machines import MACHINES
 from trainfleet.cloud.template import render
 
 CASES = {name: (config, inputs) for name, config, inputs in every()}
@@ -32,6 +39,23 @@ def problems(text: str, region: str) -> list[str]:
 def test_every_template_is_sound_to_cfn_lint(name: str) -> None:
     config, inputs = CASES[name]
     assert problems(render(config, inputs), inputs.region) == []
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("engine", ["batch", "sagemaker"])
+def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
+    """Its environment and queue are Batch's; the launch template has every EFA interface, and no subnet, which Batch sets."""
+    config, inputs = fleet(name), replace(INPUTS, region=ELSEWHERE.get(name, "us-east-1"))
+    text = engine_template.render(config, inputs, engine)
+    assert problems(text, inputs.region) == []
+    made = json.loads(text)["Resources"]
+    if engine == "batch":
+        data = made["Template"]["Properties"]["LaunchTemplateData"]
+        kinds = [one["InterfaceType"] for one in data["NetworkInterfaces"]]
+        assert sum(kind.startswith("efa") for kind in kinds) == hardware.INSTANCE_TYPES[name].efa
+        assert not any("SubnetId" in one for one in data["NetworkInterfaces"])
+        parts = email.message_from_bytes(base64.b64decode(data["UserData"]))
+        assert parts.is_multipart() and [part.get_content_type() for part in parts.get_payload()] == ["text/x-shellscript"]
 
 
 def test_cfn_lint_would_see_what_is_wrong() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..cloud.calls import Calls
-from ..cloud.inputs import slug
+from ..cloud.inputs import slug, stack_name
 from ..cloud.region import region_of
 from ..config import Config
 from ..errors import BackendError
@@ -24,9 +24,10 @@ from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
-from . import checks, definition, machines_of_batch, references
-from .base import Can, Handle, Machines, Phase, Status
+from . import checks, definition, references
+from .base import Can, Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies, pairs
+from .engines import Engine, filled
 from .place import Place
 from .remote import bucket_of, unshared
 from .waiting import Waiting
@@ -46,7 +47,7 @@ class Batch:
     """AWS Batch, as a backend (base.py)."""
 
     name = "batch"
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE})
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
     is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
@@ -61,7 +62,7 @@ class Batch:
 
     @property
     def queue(self) -> str:
-        return self.config.fleet.batch.queue or machines_of_batch.name_of(self.config)
+        return self.config.fleet.batch.queue or stack_name(self.config)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -92,7 +93,7 @@ class Batch:
         checks.require(self.calls, self.config, self.queue, request)
         references.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
-        what = machines_of_batch.filled(self.calls, self.config, what)
+        what = filled(self.machines().own, what)
         known = self.calls("batch", "DescribeJobDefinitions", jobDefinitionName=what["jobDefinitionName"], status="ACTIVE")
         if not known.get("jobDefinitions"):
             self.calls("batch", "RegisterJobDefinition", **what)
@@ -180,8 +181,9 @@ class Batch:
     def price(self) -> float | None:
         return list_price(self.config)
 
-    def machines(self) -> Machines:
-        return machines_of_batch.Stack(self.config)
+    def machines(self) -> Engine:
+        own = self.config.fleet.batch
+        return Engine(self.config, self.name, not (own.queue and own.job_role and own.execution_role))
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:

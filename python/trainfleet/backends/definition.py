@@ -15,7 +15,7 @@ from ..cloud.inputs import slug
 from ..config import Config
 from ..plan.job import Job
 from .bodies import Body, environment, pairs, tags
-from .machines_of_batch import EXECUTION_ROLE, JOB_ROLE
+from .engines import EXECUTION_ROLE, JOB_ROLE
 from .node import entrypoint_words
 
 AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may go well

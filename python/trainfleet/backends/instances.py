@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..cloud import clock, outlook
-from ..cloud.fleet import Foreseen, Node
+from ..cloud.fleet import Fleet, Foreseen, Node
 from ..cloud.inventory import Found, total
 from ..cloud.sweep import strangers
 from ..config.hosts import Host
@@ -29,15 +29,15 @@ AGAIN = 10.0
 ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the first
 
 
-class Instances:
-    """Machines (base.py) that a stack makes."""
+class Stacked:
+    """Machines (base.py) that are a stack: all but what is done on them once they are there."""
 
-    def __init__(self, backend: Ec2) -> None:
-        self.backend, self.cloud = backend, backend.cloud
+    def __init__(self, cloud: Fleet) -> None:
+        self.cloud = cloud
 
     def outlook(self, hours: float | None, speed: float | None) -> Iterator[str]:
         """What would change, what it costs, and what stands against it, for people."""
-        return outlook.describe(self.backend.config, self.cloud, self.foreseen, hours, speed)
+        return outlook.describe(self.cloud.config, self.cloud, self.foreseen, hours, speed)
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
@@ -56,42 +56,18 @@ class Instances:
         return (*stack, *requests)
 
     def bad(self) -> set[str]:
-        """The ids of instances in quarantine."""
-        return set(self.backend.quarantine.entries())
+        """The ids of instances that are to be replaced."""
+        return set()
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
-        """Makes the stack as it should be, waits for its nodes, and sets them up."""
-        if self.backend.by_agent:
-            require_plugin()
-        bad = self.bad()
+    def make(self) -> None:
+        """Makes the stack as it should be, and shows how that goes."""
         with Board([]) as board:
             rows: dict[str, Host] = {}
 
             def show(logical: str, state: str, text: str) -> None:
                 board.show(rows.setdefault(logical, Host(f"{logical:24}", "")), STATES.get(state, state), text)
 
-            self.cloud.make(bad, show, board.say)
-        nodes = self.cloud.await_nodes(print)
-        self.backend.quarantine.forget(bad - {node.id for node in nodes})
-        self.await_keys(nodes)
-        self.backend.look_again()
-        return setup.main(self.backend.located)
-
-    def await_keys(self, nodes: list[Node]) -> None:
-        """Returns once every node's host key is known from AWS.
-
-        Raises:
-            BackendError: AWS does not tell it.
-        """
-        deadline, told = clock.moment() + KEYS_IN, False
-        while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
-            if clock.moment() > deadline:
-                why = "neither its console nor its SSM agent says it"
-                raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
-            if not told:
-                print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
-                told = True
-            clock.pause(AGAIN)
+            self.cloud.make(self.bad(), show, board.say)
 
     def left(self) -> list[str]:
         return [one.line() for one in self.cloud.left()]
@@ -118,7 +94,7 @@ class Instances:
             raise BackendError(
                 "\n".join(self._account(left)), next="make ls shows it; mend what AWS names, then make clean again"
             )
-        where = f"{self.backend.config.name} is left in {self.cloud.calls.region}"
+        where = f"{self.cloud.config.name} is left in {self.cloud.calls.region}"
         print(f"nothing {'else ' if kept else ''}of {where}: looked for by tag, twice")
 
     def _account(self, left: list[Found]) -> Iterator[str]:
@@ -127,3 +103,43 @@ class Instances:
             trouble = self.cloud.troubles.get(one.id, "")
             yield f"  {one.line()}{f': {trouble}' if trouble else ''}"
         yield from (f"  {line}" for line in strangers(self.cloud.calls, left))
+
+
+class Instances(Stacked):
+    """Those of the ec2 backend: hosts, which setup makes ready."""
+
+    def __init__(self, backend: Ec2) -> None:
+        super().__init__(backend.cloud)
+        self.backend = backend
+
+    def bad(self) -> set[str]:
+        """The ids of instances in quarantine."""
+        return set(self.backend.quarantine.entries())
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """Makes the stack as it should be, waits for its nodes, and sets them up."""
+        if self.backend.by_agent:
+            require_plugin()
+        bad = self.bad()
+        self.make()
+        nodes = self.cloud.await_nodes(print)
+        self.backend.quarantine.forget(bad - {node.id for node in nodes})
+        self.await_keys(nodes)
+        self.backend.look_again()
+        return setup.main(self.backend.located)
+
+    def await_keys(self, nodes: list[Node]) -> None:
+        """Returns once every node's host key is known from AWS.
+
+        Raises:
+            BackendError: AWS does not tell it.
+        """
+        deadline, told = clock.moment() + KEYS_IN, False
+        while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
+            if clock.moment() > deadline:
+                why = "neither its console nor its SSM agent says it"
+                raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
+            if not told:
+                print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
+                told = True
+            clock.pause(AGAIN)

@@ -43,16 +43,3 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
         calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
         marks = [{"Key": key, "Value": value} for key, value in tags(config).items()]
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite
-
-
-def left(calls: Calls, config: Config) -> list[str]:
-    """The parameters of a config that are there."""
-    there = calls.pages("ssm", "GetParametersByPath", "Parameters", Path=folder(config), WithDecryption=False)
-    return [str(parameter["Name"]) for parameter in there]
-
-
-def forget(calls: Calls, config: Config) -> None:
-    """Removes them."""
-    names = left(calls, config)
-    for first in range(0, len(names), 10):
-        calls("ssm", "DeleteParameters", Names=names[first : first + 10])

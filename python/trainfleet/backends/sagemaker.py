@@ -18,13 +18,15 @@ from ..cloud.calls import Calls
 from ..cloud.inputs import slug
 from ..cloud.region import region_of
 from ..config import Config
+from ..data.manifest import ITEM_BYTES, find
 from ..errors import BackendError, CloudError
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
-from . import checks, machines_of_sagemaker, references, training_job
-from .base import Can, Handle, Machines, Phase, Status
+from . import checks, references, training_job
+from .base import Can, Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies
+from .engines import JOB_ROLE, Engine, filled
 from .place import Place
 from .remote import bucket_of, unshared
 
@@ -60,7 +62,7 @@ class SageMaker:
     """SageMaker training jobs, as a backend (base.py)."""
 
     name = "sagemaker"
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE})
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
     is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
 
     def __init__(self, config: Config) -> None:
@@ -82,8 +84,8 @@ class SageMaker:
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """The training job. Which machines run it is SageMaker's to choose, so `without` changes nothing."""
         told = references.references(self.config, job.secrets)
-        role = self.config.fleet.sagemaker.role or machines_of_sagemaker.ROLE
-        body = training_job.body(self.config, job, job.image, told, role, machines_of_sagemaker.size_of(self.config))
+        role = self.config.fleet.sagemaker.role or JOB_ROLE
+        body = training_job.body(self.config, job, job.image, told, role, size_of(self.config))
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
@@ -97,7 +99,7 @@ class SageMaker:
         if self._described(name) is not None:
             return handle
         (body,) = bodies(request)
-        body = machines_of_sagemaker.filled(self.calls, self.config, body)
+        body = filled(self.machines().own, body)
         self._require(body, request.job)
         references.keep(self.calls, self.config, request.job.secrets)
         body["Environment"] |= request.environment
@@ -193,8 +195,14 @@ class SageMaker:
         """Not known: SageMaker asks more for a type than EC2's list says."""
         return None
 
-    def machines(self) -> Machines:
-        return machines_of_sagemaker.Stack(self.config)
+    def machines(self) -> Engine:
+        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role)
+
+
+def size_of(config: Config) -> int | None:
+    """Bytes of the config's dataset in its store; None where it is not there."""
+    manifest = find(config.data)
+    return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
 
 def status_of(record: dict[str, Any], nodes: int) -> Status:

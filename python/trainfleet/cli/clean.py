@@ -28,4 +28,4 @@ def main(variables: Variables, started: float) -> int:
             cleaning.remove_remakeable()  # what is here can be tidied, whatever is the matter there
             raise
         print(f"warning: {error}\nits machines are taken down all the same", flush=True)
-    return cleaning.take_down(machines, run, made, purge, sure)
+    return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)

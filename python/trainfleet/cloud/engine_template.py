@@ -1,8 +1,8 @@
 """The CloudFormation template behind AWS Batch and SageMaker: what their jobs need that is not made for each job. Pure.
 
-Batch: the network of a fleet, an environment whose launch template has every EFA interface, in one placement group, and its queue.
-SageMaker makes machines itself and needs a role. Both: the roles of containers, a repository, a log group. The definition of a job is
-none of these: it holds the image, and is registered with the job (backends/definition.py).
+Batch: a network, an environment whose launch template has every EFA interface, in one placement group, and its queue. SageMaker
+makes machines itself and needs a role. Both: the roles of containers, a repository, a log group. The definition of a job is none
+of these: it holds the image, and is registered with the job (backends/definition.py).
 
 What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it has been made in an account.
 """
@@ -39,7 +39,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
     """The template as data."""
     made = MAKERS[engine](config, inputs)
     values = {"JobRole": attribute("JobRole", "Arn"), "RepositoryUri": attribute("Repository", "RepositoryUri"),
-              "LogGroup": ref("Log"), "In": ref("Zone")}  # fmt: skip
+              "LogGroup": ref("Log"), "In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}  # fmt: skip
     if "ExecutionRole" in made:
         values["ExecutionRole"] = attribute("ExecutionRole", "Arn")
     about = f"trainfleet {config.name}: {engine} on {config.fleet.instance_type}"
@@ -50,10 +50,11 @@ def batch(config: Config, inputs: Inputs) -> Resources:
     """What multi-node jobs of AWS Batch run on."""
     row, tags, name = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs), stack_name(config)
     environment = resource(
-        "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=name, Type="MANAGED", State="ENABLED",
+        "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=f"{name}-nodes", Type="MANAGED", State="ENABLED",
         ReplaceComputeEnvironment=False, Tags=tags,
         ComputeResources={
-            "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0, "MaxvCpus": row.vcpus * config.fleet.nodes,
+            "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0,
+            "MaxvCpus": row.vcpus * config.fleet.nodes,
             "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], "PlacementGroup": ref("Together"),
             "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(row)], "Tags": tags,
             "LaunchTemplate": {"LaunchTemplateId": ref("Template"), "Version": attribute("Template", "LatestVersionNumber")},
@@ -118,8 +119,9 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     yield {"Effect": "Allow", "Action": actions, "Resource": [group]}
     yield {"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": ["*"]}  # which knows no narrower resource
     if config.fleet.sagemaker.subnets:
-        faces = ["CreateNetworkInterface", "CreateNetworkInterfacePermission", "DeleteNetworkInterface", "DescribeNetworkInterfaces",
-                 "DeleteNetworkInterfacePermission", "DescribeVpcs", "DescribeDhcpOptions", "DescribeSubnets", "DescribeSecurityGroups"]  # fmt: skip
+        faces = ["CreateNetworkInterface", "CreateNetworkInterfacePermission", "DeleteNetworkInterface",
+                 "DeleteNetworkInterfacePermission", "DescribeNetworkInterfaces", "DescribeVpcs", "DescribeDhcpOptions",
+                 "DescribeSubnets", "DescribeSecurityGroups"]  # fmt: skip
         yield {"Effect": "Allow", "Action": [f"ec2:{action}" for action in faces], "Resource": ["*"]}
 
 

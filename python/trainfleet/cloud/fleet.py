@@ -105,6 +105,14 @@ class Fleet:
         """The host keys of these instances, as far as AWS tells them by now."""
         return hostkeys.learn(self.calls, ids)
 
+    def render(self, inputs: Inputs) -> str:
+        """The template of the stack as it should be."""
+        return template.render(self.config, inputs)
+
+    def check(self, inputs: Inputs) -> None:
+        """Looks at all that would keep AWS from making it. ConfigError or CloudError says what does."""
+        checks.require(self.config, self.calls, inputs)
+
     # Up
 
     def make(self, bad: Collection[str], show: Show, say: Say) -> None:
@@ -129,11 +137,11 @@ class Fleet:
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
             inputs = discovery.discover(self.config, self.calls, zone, tuple(range(self.config.fleet.nodes)))
-            text = template.render(self.config, inputs)
+            text = self.render(inputs)
             creation = self.stack.creation(text, tags_of(self.config, inputs), "<one a command>")
             return Foreseen(inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)])
         inputs = self.inputs(state, self._wanted(bad)[0])
-        text, before = template.render(self.config, inputs), self.stack.template()
+        text, before = self.render(inputs), self.stack.template()
         after = json.loads(text)
         requests = [] if after == before else [("cloudformation", "UpdateStack", self.stack.change(text))]
         return Foreseen(inputs, before, after, requests)
@@ -159,9 +167,9 @@ class Fleet:
         zones, slots = discovery.zones(self.config, self.calls), tuple(range(self.config.fleet.nodes))
         for zone, others in zip(zones, range(len(zones) - 1, -1, -1), strict=True):
             inputs = discovery.discover(self.config, self.calls, zone, slots)
-            checks.require(self.config, self.calls, inputs)
+            self.check(inputs)
             say(f"making the stack {self.stack.name} in {zone}: {len(slots)} x {self.config.fleet.instance_type}")
-            state = self.stack.create(template.render(self.config, inputs), tags_of(self.config, inputs), secrets.token_hex(16))
+            state = self.stack.create(self.render(inputs), tags_of(self.config, inputs), secrets.token_hex(16))
             state, failed = self.stack.follow(state, show)
             if state.whole:
                 return
@@ -177,7 +185,7 @@ class Fleet:
         wanted, there, everyone = self._wanted(bad)
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
-            checks.require(self.config, self.calls, inputs)
+            self.check(inputs)
         if not self._adds_first() and set(wanted) - set(there):  # what is replaced must give its place in the reservation back
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
@@ -195,7 +203,7 @@ class Fleet:
         return next_slots(there, keep, self.config.fleet.nodes), there, everyone
 
     def _update(self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say, kept: bool = False) -> None:
-        text = template.render(self.config, replace(inputs, slots=slots, kept=kept))
+        text = self.render(replace(inputs, slots=slots, kept=kept))
         if not self.stack.update(text):
             say(f"the stack {self.stack.name} is as it should be")
             return

@@ -12,11 +12,13 @@ from typing import Any
 from ..errors import CloudError
 from . import clock, worth
 from .calls import Calls
+from .engine_kinds import ENGINES
 from .kinds import KINDS, Kind, Row, is_ours, tags_of
 from .stack import CONFIG, CREATED, OURS, PROJECT
 
 AGAIN = 4.0  # seconds between two looks: what was made a moment ago may be missing in the first
-KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation")  # services whose things the kinds find
+# Services whose things the kinds find.
+KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
 DAY = 24.0
 
 
@@ -48,7 +50,7 @@ def find(calls: Calls, config: str | None = None) -> list[Found]:
         CloudError: a service can't be asked; then it is not known what is there.
     """
     found = [*_stacks(calls, config)]
-    for kind in KINDS:
+    for kind in (*ENGINES, *KINDS):
         found += [_found(calls, kind, id, tags, row) for id, tags, row in kind.find(calls, config)]
     return [*found, *_others(calls, config)]
 

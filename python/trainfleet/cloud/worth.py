@@ -12,6 +12,7 @@ HOURS = 730.0  # in a month, as AWS reckons
 FREE = {
     "endpoint", "flow log", "network interface", "internet gateway", "route table", "subnet", "launch template",
     "placement group", "security group", "VPC", "key pair", "instance profile", "role", "association", "stack",
+    "job queue", "environment", "job definition", "parameter", "training job",
 }  # fmt: skip
 
 

@@ -82,7 +82,13 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
     return 1 if still else 0
 
 
-def take_down(machines: Machines, run: Run, made: Sequence[Path], purge_too: bool, sure: bool) -> int:
+def folders_of(config: Config | None, run: Run) -> Place:
+    """Where the run's folders are, once its machines are gone: here, and in S3 where its nodes share no disk."""
+    backend = backend_of(config) if config else None
+    return Here(run) if backend is None or Can.SHARED in backend.can else backend.place(run)
+
+
+def take_down(machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool) -> int:
     """Removes what is here, then the machines, and proves that; what holds data only with PURGE. The exit code.
 
     Raises:
@@ -95,7 +101,7 @@ def take_down(machines: Machines, run: Run, made: Sequence[Path], purge_too: boo
             print("nothing was removed")
             return 1
     remove_remakeable()
-    code = purge(Here(run), made, True) if purge_too else keep(Here(run), made)
+    code = purge(place, made, True) if purge_too else keep(place, made)
     machines.remove(purge_too)
     return code
 

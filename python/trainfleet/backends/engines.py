@@ -1,0 +1,50 @@
+"""What AWS Batch and SageMaker need in the account: a stack, for all that the config does not name as yours."""
+
+from __future__ import annotations
+
+import json
+
+from ..cloud.engine_fleet import EngineFleet
+from ..config import Config
+from ..plan.request import Artifact
+from .bodies import Body
+from .instances import Stacked
+
+OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole"}  # in a body, in the place of what the stack has made
+JOB_ROLE, EXECUTION_ROLE = OUTPUTS
+
+
+def filled(cloud: EngineFleet, body: Body) -> Body:
+    """A body with what the stack has made in the place of its names.
+
+    Raises:
+        CloudError: the stack is not there.
+    """
+    text = json.dumps(body)
+    wanted = [name for name in OUTPUTS if name in text]
+    found = cloud.outputs() if wanted else {}
+    for name in wanted:
+        text = text.replace(name, found[OUTPUTS[name]])
+    filled: Body = json.loads(text)
+    return filled
+
+
+class Engine(Stacked):
+    """Machines (base.py) of an engine, which makes them for each job itself. `needed`: the config leaves something to a stack."""
+
+    def __init__(self, config: Config, engine: str, needed: bool) -> None:
+        self.own = EngineFleet(config, engine)
+        super().__init__(self.own)
+        self.config, self.needed = config, needed
+
+    def changes(self) -> tuple[Artifact, ...]:
+        return super().changes() if self.needed else ()
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        if self.needed:
+            self.make()
+            print("ready; machines come with a job, and go with it")
+        else:
+            print("nothing needs setting up: queue and roles are yours")
+        print("next: make push, then make train" if self.config.fleet.image == "build" else "next: make train")
+        return 0

@@ -1,0 +1,42 @@
+"""The stack of AWS Batch or SageMaker: as a fleet's, but that it has no nodes, which the engine makes for each job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..config import Config
+from ..errors import CloudError
+from . import engine_template
+from .fleet import Fleet, Node
+from .inputs import Inputs
+
+
+class EngineFleet(Fleet):
+    """What `engine`, batch or sagemaker, needs in the account for a config."""
+
+    def __init__(self, config: Config, engine: str) -> None:
+        super().__init__(config)
+        self.engine = engine
+
+    def render(self, inputs: Inputs) -> str:
+        return engine_template.render(self.config, inputs, self.engine)
+
+    def check(self, inputs: Inputs) -> None:
+        """SageMaker's machines count against quotas of its own, which are looked at when a job is submitted."""
+        if self.engine != "sagemaker":
+            super().check(inputs)
+
+    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[Node]]:
+        return (), (), []
+
+    def outputs(self) -> dict[str, str]:
+        """What the stack has made, by name.
+
+        Raises:
+            CloudError: it is not there.
+        """
+        state = self.stack.look()
+        if state is None or not state.whole:
+            why = f"the stack {self.stack.name} is {state.status}" if state else f"there is no stack {self.stack.name}"
+            raise CloudError("nothing is set up for this config", where=self.where, why=why, next="make setup")
+        return dict(state.outputs)

@@ -1,0 +1,93 @@
+"""What AWS Batch and SageMaker need, made by a stack, found by tag and taken down; killed at every request, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aws import batch, sagemaker, watchers  # noqa: F401  what they answer
+from aws.account import Account, Killed, Thing
+from aws.test_fleet import untouched
+from aws.world import aws, strangers
+from trainfleet.backends import BACKENDS, terms_of
+from trainfleet.config import Config, Settings, load
+
+ENGINES = ("batch", "sagemaker")
+
+
+def engine_config(folder: Path, engine: str, **more: Any) -> Config:
+    """A config that leaves all to the stack; its buckets are the user's."""
+    fleet = {"backend": engine, "nodes": 2, "instance_type": "c7i.8xlarge", "shared_folder": "s3://theirs/some",
+             "image": "x/y:z", "secrets": ["THE_KEY"], "aws": {"region": "us-east-1"}} | more  # fmt: skip
+    said = {"name": "cloudy", "fleet": fleet, "train": {"global_batch": 12},
+            "data": {"name": "text", "sources": ["s3://theirs/text"], "store": "s3://theirs/sets", "vocabulary_size": 340},
+            "checkpoint": {"destination": "s3://theirs/checkpoints"}}  # fmt: skip
+    path = folder / "cloudy.yaml"
+    path.write_text(yaml.safe_dump(said))
+    return load(Settings(path, ""), terms_of)[0]
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    monkeypatch.chdir(tmp_path)
+    found = Account()
+    strangers(found)
+    with aws(found):
+        yield found
+
+
+def mine(account: Account) -> list[Thing]:
+    """What is left of this config."""
+    return [thing for thing in account.ours() if thing.tags.get("trainfleet:config") == "cloudy"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_is_made_found_and_taken_down_and_what_others_have_stays(engine: str, account: Account, tmp_path: Path) -> None:
+    config = engine_config(tmp_path, engine)
+    machines = BACKENDS[engine](config).machines()
+    assert [artifact.name for artifact in machines.changes()] == ["stack.yaml", "requests/01-cloudformation-CreateStack.json"]
+    assert machines.apply() == 0 and machines.changes() == ()
+    kinds = {thing.kind for thing in mine(account)}
+    assert {"role", "repository", "log-group"} <= kinds and ("job-queue" in kinds) == (engine == "batch")
+    assert machines.left()
+    machines.remove(purge=False)
+    assert not mine(account) and not machines.left() and untouched(account)
+
+
+@pytest.mark.parametrize("name", ["batch", "sagemaker"])
+def test_a_queue_and_roles_of_yours_need_nothing(name: str, account: Account, tmp_path: Path) -> None:
+    role = "arn:aws:iam::111122223333:role/train"
+    own = {"batch": {"queue": "mine", "job_role": role, "execution_role": role}, "sagemaker": {"role": role}}[name]
+    machines = BACKENDS[name](engine_config(tmp_path, name, **{name: own})).machines()
+    assert machines.changes() == () and machines.apply() == 0 and not mine(account)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_at_any_request_of_setup_nothing_is_left_after_clean(
+    engine: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies before or after a request, of the first each in turn; another one, which knows nothing, cleans."""
+    monkeypatch.chdir(tmp_path)
+    config, number, finished = engine_config(tmp_path, engine), 0, False
+    while not finished:
+        account = Account()
+        strangers(account)
+        with aws(account):
+            account.dies = (number, when)
+            try:
+                BACKENDS[engine](config).machines().apply()
+            except Killed:
+                pass
+            finished = len(account.calls) <= number
+            account.dies = None
+            account.rest()
+            BACKENDS[engine](config).machines().remove(purge=False)
+            assert not mine(account), number
+            assert untouched(account), number
+        number += 1 if number < 8 else 7  # the first requests look and create; then it watches the stack
+    assert number > 10
