@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+from ..cloud import changeset
 from ..cloud.engine_fleet import EngineFleet
 from ..config import Config
+from ..errors import CloudError
 from ..plan.request import Artifact
 from .bodies import Body
 from .instances import Stacked
@@ -39,6 +41,16 @@ class Engine(Stacked):
 
     def changes(self) -> tuple[Artifact, ...]:
         return super().changes() if self.needed else ()
+
+    def prospect(self) -> tuple[list[str], tuple[Artifact, ...]]:
+        """What `make setup` would change, in words and as the very requests; without credentials a plan says so, and no more."""
+        if not self.needed:
+            return ["", "account: queue and roles are yours, so setup makes nothing"], ()
+        try:
+            found = self.foreseen
+            return ["", f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before)], self.changes()
+        except CloudError as error:
+            return ["", f"account: not looked at, as {error.what}"], ()
 
     def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
         if self.needed:

@@ -68,6 +68,7 @@ class Stacked:
                 board.show(rows.setdefault(logical, Host(f"{logical:24}", "")), STATES.get(state, state), text)
 
             self.cloud.make(self.bad(), show, board.say)
+        self.__dict__.pop("foreseen", None)  # it is what was foreseen before
 
     def left(self) -> list[str]:
         return [one.line() for one in self.cloud.left()]

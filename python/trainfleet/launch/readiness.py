@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..backends import backend_of
 from ..backends.base import Can
+from ..backends.engines import Engine
 from ..backends.instances import Instances
 from ..config import Config
 from ..plan.estimate import Estimate
@@ -26,6 +27,8 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact, ...]]:
     """What is to be said of machines that `make setup` would make, and what it would do; nothing where it makes none."""
     machines = backend_of(config).machines()
+    if isinstance(machines, Engine):
+        return machines.prospect()
     if not isinstance(machines, Instances):
         return [], ()
     hours = None if needs.seconds is None else needs.seconds / 3600
