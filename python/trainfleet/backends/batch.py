@@ -183,7 +183,7 @@ class Batch:
 
     def machines(self) -> Engine:
         own = self.config.fleet.batch
-        return Engine(self.config, self.name, not (own.queue and own.job_role and own.execution_role))
+        return Engine(self.config, self.name, not (own.queue and own.job_role and own.execution_role), on_ec2=True)
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:

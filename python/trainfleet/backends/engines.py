@@ -32,10 +32,13 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
 
 
 class Engine(Stacked):
-    """Machines (base.py) of an engine, which makes them for each job itself. `needed`: the config leaves something to a stack."""
+    """Machines (base.py) of an engine, which makes them for each job itself.
 
-    def __init__(self, config: Config, engine: str, needed: bool) -> None:
-        self.own = EngineFleet(config, engine)
+    `needed`: the config leaves something to a stack. `on_ec2`: they are instances of the account.
+    """
+
+    def __init__(self, config: Config, engine: str, needed: bool, on_ec2: bool) -> None:
+        self.own = EngineFleet(config, engine, on_ec2)
         super().__init__(self.own)
         self.config, self.needed = config, needed
 

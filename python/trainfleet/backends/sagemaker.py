@@ -196,7 +196,7 @@ class SageMaker:
         return None
 
     def machines(self) -> Engine:
-        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role)
+        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, on_ec2=False)
 
 
 def size_of(config: Config) -> int | None:

@@ -12,18 +12,18 @@ from .inputs import Inputs
 
 
 class EngineFleet(Fleet):
-    """What `engine`, batch or sagemaker, needs in the account for a config."""
+    """What `engine`, batch or sagemaker, needs in the account for a config. `on_ec2`: its nodes are instances of the account."""
 
-    def __init__(self, config: Config, engine: str) -> None:
+    def __init__(self, config: Config, engine: str, on_ec2: bool) -> None:
         super().__init__(config)
-        self.engine = engine
+        self.engine, self.on_ec2 = engine, on_ec2
 
     def render(self, inputs: Inputs) -> str:
         return engine_template.render(self.config, inputs, self.engine)
 
     def check(self, inputs: Inputs) -> None:
-        """SageMaker's machines count against quotas of its own, which are looked at when a job is submitted."""
-        if self.engine != "sagemaker":
+        """Machines of the engine's own count against other quotas, which are looked at when a job is submitted."""
+        if self.on_ec2:
             super().check(inputs)
 
     def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[Node]]:
