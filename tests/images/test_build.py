@@ -191,9 +191,7 @@ def test_what_it_says_of_itself(built: tuple[str, str], checkout: Checkout) -> N
     labels = image["Labels"]
     assert labels["org.opencontainers.image.version"] == built[0].rpartition(":")[2] and labels["trainfleet.stack"] == "cpu"
     assert re.fullmatch(r"cpu \d{4}-\d\d-\d\d [0-9a-f]{12}", labels["trainfleet.lock"])
-    assert (
-        image["User"] == "trainer" and image["Entrypoint"] == ["python", "-m"] and image["Healthcheck"]
-    )
+    assert image["User"] == "trainer" and image["Entrypoint"] == ["python", "-m"] and image["Healthcheck"]
     mounted = Path(buildah(checkout.outside, "mount", container := buildah(checkout.outside, "from", built[0]).strip()).strip())
     bill = json.loads((mounted / "opt/sbom.json").read_text())
     named = {package["name"]: package for package in bill["packages"]}
