@@ -242,6 +242,13 @@ def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
     assert "unknown  no list price for p5e.48xlarge" in "\n".join(spending.describe(spending.rows(fleet("p5e.48xlarge")), 1.0))
 
 
+def test_on_the_head_an_hour_costs_the_same() -> None:
+    config = fleet()
+    fsx = replace(config.fleet.fsx, dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com", mount_name="abc")
+    handed = replace(config, fleet=replace(config.fleet, hosts=("i-1=10.0.0.1", "i-2=10.0.0.2"), fsx=fsx))
+    assert spending.node_hour(handed) == spending.node_hour(config)
+
+
 def test_what_is_the_user_s_own_costs_nothing_more() -> None:
     own = fleet(vpc=VPC, subnets=(SUBNET,))
     mounted = replace(own, fleet=replace(own.fleet, shared_folder="/mnt/mine"))

@@ -51,7 +51,7 @@ def _rows(config: Config, prices: Prices, zone: str) -> Iterator[Row]:
     each = prices.instance(fleet.instance_type or "", capacity, zone)
     yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", _times(each, count), each.source)
     yield Row("volumes", count, f"{aws.volume_gib:,} GiB gp3", of("volume", "gp3", aws.volume_gib * count), TABLE)
-    if makes_file_system(config):
+    if makes_file_system(config) or (fleet.hosts and fleet.fsx.dns_name):  # which stands in the config that the head is handed
         kind = deployment(fleet.fsx)
         what = f"FSx for Lustre, {fleet.fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
         yield Row("file system", 1, what, of("fsx", kind, fleet.fsx.size_gib), TABLE)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import hardware
+from .prices import of as listed
 
 Row = Mapping[str, Any]
-HOURS = 730.0  # in a month, as AWS reckons
 FREE = {
     "endpoint", "flow log", "network interface", "internet gateway", "route table", "subnet", "launch template",
     "placement group", "security group", "VPC", "key pair", "instance profile", "role", "association", "stack",
@@ -23,27 +22,26 @@ def of(kind: str, row: Row, region: str) -> tuple[str, float | None]:
             return _instance(row)
         case "volume" | "snapshot":
             size, type = float(row.get("Size") or row.get("VolumeSize") or 0), str(row.get("VolumeType", "snapshot"))
-            rate = {"gp3": 0.08, "gp2": 0.10, "snapshot": 0.05}.get(type)
-            return f"{size:,.0f} GiB {type}", None if rate is None else size * rate / HOURS
+            return f"{size:,.0f} GiB {type}", listed("volume", type, size)
         case "NAT gateway":
-            return "and its traffic", 0.045
+            return "and its traffic", listed("nat", "", 1)
         case "address":
-            return str(row.get("PublicIp", "")), 0.005
+            return str(row.get("PublicIp", "")), listed("address", "", 1)
         case "file system":
             return _file_system(row)
     return "", 0.0 if kind in FREE else None
 
 
 def _instance(row: Row) -> tuple[str, float | None]:
-    state, known = row["State"]["Name"], hardware.instance(row["InstanceType"])
+    state = row["State"]["Name"]
     words = f"{row['InstanceType']} in {row['Placement']['AvailabilityZone']}, {state}"
     if state in ("stopped", "stopping", "shutting-down"):
         return words, 0.0
-    return words, known.usd_per_hour if known else None
+    return words, listed("instance", str(row["InstanceType"]), 1)
 
 
 def _file_system(row: Row) -> tuple[str, float | None]:
     lustre, size = row.get("LustreConfiguration", {}), float(row["StorageCapacity"])
     deployment, throughput = str(lustre.get("DeploymentType", "")), lustre.get("PerUnitStorageThroughput")
-    rate = 0.140 if deployment.startswith("SCRATCH") else {125: 0.145, 250: 0.21, 500: 0.34, 1000: 0.60}.get(throughput or 0)
-    return f"{size:,.0f} GiB {deployment}", None if rate is None else size * rate / HOURS
+    kind = f"{deployment}-{throughput}" if throughput else deployment
+    return f"{size:,.0f} GiB {deployment}", listed("file system", kind, size)

@@ -45,6 +45,8 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
         put(fleet, "fleet", "ranks_per_node", machine.ranks, machine.reason)
     if fleet["stack"] is None:
         put(fleet, "fleet", "stack", machine.stack, machine.reason)
+    if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
+        put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
     if train["compile"] is None:
         put(train, "train", "compile", *compilation(values))
     if train["schedule_steps"] is None:
