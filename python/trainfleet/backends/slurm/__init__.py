@@ -31,16 +31,18 @@ from ...seat import expand_hosts
 from ..base import Can, Handle, Machines, Phase, Status
 from ..node import values_of
 from ..place import Place
-from . import batch, room, traces
+from . import batch, room, template, traces
 from .engine import COMMENT, GONE, Engine, refused
 from .engine import Job as Known
 from .machines import Partitions
+from .parallelcluster import Cluster
 from .place import Shared
-from .words import PHASES, WELL, why_waiting
+from .words import PHASES, WELL, is_for_nodes, why_waiting
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
 KILLED = 137
+NAMED = 8  # nodes of which a line tells
 STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
 
 
@@ -48,7 +50,7 @@ class Slurm:
     """Slurm, as a backend (base.py)."""
 
     name = "slurm"
-    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.RETRIES, Can.OUTLIVES})
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES})
     is_here, hands_over, tried_on = False, False, "real Slurm"
 
     def __init__(self, config: Config) -> None:
@@ -63,6 +65,8 @@ class Slurm:
             yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
         if folder is not None and not folder.startswith("/"):
             yield "fleet.shared_folder", f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. /fsx/trainfleet"
+        if slurm.create:
+            yield from template.refuse(config)
 
     @property
     def folder(self) -> str:
@@ -132,13 +136,18 @@ class Slurm:
             exits = {node: exits.get(node, KILLED) for node in range(handle.nodes)} if told else {}
             return Status(phase, _how_it_ended(job), max(start, 0) + 1, exits, {}, hosts)
         if phase is Phase.QUEUED:
-            return Status(phase, why_waiting(job.reason), job.restarts + 1)
+            return Status(phase, self._why_waiting(job.reason), job.restarts + 1)
         exits = exits if start == job.restarts else {}
         if len(exits) == handle.nodes or any(exits.values()):
             self.engine.wake()  # Slurm will have something to say soon
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
         return Status(phase, STARTS.get(job.state, ""), job.restarts + 1, exits, {}, hosts)
+
+    def _why_waiting(self, reason: str) -> str:
+        words = why_waiting(reason)
+        nodes = self.engine.unavailable(self.fleet.slurm.partition or "") if is_for_nodes(reason) else {}
+        return "; ".join([words, *(f"{node} is {why}" for node, why in list(nodes.items())[:NAMED])])
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
         """Whether this job carries that token out."""
@@ -191,7 +200,7 @@ class Slurm:
         return list_price(self.config)
 
     def machines(self) -> Machines:
-        return Partitions(self.config, self.engine)
+        return Cluster(self.config) if self.fleet.slurm.create else Partitions(self.config, self.engine)
 
 
 def _ours(job: Known) -> list[str]:

@@ -87,6 +87,7 @@ class Engine:
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
+        self.nodes, self.nodes_until = dict[str, str](), 0.0  # those that take no job, and until when that is known
 
     def run(self, *words: str, stdin: str = "", environment: Mapping[str, str] | None = None) -> str:
         """What a command prints.
@@ -141,6 +142,16 @@ class Engine:
         if said.code and not FORGOTTEN.search(said.error):  # one job that it has forgotten is an error, several are none
             raise refused("squeue", said.error)
         return parse(said.out)
+
+    def unavailable(self, partitions: str = "") -> dict[str, str]:
+        """The nodes that take no job, each with its state and its administrator's reason; looked at once in LONGEST seconds."""
+        if time.monotonic() >= self.nodes_until:
+            which = [f"--partition={partitions}"] if partitions else []
+            words = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail,maint", *which, "--format=%N|%T|%E"]
+            rows = [line.strip().split("|") for line in self.ask(words, "", None).out.splitlines()]
+            self.nodes = {row[0]: f"{row[1]}, {row[2]}" for row in rows if len(row) == 3}
+            self.nodes_until = time.monotonic() + LONGEST
+        return self.nodes
 
     def _of_old(self, number: str) -> Job:
         """A job that squeue has forgotten, as accounting has it."""

@@ -21,10 +21,14 @@ def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapp
     """
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
-    _require_nodes(engine, nodes, chosen, without)
+    names = ",".join(row.name for row in chosen)
+    _require_nodes(engine, nodes, names, without)
     said = engine.ask(["sbatch", "--test-only"], script, None)
-    if said.code and "required node not available" not in said.error.lower():  # drained now: it may wait for them
-        raise explained(engine, refused("sbatch", said.error + said.out))
+    if not said.code:
+        return
+    error = refused("sbatch", said.error + said.out)
+    if error.where != "fleet.nodes" or not engine.unavailable(names):  # else it may wait for nodes that are down or drained
+        raise explained(engine, error)
 
 
 def partitions(engine: Engine, slurm: Slurm) -> list[Partition]:
@@ -56,8 +60,8 @@ def _require_time(slurm: Slurm, chosen: Sequence[Partition]) -> None:
         raise BackendError(what, where=key, next=f"make plan SET='{key}={max(limits)}'; the job is queued again by itself")
 
 
-def _require_nodes(engine: Engine, nodes: int, chosen: Sequence[Partition], without: Mapping[str, str]) -> None:
-    names = ",".join(row.name for row in chosen)
+def _require_nodes(engine: Engine, nodes: int, names: str, without: Mapping[str, str]) -> None:
+    """Returns where the partitions have so many nodes besides those in `without`."""
     hosts = sorted(set(engine.run("sinfo", "--noheader", "--Node", f"--partition={names}", "--format=%N").split()))
     out = {host: why for host, why in without.items() if host in hosts}
     left = len(hosts) - len(out)

@@ -36,6 +36,11 @@ def _table() -> dict[str, Any]:
     return dict(yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
+def is_for_nodes(reason: str) -> bool:
+    """Whether a job waits for nodes that are not fit."""
+    return reason.startswith(("ReqNodeNotAvail", "Nodes required", "NodeDown"))
+
+
 def why_waiting(reason: str) -> str:
     """`(Resources): it is the next one ...; next: ...`; a reason that no entry knows as it is."""
     known = _table()["reasons"]

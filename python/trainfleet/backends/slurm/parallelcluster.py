@@ -1,0 +1,268 @@
+"""A cluster that AWS ParallelCluster makes, as machines: the pcluster command makes, changes and deletes it, and is followed.
+
+Its file system is kept when the cluster is deleted, as it holds data; `make clean PURGE=1` removes it too. What there is of ours
+is found by its tags, whatever this machine remembers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import s3
+from ...cloud.calls import Calls
+from ...cloud.inputs import TAG
+from ...config import Config
+from ...errors import BackendError
+from ...plan.request import Artifact
+from . import template
+
+EVERY = 15.0  # seconds between two looks at what CloudFormation does
+PATIENCE = 3600.0  # seconds that it gets
+TIMEOUT = 300.0  # that pcluster gets for an answer: it validates first
+UNCHANGED = "No changes found"
+INSTALL = "pipx install aws-parallelcluster; it needs node too (docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
+# What CloudFormation's resources are, for people.
+KINDS = {
+    "AWS::CloudFormation::Stack": "the cluster",
+    "AWS::EC2::Instance": "the head node",
+    "AWS::FSx::FileSystem": "the file system",
+    "AWS::EC2::SecurityGroup": "a security group",
+    "AWS::IAM::Role": "a role",
+    "AWS::IAM::InstanceProfile": "an instance profile",
+    "AWS::EC2::LaunchTemplate": "a launch template",
+    "AWS::CloudFormation::WaitCondition": "the head node's set-up",
+    "AWS::EC2::PlacementGroup": "a placement group",
+    "AWS::FSx::DataRepositoryAssociation": "a link of the file system to S3",
+    "AWS::DynamoDB::Table": "the table of nodes",
+    "AWS::Logs::LogGroup": "the logs",
+    "AWS::Lambda::Function": "a clean-up function",
+    "AWS::Route53::HostedZone": "the names of the nodes",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """A cluster as describe-cluster tells it: its status, and its head's address once there is one."""
+
+    status: str
+    address: str = ""
+    why: str = ""
+
+    @property
+    def passes(self) -> bool:
+        return self.status.endswith("_IN_PROGRESS")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+
+
+class Cluster:
+    """Machines (base.py) that ParallelCluster makes."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.name = config, template.name_of(config)
+        self.region = config.fleet.aws.region or ""
+        self.calls = Calls(self.region)
+
+    def changes(self) -> tuple[Artifact, ...]:
+        """The cluster's file and the nodes' script; none where the cluster is as they say."""
+        wanted, state = template.artifacts(self.config), self.look()
+        if state is None or not state.is_ready:
+            return wanted
+        said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
+        return () if UNCHANGED in json.dumps(said) else wanted
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """Makes the cluster, or changes it, and follows until it stands.
+
+        Raises:
+            BackendError: it could not be made; with the first thing that failed.
+        """
+        state = self.look()
+        if state and state.passes:
+            print(f"{self.name} is on its way already: {state.status}", flush=True)
+        else:
+            self._begin(state, self.changes() if changes is None else changes)
+        return self._tell(self._follow(), "its nodes start when a job needs them\nnext: make train")
+
+    def _begin(self, state: State | None, wanted: Sequence[Artifact]) -> None:
+        if not wanted:
+            print(f"{self.name} is as {template.FILE} says", flush=True)
+            return
+        for artifact in wanted:
+            if artifact.name == template.SCRIPT:
+                s3.write(template.script_address(self.config, artifact.text), artifact.text.encode())
+        verb = "update-cluster" if state else "create-cluster"
+        said = self._pcluster(verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"]))
+        for warning in said.get("validationMessages") or ():
+            print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
+        print(f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes", flush=True)
+
+    def _file(self, wanted: Sequence[Artifact]) -> list[str]:
+        folder = Path(tempfile.mkdtemp(prefix="trainfleet-cluster-"))
+        file = folder / template.FILE
+        file.write_text(next(artifact.text for artifact in wanted if artifact.name == template.FILE), encoding="utf-8")
+        return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
+
+    def _tell(self, state: State, last: str) -> int:
+        print(f"{self.name}: {state.status}, head node {state.address or 'without a public address'}; {last}", flush=True)
+        return 0
+
+    def _follow(self, gone: bool = False) -> State:
+        """The cluster once nothing happens to it any more; its events are told meanwhile."""
+        told, deadline = set[str](), time.monotonic() + PATIENCE
+        while True:
+            state = self.look()
+            self._tell_events(told)
+            if state is None or not state.passes:
+                break
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"{self.name} is not done yet: {state.status}", where=self.region, next="the same command again"
+                )
+            time.sleep(EVERY)
+        if state is None and gone:
+            return State("DELETE_COMPLETE")
+        if state is None or not state.is_ready:
+            raise self._failed(state)
+        return state
+
+    def _tell_events(self, told: set[str]) -> None:
+        said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
+        for event in reversed(said.get("events") or ()):
+            if str(event.get("eventId")) in told:
+                continue
+            told.add(str(event.get("eventId")))
+            if line := in_words(event):
+                print(f"  {line}", flush=True)
+
+    def _failed(self, state: State | None) -> BackendError:
+        said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
+        failed = [event for event in reversed(said.get("events") or ()) if "FAILED" in str(event.get("resourceStatus"))]
+        first: dict[str, Any] = next(
+            (event for event in failed if "cancelled" not in str(event.get("resourceStatusReason")).lower()), {}
+        )
+        why = in_words(first) or (state.why if state else "") or "pcluster does not say"
+        status = state.status if state else "it is gone"
+        next_ = f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then make setup"
+        return BackendError(f"the cluster {self.name} could not be made: {status}", where=self.region, why=why, next=next_)
+
+    def look(self) -> State | None:
+        """The cluster; None where there is none."""
+        said = self._pcluster("describe-cluster", "--cluster-name", self.name, may_fail=True)
+        if "clusterStatus" not in said:
+            if "does not exist" in str(said.get("message")):
+                return None
+            raise BackendError(
+                "pcluster can't tell of the cluster",
+                where=self.name,
+                why=str(said.get("message"))[:300],
+                next="aws sts get-caller-identity",
+            )
+        head, reasons = said.get("headNode") or {}, said.get("failures") or [{}]
+        address = str(head.get("publicIpAddress") or head.get("privateIpAddress") or "")
+        return State(str(said["clusterStatus"]), address, str(reasons[0].get("failureReason") or ""))
+
+    def head(self) -> str:
+        """The address of the cluster's head.
+
+        Raises:
+            BackendError: there is no cluster, or it is not ready.
+        """
+        state = self.look()
+        if state is None:
+            raise BackendError(f"there is no cluster {self.name}", where=self.region, next="make setup makes it")
+        if state.passes:
+            raise BackendError(
+                f"the cluster {self.name} is not ready: {state.status}", where=self.region, next="make setup follows it"
+            )
+        if not state.is_ready or not state.address:
+            raise BackendError(f"the cluster {self.name} is of no use: {state.status}", where=self.region, why=state.why,
+                               next="make clean, then make setup")  # fmt: skip
+        return state.address
+
+    def left(self) -> list[str]:
+        """The cluster, and whatever has our tag."""
+        state = self.look()
+        own = [f"cluster {self.name}: {state.status}"] if state else []
+        wanted = [{"Key": f"{TAG}config", "Values": [self.config.name]}]
+        found = self.calls.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted)
+        return own + [str(entry["ResourceARN"]) for entry in found]
+
+    def remove(self, purge: bool) -> None:
+        """Deletes the cluster and follows that; on `purge` the file system that it leaves, too."""
+        if state := self.look():
+            if state.status != "DELETE_IN_PROGRESS":
+                self._pcluster("delete-cluster", "--cluster-name", self.name)
+            self._follow(gone=True)
+            print(f"the cluster {self.name} is gone", flush=True)
+        for id in self._file_systems() if purge else ():
+            self.calls("fsx", "DeleteFileSystem", FileSystemId=id, ClientRequestToken=f"trainfleet-{id}")
+            print(f"the file system {id} is being deleted", flush=True)
+
+    def _file_systems(self) -> list[str]:
+        """Those that carry our tag, but for one of the user's."""
+        tag = {"Key": f"{TAG}config", "Value": self.config.name}
+        found = self.calls.pages("fsx", "DescribeFileSystems", "FileSystems")
+        return [str(entry["FileSystemId"]) for entry in found if tag in (entry.get("Tags") or ())]
+
+    def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
+        """What pcluster answers, which is JSON also where it refuses.
+
+        Raises:
+            BackendError: there is no pcluster, or it refuses; with each of its validators' words.
+        """
+        if shutil.which("pcluster") is None:
+            raise BackendError(
+                "there is no pcluster here", why="fleet.slurm.create needs AWS ParallelCluster's command", next=INSTALL
+            )
+        command = ["pcluster", verb, *words, "--region", self.region]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BackendError(
+                f"pcluster {verb} gives no answer", why=f"none in {TIMEOUT:.0f} s", next="the same command again"
+            ) from error
+        said = _parsed(done.stdout) or _parsed(done.stderr) or {"message": (done.stderr or done.stdout).strip()}
+        if done.returncode and not may_fail:
+            wrong = [
+                entry.get("message", "")
+                for entry in said.get("configurationValidationErrors") or ()
+                if entry.get("level") == "ERROR"
+            ]
+            why = "; ".join(wrong) or str(said.get("message"))
+            raise BackendError(
+                f"pcluster {verb} refuses", where=self.name, why=why[:2000], next="make plan OUT=folder shows cluster.yaml"
+            )
+        return said
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def in_words(event: dict[str, Any]) -> str:
+    """An event of CloudFormation's in a line; "" for what is of no interest."""
+    status, kind = str(event.get("resourceStatus", "")), str(event.get("resourceType", ""))
+    what = KINDS.get(kind)
+    if not status or (what is None and "FAILED" not in status):
+        return ""
+    verb, _, phase = status.partition("_")
+    done = {"CREATE": "made", "UPDATE": "changed", "DELETE": "deleted"}.get(verb, verb.lower())
+    how = {"IN_PROGRESS": f"is being {done}", "COMPLETE": f"is {done}", "FAILED": f"could not be {done}"}.get(phase, status)
+    why = str(event.get("resourceStatusReason") or "") if "FAILED" in status else ""
+    name = f" ({event.get('logicalResourceId')})" if what is None or "FAILED" in status else ""
+    return f"{what or kind}{name} {how}{f': {why}' if why else ''}"

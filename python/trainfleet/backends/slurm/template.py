@@ -1,0 +1,272 @@
+"""The cluster file of AWS ParallelCluster and the script by which its nodes set themselves up, from a config. Pure.
+
+Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode, Scheduling, SharedStorage,
+CustomActions, Capacity Blocks); ParallelCluster 3.16, whose schema and validators judge what this makes (tests/oracles).
+
+What is covered: the file. What is not: a cluster made of it, nor what its image brings; none was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from ... import hardware
+from ...cloud.inputs import PROJECT, TAG, slug
+from ...cloud.instances import capacity_of
+from ...cloud.storage import makes_file_system, refuse_size
+from ...config import Config
+from ...config.types import Queue
+from ...nodes.operations import NOFILE, Step
+from ...nodes.stack import load_stack
+from ...nodes.tar import ROOT
+from ...plan.request import Artifact
+
+FILE, SCRIPT = "cluster.yaml", "node.sh"
+HEAD = "c5.4xlarge"  # the article's
+HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
+BOUGHT = {"on-demand": "ONDEMAND", "spot": "SPOT", "reservation": "ONDEMAND", "block": "CAPACITY_BLOCK"}
+CHANGES = ["NEW", "CHANGED", "DELETED"]
+LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
+# Where ParallelCluster mounts nothing (its ReservedMountDirValidator).
+RESERVED = {f"/{name}" for name in (
+    "bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "opt", "opt/intel", "opt/parallelcluster",
+    "opt/parallelcluster/shared", "opt/slurm", "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var",
+)}  # fmt: skip
+
+
+def name_of(config: Config) -> str:
+    """The cluster's name."""
+    wanted = config.fleet.slurm.parallelcluster
+    most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
+    plain = slug(config.name, most)
+    return wanted.name or (plain if plain[:1].isalpha() else f"c-{slug(config.name, most - 2)}")
+
+
+def queues_of(config: Config) -> tuple[Queue, ...]:
+    """The queues with everything that follows from the fleet."""
+    fleet = config.fleet
+    queues = fleet.slurm.parallelcluster.queues or (Queue("compute1"),)
+    return tuple(
+        Queue(queue.name, queue.instance_type or fleet.instance_type, queue.min, queue.max or fleet.nodes,
+              queue.capacity or capacity_of(config), queue.reservation or fleet.aws.reservation)
+        for queue in queues
+    )  # fmt: skip
+
+
+def artifacts(config: Config) -> tuple[Artifact, ...]:
+    """cluster.yaml, and node.sh, which it names by its content."""
+    script = node_script(config)
+    text = yaml.safe_dump(cluster(config, script), sort_keys=False, width=120)
+    head = (
+        f"# The cluster {name_of(config)} as AWS ParallelCluster makes it: pcluster create-cluster --cluster-configuration {FILE}"
+    )
+    return Artifact(FILE, f"{head}\n{text}"), *([Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ())
+
+
+def script_address(config: Config, script: str) -> str:
+    """Where node.sh lies in S3: another text is another object, so that an update of the cluster brings it."""
+    digest = hashlib.sha256(script.encode()).hexdigest()[:12]
+    return f"s3://{config.fleet.aws.bucket}/{slug(config.name)}/setup/node-{digest}.sh"
+
+
+def node_script(config: Config) -> str:
+    """What each node runs when it starts: our scripts as they are, with the versions of docker/stack.lock.yaml."""
+    steps = list(_steps(config))
+    texts = {
+        name: (ROOT / "scripts" / name).read_text(encoding="utf-8")
+        for name in sorted({"key.sh", *(step.script for step in steps)})
+    }
+    lines = ["#!/usr/bin/env bash", f"# Sets up a node of {config.name} by scripts/*.sh, for the stack {config.fleet.stack}",
+             "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
+    for name, text in texts.items():
+        lines += [
+            f"cat > \"$folder/{name}\" << 'END-OF-{name}'",
+            text.rstrip("\n"),
+            f"END-OF-{name}",
+            f'chmod 755 "$folder/{name}"',
+        ]
+    lines += [step.command("$folder", is_root=True).replace("$folder/", '"$folder"/') for step in steps]
+    return "\n".join([*lines, 'rm -rf "$folder"', ""])
+
+
+def _steps(config: Config) -> Iterator[Step]:
+    """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: the Neuron SDK, and limits."""
+    stack = load_stack(config.fleet.stack)
+    yield Step("limits.sh", (str(NOFILE),), "locked memory and open files")
+    if stack.neuron_packages:
+        words = tuple(f"{name}={version}" for name, version in stack.neuron_packages)
+        yield Step("neuron.sh", (stack.key("neuron"), *words), "the image has no Neuron SDK")
+
+
+def cluster(config: Config, script: str) -> dict[str, Any]:
+    """The file's content."""
+    fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
+    image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.image} if fleet.aws.image else {})
+    tags = {f"{TAG}project": PROJECT, f"{TAG}config": config.name}
+    return {
+        "Region": fleet.aws.region,
+        "Image": image,
+        "HeadNode": _head(config),
+        "Scheduling": {
+            "Scheduler": "slurm",
+            "SlurmSettings": _settings(config),
+            "SlurmQueues": [_queue(config, queue, script) for queue in queues_of(config)],
+        },
+        **({"SharedStorage": [_storage(config)]} if fleet.fsx.dns_name or makes_file_system(config) else {}),
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+    }
+
+
+def _head(config: Config) -> dict[str, Any]:
+    aws, wanted = config.fleet.aws, config.fleet.slurm.parallelcluster
+    ssh = ({"KeyName": aws.key_pair} if aws.key_pair else {}) | ({"AllowedIps": aws.ssh_from[0]} if aws.ssh_from else {})
+    access = [{"Policy": "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"}]
+    return {
+        "InstanceType": aws.head or HEAD,
+        "Networking": {"SubnetId": wanted.head_subnet or aws.subnets[0]},
+        **({"Ssh": ssh} if ssh else {}),
+        "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
+        "Iam": {"AdditionalIamPolicies": access} | _buckets(config),
+    }
+
+
+def _buckets(config: Config) -> dict[str, Any]:
+    names = dict.fromkeys(filter(None, (config.fleet.aws.bucket, *config.fleet.slurm.parallelcluster.buckets)))
+    return {"S3Access": [{"BucketName": name, "EnableWriteAccess": True} for name in names]} if names else {}
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    wanted, idle = config.fleet.slurm.parallelcluster, config.fleet.idle_minutes
+    settings: dict[str, Any] = {"ScaledownIdletime": idle if idle is not None else -1, "QueueUpdateStrategy": "DRAIN"}
+    if wanted.database_uri:
+        settings["Database"] = {"Uri": wanted.database_uri, "UserName": wanted.database_user,
+                                "PasswordSecretArn": wanted.database_secret}  # fmt: skip
+    return settings
+
+
+def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
+    aws, row, block = config.fleet.aws, hardware.instance(queue.instance_type), queue.capacity == "block"
+    taken = (
+        {"CapacityReservationTarget": {"CapacityReservationId": queue.reservation}}
+        if queue.capacity in ("reservation", "block")
+        else {}
+    )
+    compute = {
+        "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
+        "Instances": [{"InstanceType": queue.instance_type}],
+        "MinCount": queue.min,
+        "MaxCount": queue.max,
+        **({"Efa": {"Enabled": True}} if row and row.efa else {}),
+        **taken,
+    }
+    return {
+        "Name": queue.name,
+        "CapacityType": BOUGHT[queue.capacity or "on-demand"],
+        "ComputeResources": [compute],
+        "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}},
+        # A capacity block is placed by AWS: https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
+        "Networking": {"SubnetIds": [aws.subnets[0]], "PlacementGroup": {"Enabled": not block and bool(row and row.efa)}},
+        **({"CustomActions": {"OnNodeConfigured": {"Script": script_address(config, script)}}} if aws.bucket else {}),
+        **({"Iam": found} if (found := _buckets(config)) else {}),
+    }
+
+
+def _storage(config: Config) -> dict[str, Any]:
+    fsx = config.fleet.fsx
+    if fsx.dns_name:
+        settings: dict[str, Any] = {"FileSystemId": fsx.dns_name.partition(".")[0]}
+    else:
+        settings = {"StorageCapacity": fsx.size_gib, "DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4",
+                    "DeletionPolicy": "Retain"}  # fmt: skip
+        if fsx.type == "persistent":
+            settings |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
+        if links := list(_links(config)):
+            settings["DataRepositoryAssociations"] = links
+    return {"Name": "fsx", "MountDir": fsx.folder, "StorageType": "FsxLustre", "FsxLustreSettings": settings}
+
+
+def _links(config: Config) -> Iterator[dict[str, Any]]:
+    """What the file system loads from S3 when it is read, and what it writes there."""
+    fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
+    if fsx.link:
+        yield {"Name": "linked", "FileSystemPath": "/linked", "DataRepositoryPath": fsx.link, "BatchImportMetaDataOnCreate": True,
+               "AutoImportPolicy": [*CHANGES]}  # fmt: skip
+    if fsx.export and bucket:
+        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
+        for name in ("runs", "data"):
+            yield {"Name": name, "FileSystemPath": f"/{inside}/{name}".replace("/./", "/"),
+                   "DataRepositoryPath": f"s3://{bucket}/{slug(config.name)}/{name}", "AutoExportPolicy": [*CHANGES]}  # fmt: skip
+
+
+def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    """What ParallelCluster's schema lets through and AWS would not make, or what is missing for the file: (key, message) each."""
+    fleet, wanted, key = config.fleet, config.fleet.slurm.parallelcluster, "fleet.slurm.parallelcluster"
+    if not fleet.aws.region:
+        yield "fleet.aws.region", "null: the cluster's file says the region, as us-west-2"
+    if not fleet.aws.subnets:
+        yield (
+            "fleet.aws.subnets",
+            "[]: ParallelCluster makes no network; a private subnet of yours works, as subnet-0123456789abcdef0",
+        )
+    if load_stack(fleet.stack).neuron_packages and not fleet.aws.bucket:
+        yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
+    told = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
+    if told and len(told) < 3:
+        yield f"{key}.database_{told[0]}", "database_uri, database_user and database_secret go together"
+    if wanted.database_uri and len(name_of(config)) > LONGEST_WITH_DATABASE:
+        yield f"{key}.name", f"{name_of(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters"
+    yield from _refuse_queues(config)
+    yield from _refuse_storage(config)
+
+
+def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
+    fleet, key, queues = config.fleet, "fleet.slurm.parallelcluster.queues", queues_of(config)
+    names = [queue.name for queue in queues]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield key, f"two queues have the name {', '.join(twice)}"
+    for queue in queues:
+        yield from ((key, f"{queue.name}: {what}") for what in _lacks(queue))
+    asked = fleet.slurm.partition
+    if asked and (unknown := sorted(set(asked.split(",")) - set(names))):
+        yield "fleet.slurm.partition", f"{', '.join(unknown)} is none of the queues: {', '.join(names)}"
+    most = max((queue.max or 0 for queue in queues if not asked or queue.name in asked.split(",")), default=0)
+    if 0 < most < fleet.nodes:
+        yield "fleet.nodes", f"{fleet.nodes}: the largest queue has at most {most}; NODES={most} works, or a larger max"
+
+
+def _lacks(queue: Queue) -> Iterator[str]:
+    """What is wrong with a queue."""
+    row, most = hardware.instance(queue.instance_type), queue.max or 0
+    if queue.name == "default":
+        yield "Slurm keeps this name for itself; compute1 works"
+    if queue.min > most:
+        yield f"min {queue.min} is more than max {most}"
+    if queue.instance_type is None:
+        yield "instance_type is null, and so is fleet.instance_type"
+    elif row is None:
+        yield f"{queue.instance_type} is not in the table of instance types"
+    elif row.accelerator and not row.efa and most > 1:
+        yield f"{queue.instance_type} has no EFA, so its nodes can't train together; max 1 works, or a larger size"
+    if queue.capacity in ("reservation", "block") and not queue.reservation:
+        yield f"capacity {queue.capacity} needs a reservation, as cr-0123456789abcdef0"
+    if queue.capacity == "block" and queue.min != most:
+        yield f"the nodes of a capacity block are all kept: min {most} works"
+
+
+def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
+    fsx = config.fleet.fsx
+    makes = makes_file_system(config)
+    if makes:
+        yield from refuse_size(fsx)
+    if makes and fsx.efa:
+        yield "fleet.fsx.efa", "true: file systems that ParallelCluster makes have none; false works, or one of yours by dns_name"
+    if fsx.dns_name and not re.fullmatch(r"fs-[0-9a-f]{17}\..+", fsx.dns_name):
+        yield "fleet.fsx.dns_name", f"{fsx.dns_name}: it begins with the file system's id, as fs-0123456789abcdef0.fsx..."
+    if (makes or fsx.dns_name) and fsx.folder.rstrip("/") in RESERVED:
+        yield "fleet.fsx.folder", f"{fsx.folder} is reserved; /fsx works"
