@@ -75,7 +75,10 @@ class Cluster:
 
     def changes(self) -> tuple[Artifact, ...]:
         """The cluster's file and the nodes' script; none where the cluster is as they say."""
-        wanted, state = template.artifacts(self.config), self.look()
+        wanted = template.artifacts(self.config)
+        if shutil.which("pcluster") is None:  # it can be planned
+            return wanted
+        state = self.look()
         if state is None or not state.is_ready:
             return wanted
         said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)

@@ -216,6 +216,8 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         )
     if load_stack(fleet.stack).neuron_packages and not fleet.aws.bucket:
         yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
+    if wanted.os == "rocky9" and not fleet.aws.image:
+        yield f"{key}.os", "rocky9: ParallelCluster has no image of it; with fleet.aws.image it works"
     told = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
     if told and len(told) < 3:
         yield f"{key}.database_{told[0]}", "database_uri, database_user and database_secret go together"
