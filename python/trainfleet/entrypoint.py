@@ -36,10 +36,11 @@ from .muster import muster
 from .output import hide, visible
 from .parting import Parting, code_of
 from .runs import Run, make_folder, node_log, scratch
-from .seat import READERS, Seat, engine, torchrun
+from .seat import READERS, Seat, card, engine, torchrun
 from .supervisor import Log
 from .uplink import BUCKET, carrier
 
+CARDS = "TRAINFLEET_CARDS"  # settings that name the node's network card, as `GLOO_SOCKET_IFNAME=*`
 STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
 VERDICT = 90.0  # seconds in which a node has its own verdict, at most
 AGAIN = 75  # sysexits.h: a temporary failure
@@ -164,6 +165,10 @@ def command_of(order: Order, seat: Seat) -> list[str]:
     module, *words = order.command
     if order.reader != "fleet":  # an engine's own count of how often it started this; ours begins anew with each request
         os.environ[fence.AGAIN] = str(seat.attempt - 1)
+    if (known := card()) and order.ranks:
+        for setting in os.environ.get(CARDS, "").split():
+            name, _, value = setting.partition("=")
+            os.environ.setdefault(name, value.replace("*", known))
     if order.ranks:
         log = node_log(order.folder, seat.node)
         return [*torchrun(seat, order.ranks, module, sys.executable, scratch(log)), *words]

@@ -169,6 +169,16 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def card(routes: Path = Path("/proc/net/route")) -> str:
+    """The network card by which this machine reaches others: that of its default route; "" where there is none."""
+    try:
+        rows = [line.split() for line in routes.read_text().splitlines()[1:]]
+    except OSError:
+        return ""
+    ways = sorted((int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+    return ways[0][1] if ways else ""
+
+
 @dataclass(frozen=True)
 class _Told:
     """What an engine says by variables that begin with `prefix`."""

@@ -142,3 +142,13 @@ def test_there_is_one_builder_of_torchruns_line() -> None:
     package = Path(seat.__file__).parent
     naming = [path.name for path in package.rglob("*.py") if "--nproc-per-node" in path.read_text()]
     assert naming == ["seat.py"]
+
+
+def test_the_card_is_that_of_the_default_route_with_the_lowest_metric(tmp_path: Path) -> None:
+    rows = ["Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT",
+            "docker0 000011AC 00000000 0001 0 0 0 0000FFFF 0 0 0",
+            "ens33 00000000 0100000A 0003 0 0 200 00000000 0 0 0",
+            "ens32 00000000 0100000A 0003 0 0 100 00000000 0 0 0"]  # fmt: skip
+    (tmp_path / "route").write_text("\n".join(rows) + "\n")
+    assert seat.card(tmp_path / "route") == "ens32"
+    assert seat.card(tmp_path / "none") == ""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ... import runs
 from ...config import Config
+from ...entrypoint import CARDS
 from ...origin import CODE, ROOT
 from ...plan.estimate import list_price
 from ...plan.fabric import fabric_environment
@@ -88,8 +89,10 @@ class Slurm:
 
     def _fabric(self, job: Job) -> dict[str, str]:
         """What is known of the fabric before a node is; its card is found there (entrypoint.py)."""
-        found = fabric_environment(self.fleet.instance_type, "") if job.torchrun else {}
-        return {name: value for name, value in found.items() if not name.endswith("_IFNAME")}
+        found = fabric_environment(self.fleet.instance_type, "*") if job.torchrun else {}
+        cards = [f"{name}={value}" for name, value in found.items() if name.endswith("_IFNAME")]
+        plain = {name: value for name, value in found.items() if not name.endswith("_IFNAME")}
+        return plain | ({CARDS: " ".join(cards)} if cards else {})
 
     def submit(self, request: Request) -> Handle:
         """One sbatch for a token. Where two submit it at once, the job that starts second finds the first's mark, and leaves."""

@@ -24,7 +24,7 @@ from ...config import Config
 from ...config.types import Queue
 from ...nodes.operations import NOFILE, Step
 from ...nodes.stack import load_stack
-from ...nodes.tar import ROOT
+from ...origin import ROOT
 from ...plan.request import Artifact
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
