@@ -301,3 +301,25 @@ def test_with_accounting_and_without_a_job_of_old_is_known(accounting: bool) -> 
         run = write(folder, "without", fleet={"slurm": {"account": "vision"}}, train={"steps": 10})
         enter(folder, "train")
         assert run.read_results()["status"] == "finished" and "finished" in enter(folder, "status")
+
+
+def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_path: Path) -> None:
+    with lab(2) as nodes, cluster(nodes) as slurm:
+        write_text(nodes.shared / "text")
+        for node in range(2):  # the second one is the login node too: it has sbatch, and finds the cluster as others do
+            (nodes.root(node) / "etc/profile.d/slurm.sh").write_text(f"export SLURM_CONF={slurm.folder}/slurm.conf\n")
+            nodes.run(node, "ln", "-sfn", str(slurm.folder), "/etc/slurm-lab")
+        fleet = nodes.fleet(backend="slurm", hosts=[nodes.hosts()[1]], nodes=2, slurm={"notice": 10})
+        changes = {"data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1}}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config("afar", train={"steps": 40}) | changes | {"fleet": fleet}))
+        bare = {"SLURM_CONF": "/nowhere/slurm.conf"}
+        assert "partition main: 2 nodes" in enter(tmp_path, "setup", variables=bare)
+        said = enter(tmp_path, "train", variables=bare)
+        run = Run(nodes.shared / "trainfleet/runs/afar")
+        assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 40, said
+        assert "finished" in enter(tmp_path, "status", variables=bare)
+        (tmp_path / "config.yaml").write_text(
+            yaml.safe_dump(config("bad") | changes | {"fleet": fleet | {"slurm": {"partition": "gpu"}}})
+        )
+        process = begin(tmp_path, "train", variables=bare)
+        assert "there is no partition gpu; there are: main, short, shut" in process.communicate(timeout=60)[0]

@@ -56,10 +56,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the fleet is to be: its config, its stack, and what its instance type has."""
+    """What the fleet is to be: its config, its stack, and what its instance type has.
+
+    `whole`: also what every node has for itself; not on a machine that is only the entrance to its nodes.
+    """
 
     config: Config
     stack: Stack
+    whole: bool = True
 
     @property
     def fleet(self) -> Fleet:
@@ -247,7 +251,8 @@ def public_key(facts: Facts) -> str:
 
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[Step, ...]:
     """All that this node lacks, in the order in which it will be done."""
-    found = [step for operation in ON_NODES + (ON_HEAD if head else ()) for step in operation(facts, wanted)]
+    operations = (ON_NODES if wanted.whole else ()) + (ON_HEAD if head else ())
+    found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 
 

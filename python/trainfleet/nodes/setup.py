@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..config import Config
 from ..errors import BackendError
@@ -39,10 +39,10 @@ class Survey:
     findings: tuple[Finding, ...]
 
 
-def main(config: Config) -> int:
-    """Carries the whole set-up out; 0 when every host is as it should be."""
+def main(config: Config, whole: bool = True) -> int:
+    """Carries the set-up out; 0 when every host is as it should be. `whole`: see operations.Wanted."""
     began = time.monotonic()
-    wanted = wanted_of(config)
+    wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
         while meet(transport, found.findings, ask_on_terminal):  # once for a jump host, and then for those behind it

@@ -12,52 +12,92 @@ pyxis, apptainer, nodes that are made when a job needs them.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import shlex
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ... import runs
 from ...config import Config
 from ...entrypoint import CARDS
-from ...origin import CODE, ROOT
+from ...errors import BackendError
+from ...nodes import setup
+from ...nodes.answers import Failure
+from ...origin import CODE
 from ...plan.estimate import list_price
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
-from ...plan.request import Request
+from ...plan.request import Artifact, Request
 from ...runs import Run
 from ...seat import expand_hosts
 from ..base import Can, Handle, Machines, Phase, Status
 from ..node import values_of
 from ..place import Place
+from ..ssh import HEAD, Ssh
 from . import batch, room, template, traces
-from .engine import COMMENT, GONE, Engine, refused
+from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, refused
 from .engine import Job as Known
 from .machines import Partitions
 from .parallelcluster import Cluster
 from .place import Shared
+from .template import name_of
 from .words import PHASES, WELL, is_for_nodes, why_waiting
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
 KILLED = 137
 NAMED = 8  # nodes of which a line tells
+USERS = {"ubuntu2204": "ubuntu", "ubuntu2404": "ubuntu", "rocky9": "rocky", "alinux2023": "ec2-user", "rhel9": "ec2-user"}
 STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
 
 
-class Slurm:
-    """Slurm, as a backend (base.py)."""
+class Slurm(Ssh):
+    """Slurm, as a backend (base.py); of Ssh it has how a command is handed to another machine."""
 
     name = "slurm"
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES})
-    is_here, hands_over, tried_on = False, False, "real Slurm"
+    tried_on = "real Slurm"
 
     def __init__(self, config: Config) -> None:
-        self.config, self.fleet = config, config.fleet
-        self.engine = Engine()
+        super().__init__(config)
+        made = config.fleet.slurm.create is not None and shutil.which("sbatch") is None
+        self.hands_over = HEAD not in os.environ and (bool(config.fleet.hosts) or made)
+        self.folder = config.fleet.shared_folder or str(Path.cwd())  # runs/ and data/ are in it, as the nodes see it
+        self.engine = Engine(self._ask_head if self.hands_over else ask_here)
         self._asked: set[str] = set()  # tokens of jobs that were asked to stop
+
+    @functools.cached_property
+    def located(self) -> Config:
+        """The config with the machine that has sbatch: the head of the cluster that was made, or what it names."""
+        fleet = self.config.fleet
+        if not self.hands_over or fleet.hosts:
+            return self.config
+        address, user = Cluster(self.config).head(), fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
+        ssh = replace(fleet.ssh, user=user)
+        return replace(self.config, fleet=replace(fleet, hosts=(f"head={address}",) if address else (), ssh=ssh))
+
+    @property
+    def interpreter(self) -> str:
+        """The nodes' Python."""
+        return super().interpreter if self.hands_over else self.fleet.python or sys.executable
+
+    def _ask_head(self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
+        """What one of Slurm's commands says on the machine that has them."""
+        if not self.located.fleet.hosts:
+            raise BackendError(
+                f"there is no cluster {name_of(self.config)} yet", where="fleet.slurm.create", next="make setup makes it"
+            )
+        host = self.transport.hosts[0]
+        answer = self.transport.ask(host, f"bash -lc {shlex.quote(shlex.join(words))}", stdin=stdin, timeout=TIMEOUT)
+        if isinstance(answer, Failure):
+            raise BackendError(answer.message, where=host.name, next=answer.next or "look at fleet.hosts and fleet.ssh")
+        return Said(answer.exit_code, answer.stdout, answer.stderr)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -66,13 +106,10 @@ class Slurm:
             yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
         if folder is not None and not folder.startswith("/"):
             yield "fleet.shared_folder", f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. /fsx/trainfleet"
+        if config.fleet.hosts and folder is None:
+            yield "fleet.shared_folder", "null: on a machine that is reached by SSH it must be said where runs/ and data/ are"
         if slurm.create:
             yield from template.refuse(config)
-
-    @property
-    def folder(self) -> str:
-        """Where runs/ and data/ are, as the nodes see it."""
-        return self.fleet.shared_folder or str(Path.cwd())
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """One batch script. Slurm chooses the nodes, but for those in `without`.
@@ -80,8 +117,9 @@ class Slurm:
         Raises:
             BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
         """
-        ground = batch.Ground(self.folder, self.fleet.python or sys.executable, str(ROOT), tuple(sorted(without)))
-        environment = self._fabric(job) | {"PYTHONPATH": str(CODE)} | dict(job.environment)
+        ground = batch.Ground(self.folder, self.interpreter, tuple(sorted(without)))
+        code = f"{self.code}/python" if self.hands_over else str(CODE)
+        environment = self._fabric(job) | {"PYTHONPATH": code} | dict(job.environment)
         script = batch.script(self.config, job, ground, environment)
         if job.launch:
             room.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
@@ -107,7 +145,7 @@ class Slurm:
         given = {name: os.environ[name] for name in GIVEN if name in os.environ}
         environment = {**given, **request.environment, **secrets, batch.TOKEN: request.token}
         comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, runs.RUNS, self.config.name)}"
-        words = ["sbatch", "--parsable", f"--export={','.join(sorted(environment))}", f"--comment={comment}"]
+        words = ["sbatch", "--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
         said = self.engine.ask(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not number.isdecimal():
@@ -197,13 +235,37 @@ class Slurm:
         return self._handle(Path(words[3]), str(number), words[1], int(words[2])) if number else Handle(self.name, "", "", 0)
 
     def place(self, run: Run) -> Place:
+        """Here, as this machine sees what the nodes see; elsewhere a mirror of it."""
+        if self.hands_over:
+            return super().place(run)
         return Shared(run, lambda: not self.status(self.find(run)).ended)
 
     def price(self) -> float | None:
         return list_price(self.config)
 
     def machines(self) -> Machines:
-        return Cluster(self.config) if self.fleet.slurm.create else Partitions(self.config, self.engine)
+        cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.config, self.engine)
+        return Entrance(self, cluster) if self.hands_over else cluster
+
+    def look_again(self) -> None:
+        """Forgets where the cluster's head was: `make setup` has made it."""
+        for name in ("located", "transport"):
+            self.__dict__.pop(name, None)
+
+
+class Entrance:
+    """Machines (base.py) behind a machine that is reached by SSH: what all nodes share is set up through it."""
+
+    def __init__(self, backend: Slurm, cluster: Cluster | Partitions) -> None:
+        self.backend, self.cluster = backend, cluster
+        self.changes, self.left, self.remove = cluster.changes, cluster.left, cluster.remove
+
+    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+        """The cluster, then folder and Python on the file system that its nodes share."""
+        if code := self.cluster.apply(changes):
+            return code
+        self.backend.look_again()
+        return setup.main(self.backend.located, whole=False)
 
 
 def _ours(job: Known) -> list[str]:

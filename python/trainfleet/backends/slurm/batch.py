@@ -54,11 +54,10 @@ NODE = '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" !=
 
 @dataclass(frozen=True)
 class Ground:
-    """Where a job runs: its folder, the Python and the code on the nodes, as all of them see it; who is not to be used."""
+    """Where a job runs: its folder and the Python of the nodes, as all of them see it; who is not to be used."""
 
     folder: str
     python: str
-    code: str
     without: tuple[str, ...] = ()
 
 

@@ -7,6 +7,7 @@ restarted under running jobs.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import BackendError
+from ..ssh import HEAD
 from .words import why_refused
 
 TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
@@ -44,7 +46,9 @@ def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, st
     Raises:
         BackendError: there is no such command, or it gives no answer.
     """
-    if shutil.which(words[0]) is None:
+    if HEAD in os.environ:  # no login shell has started this: profiles say where Slurm is
+        words = ["bash", "-lc", 'exec "$@"', "bash", *words]
+    elif shutil.which(words[0]) is None:
         why = "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that has them"
         raise BackendError(f"there is no {words[0]} here", why=why, next="module load slurm; or fleet.hosts: [your login node]")
     try:

@@ -23,7 +23,7 @@ class Partitions:
             most = f"{row.most_minutes} min at most" if row.most_minutes else "no time limit"
             print(f"partition {row.name}: {row.nodes} nodes, {most}{', the default' if row.is_default else ''}"
                   f"{'' if row.is_up else ', takes no jobs now'}")  # fmt: skip
-        print("ready; the cluster is set up by whoever looks after it\nnext: make train")
+        print("the cluster is set up by whoever looks after it\nnext: make train")
         return 0
 
     def left(self) -> list[str]:

@@ -176,14 +176,14 @@ class Cluster:
         return State(str(said["clusterStatus"]), address, str(reasons[0].get("failureReason") or ""))
 
     def head(self) -> str:
-        """The address of the cluster's head.
+        """The address of the cluster's head; "" while there is no cluster.
 
         Raises:
-            BackendError: there is no cluster, or it is not ready.
+            BackendError: it is not ready.
         """
         state = self.look()
         if state is None:
-            raise BackendError(f"there is no cluster {self.name}", where=self.region, next="make setup makes it")
+            return ""
         if state.passes:
             raise BackendError(
                 f"the cluster {self.name} is not ready: {state.status}", where=self.region, next="make setup follows it"
