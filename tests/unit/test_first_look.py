@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.plan.request import fold
+from trainfleet.cli.recipes import WIDTH
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
 from trainfleet.runs import Lines, append_line, read_lines
@@ -42,8 +43,7 @@ def make(desk: Path, *words: str, **environment: str) -> tuple[int, str]:
 def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
     code, text = make(desk)
     assert code == 0 and "make train" in text and len(text.splitlines()) > 20
-    width = max(len(recipe.name) for recipe in all_recipes()) + 2
-    lines = [*text.splitlines(), *(" " * width + recipe.line for recipe in all_recipes())]
+    lines = [*text.splitlines(), *(f"{recipe.name:{WIDTH}}  {recipe.line}" for recipe in all_recipes())]
     assert [line for line in lines if len(line) > 80] == []
 
 

@@ -6,10 +6,11 @@ from ..recipes import all_recipes
 from .variables import Variables
 
 
+WIDTH = 22  # columns of a name, and more for a longer one: a line has 80
+
+
 def main(variables: Variables, started: float) -> int:
-    recipes = all_recipes()
-    width = max(len(recipe.name) for recipe in recipes)
-    for recipe in recipes:
-        print(f"{recipe.name:{width}}  {recipe.line}")
+    for recipe in all_recipes():
+        print(f"{recipe.name:{WIDTH}}  {recipe.line}")
     print("next: make config RECIPE=name writes one to config.yaml (CONFIG=path: elsewhere)")
     return 0
