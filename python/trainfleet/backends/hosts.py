@@ -67,6 +67,7 @@ class Hosts:
                 return
             failures[host] = answer
             if answer.kind == "exit":
+                self.door = host
                 break  # it answers, and has no such folder: others have none either
         if any(failure.kind == "exit" for failure in failures.values()):
             return
