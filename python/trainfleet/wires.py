@@ -30,6 +30,7 @@ DIAG, DUMP, DONE, ERROR = 20, 0x301, 3, 2  # of netlink: SOCK_DIAG_BY_FAMILY, NL
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
 HEAD, ASKED, TOLD = struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
+MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
 FEW = 20  # packets, which tell nothing yet
 SLOW_TIMES, SLOW_MS = 5.0, 5.0  # so many times the others' way there and back, and at least that much more
 LOSSY_TIMES, LOSSY = 5.0, 0.01  # so many times the others' share of packets sent again, and at least that much
@@ -109,7 +110,7 @@ def _told(asked: socket.socket, family: int) -> Iterator[tuple[str, str, float, 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
     """A connection, of a kernel's message about it; None of one within this machine, or without what is wanted."""
     size = 4 if family == socket.AF_INET else 16
-    own, peer = (socket.inet_ntop(family, message[start : start + size]) for start in (8, 24))
+    own, peer = (socket.inet_ntop(family, message[start : start + size]).removeprefix(MAPPED) for start in (8, 24))
     if ipaddress.ip_address(peer).is_loopback or own == peer:
         return None
     place = TOLD

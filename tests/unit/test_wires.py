@@ -6,11 +6,13 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from trainfleet import wires
+from trainfleet import watchdog, wires
+from trainfleet.beats import Beat
 from trainfleet.wires import Wire, Wires, read_wires, slow_nodes
 
 
@@ -69,3 +71,34 @@ def test_this_machine_s_kernel_tells_of_its_connections(monkeypatch: pytest.Monk
     assert found and found[0][3] >= 50 and found[0][4] == 0 and 0 < found[0][2] < 100
     if seen:
         assert f"data_segs_out:{found[0][3]}" in seen
+
+
+def test_a_run_that_is_slower_than_it_was_names_the_node_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
+    (tmp_path / "heartbeats").mkdir()
+    sentry = watchdog.Sentry(tmp_path, ranks=4, attempt=1)
+
+    def leave(sent: int, bad: int | None) -> None:
+        for node, told in fleet(4, bad, ms=80, sent=sent).items():
+            (tmp_path / f"heartbeats/wires-{node}").write_text(json.dumps(asdict(told)))
+
+    def steps(seconds: float) -> None:
+        for number in range(64):
+            beat = Beat(number % 4, number % 4, 1, 1, "step", int(clock[0]) + number, 0.0, clock[0] + number, seconds)
+            sentry.dog.look({beat.rank: beat}, clock[0] + number)
+        clock[0] += 64
+
+    steps(0.1)
+    leave(1000, None)
+    assert sentry.slow_links() == {}, "as fast as ever: nobody looks"
+    steps(0.5)
+    leave(2000, 2)
+    assert sentry.slow_links() == {}, "the first look has nothing to compare with"
+    clock[0] += 20
+    leave(3000, 2)
+    found = sentry.slow_links()
+    assert list(found) == [2] and found[2].endswith("steps take 5.0 times what they took")
+    clock[0] += 20
+    leave(4000, 2)
+    assert sentry.slow_links() == {}
