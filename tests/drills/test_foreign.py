@@ -13,7 +13,7 @@ from foreign.cases import Case, judge_all
 
 SEED = 2026
 EVERY = [
-    configs.values, configs.texts, configs.duplicates, configs.contradictions, configs.sources, lambda: configs.drawn(SEED, 1500), commands.sets, commands.variables, commands.config_files, models.shapes, models.tokenizers,
+    configs.values, configs.texts, configs.duplicates, configs.contradictions, configs.sources, lambda: configs.drawn(SEED, 1500), commands.sets, commands.variables, commands.config_files, models.shapes, models.tokenizers, lambda: models.encoders(SEED, 600),
     folders.configs, folders.manifests, folders.summaries, lambda: folders.drawn(SEED, 100), lambda: some(folders.files(), 250), lambda: some(folders.values(), 400), lambda: some(folders.values("report"), 60), lambda: some(folders.files("report"), 40),
     lambda: some(wholes.files(), 600), wholes.weights, wholes.manifests,
 ]  # fmt: skip

@@ -7,12 +7,17 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from trainfleet.config import Settings
+from trainfleet.config.types import Data
+from trainfleet.data.tokenizer import load as load_tokenizer
+from trainfleet.data.tokenizer import require_use
 from trainfleet.launch.settings import config_of
 
+from . import folders
 from .cases import Case
 from .commands import SPECIAL
 
@@ -219,6 +224,49 @@ def tokenizers() -> Iterator[Case]:
             yield Case(
                 "tokenizer file", label, _with("data.tokenizer", lambda folder, make=make: _named(folder, make, "tokenizer.json"))
             )
+
+
+def encoders(seed: int, count: int) -> Iterator[Case]:
+    """A tokenizer.json with one part of another kind: `make plan` refuses it, or it encodes and decodes whatever text comes."""
+    good, draw = json.loads(Path(folders.template(), "data", "small", "tokenizer.json").read_text()), random.Random(seed)
+    places = list(_places(good))
+    for number in range(count):
+        place, value = (
+            draw.choice(places),
+            draw.choice((*WRONG[:-1], "(a+)+$", "(((", {"type": "Evil"}, {"Regex": "["}, 2**40, "\0")),
+        )
+        text = json.dumps(_put(good, place, copy.deepcopy(value)))
+        yield Case("encoder", f"{number}: {place} = {value!r}"[:90], _used(tokenizer__json=text), refused=False)
+    for name, text in {
+        "no unknown token": "[PAD]\n[SEP]\na\n",
+        "blank words": "[PAD]\n[SEP]\n\n\n",
+        "with blanks": "[UNK] \n [SEP]\n",
+    }.items():
+        yield Case("encoder", name, _used(vocab__txt=text), refused=True)
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if place:
+        yield place
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ():
+        yield from _places(inner, (*place, key)) if place != ("model", "vocab") or inner < 5 else ()
+
+
+def _used(**files: str | bytes) -> Callable[[Path], object]:
+    load = _with("data.tokenizer", folder_of(**files))
+
+    def run(folder: Path) -> None:
+        load(folder)
+        require_use(Data(tokenizer=str(folder / "folder"), **dict.fromkeys(OTHER_KEYS)))  # type: ignore[arg-type]
+        tokenizer = load_tokenizer(folder / "folder")
+        ids, _ = tokenizer.encode(["Document 1 says \0 \u6f22 " + "a" * 99])
+        assert all(0 <= id < tokenizer.vocabulary_size for id in ids), "an id beyond its vocabulary"
+        tokenizer.decode(list(map(int, ids)))
+
+    return run
+
+
+OTHER_KEYS = {field.name for field in fields(Data)} - {"tokenizer"}
 
 
 def _put(content: Any, path: tuple[str, ...], value: Any) -> Any:

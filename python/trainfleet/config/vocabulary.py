@@ -144,13 +144,16 @@ def _vocabulary(content: Any) -> dict[str, int]:
     if not isinstance(vocab, dict if kind in ("BPE", "WordPiece", "WordLevel") else list) or not vocab:
         raise InputError(f"must be the table of a {kind} model's tokens, not {show(vocab)}", key="model.vocab")
     tokens = dict(vocab) if isinstance(vocab, dict) else _scored(vocab)
-    tokens |= {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
+    _require_ids(tokens, "model.vocab")
+    added = {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
+    _require_ids(added, "added_tokens")
+    return tokens | added
+
+
+def _require_ids(tokens: dict[str, Any], key: str) -> None:
     for token, id in tokens.items():
         if type(id) is not int or not 0 <= id < MOST_TOKENS:
-            raise InputError(
-                f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id)}", key="model.vocab"
-            )
-    return tokens
+            raise InputError(f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id)}", key=key)
 
 
 def _scored(vocab: list[Any]) -> dict[str, int]:

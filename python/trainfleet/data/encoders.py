@@ -8,13 +8,15 @@ end of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ..door import printable, shortened
 from ..errors import DataError
 from .words import Words
 
@@ -93,7 +95,7 @@ class Gigatoken:
 ENCODERS: dict[str, Callable[[str], Encoder]] = {
     "fastokens": Fastokens,
     "gigatoken": Gigatoken,
-    Words.name: lambda definition: Words(definition, open_reference(definition)),
+    Words.name: lambda definition: Words(definition, HuggingFace(definition)),
     "tokenizers": HuggingFace,
 }
 
@@ -135,14 +137,26 @@ def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...]
     return reference, passed
 
 
-def open_reference(definition: str) -> HuggingFace:
-    """The reference for a tokenizer.json. DataError when it can't load it."""
+def open_reference(definition: str, where: str) -> HuggingFace:
+    """The reference for a tokenizer.json that stood at `where`. DataError when it can't load it, or encode any text with it."""
+    with judged(where):
+        reference = HuggingFace(definition)
+        reference.encode(HARD_TEXTS)  # one without a token for what it does not know is loaded, and fails at its first new word
+        return reference
+
+
+@contextmanager
+def judged(where: str) -> Iterator[None]:
+    """What `tokenizers` raises is the fault of the tokenizer at `where`: a bare Exception, or PanicException, which is none."""
     try:
-        return HuggingFace(definition)
-    except Exception as error:  # `tokenizers` raises bare Exception
-        raise DataError(
-            "is no tokenizer that `tokenizers` can load", why=str(error), next="set data.tokenizer to a tokenizer.json"
-        ) from error
+        yield
+    except DataError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        what, why = "is no tokenizer that `tokenizers` can use", shortened(printable(str(error)), 300)
+        raise DataError(what, where=where, why=why, next="set data.tokenizer to another one") from error
 
 
 def hard_texts(reference: HuggingFace) -> list[str]:

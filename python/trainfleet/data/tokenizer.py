@@ -8,7 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.vocabulary import Vocabulary
+from ..config.types import Data
+from ..config.vocabulary import TRAINED, Vocabulary
 
 if TYPE_CHECKING:
     from .encoders import Encoder, HuggingFace, Ids, Offsets
@@ -19,17 +20,23 @@ class Tokenizer(Vocabulary):
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""
-        return self.encoder.encode(texts)
+        from .encoders import judged
+
+        with judged(self.where):
+            return self.encoder.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
-        return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
+        from .encoders import judged
+
+        with judged(self.where):
+            return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
 
     @cached_property
     def reference(self) -> HuggingFace:
         from .encoders import open_reference
 
-        return open_reference(self.definition)
+        return open_reference(self.definition, self.where)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -75,6 +82,12 @@ class StreamDecoder:
     def push(self, id: int) -> str:
         """The text that this id completes, "" while it completes none."""
         return self.stream.step(self.tokenizer, int(id)) or ""
+
+
+def require_use(data: Data) -> None:
+    """DataError where data.tokenizer can encode no text: a config is held to the table of its tokens, which tells less."""
+    if data.tokenizer != TRAINED:
+        assert load(Path(data.tokenizer)).reference
 
 
 def load(path: Path) -> Tokenizer:

@@ -14,6 +14,7 @@ from ..checkpoints.store import Store, store_of
 from ..config import Config, Derived, Settings, load, load_name, load_resolved
 from ..data.dataset import find
 from ..data.sources import have_changed, plan_units
+from ..data.tokenizer import require_use
 from ..door import show
 from ..errors import ConfigError, Problem, RunError
 from ..plan.job import tokenize_job, train_job
@@ -123,6 +124,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         if have_changed(config.data, dataset.listing):
             notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
         return notes, True
+    require_use(config.data)
     units = plan_units(config.data)  # finds out now, and not on the nodes, that a source is missing
     seconds = units.seconds(hardware.local_cores())
     size = f"{units.bytes / 1e6:,.1f} MB in {units.files:,} files, {len(units.units):,} units"
