@@ -40,6 +40,7 @@ apply() {
     fi
   fi
   [ -z "$gpus" ] || command -v nvidia-ctk > /dev/null || add_toolkit
+  [ -z "${SUDO_USER:-}" ] || usermod -aG docker "$SUDO_USER" # may use it from the next login on
   systemctl enable --quiet docker
   systemctl restart docker
 }

@@ -27,6 +27,7 @@ from trainfleet.images.builders import Builder, choose
 from trainfleet.images.ecr import HOST, Registry
 from trainfleet.images.recipe import DOCKERFILE, PARTS, recipe_of, write_context
 from trainfleet.launch import imaging
+from trainfleet.nodes.operations import lock_name
 from trainfleet.nodes.stack import load_stack
 from trainfleet.nodes.tar import code_files
 
@@ -451,11 +452,11 @@ def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_r
     account.repository, account.images["cuda-1"] = {}, {"trainfleet.lock": "cuda 2026-01-01 0123456789ab"}
     with pytest.raises(ImageError, match="other versions") as caught:
         imaging.make_ready(given)
-    assert "cuda 2026-01-01 0123456789ab" in caught.value.why and imaging.lock_of(given) in caught.value.why
+    assert "cuda 2026-01-01 0123456789ab" in caught.value.why and lock_name(load_stack(given.fleet.stack)) in caught.value.why
     account.architecture = "arm64"
     with pytest.raises(ImageError, match="another processor"):
         imaging.make_ready(given)
-    account.architecture, account.images["cuda-1"] = "amd64", {"trainfleet.lock": imaging.lock_of(given)}
+    account.architecture, account.images["cuda-1"] = "amd64", {"trainfleet.lock": lock_name(load_stack(given.fleet.stack))}
     imaging.make_ready(given)
 
 

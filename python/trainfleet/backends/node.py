@@ -6,17 +6,26 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .. import runs
+from .. import fence, runs
 from ..errors import BackendError
+from ..output import NAMES
+from ..plan.container import container_words
 from ..plan.job import Job
 from ..plan.request import Artifact, script
+from ..presence import JOB
 from ..seat import Seat, torchrun
+from ..supervisor import EXIT, WATCH
+
+TOLD = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)  # what a node is told beside its script
 
 
 def node_script(
-    job: Job, seat: Seat, folder: Path | str, python: str, environment: Mapping[str, str], host: str = ""
+    job: Job, seat: Seat, folder: Path | str, python: str, environment: Mapping[str, str], host: str = "", stack: str = ""
 ) -> Artifact:
-    """A node's script: it takes its seat, and builds its line from that; the line stands in it, to be read."""
+    """A node's script: it takes its seat, and builds its line from that; the line stands in it, to be read.
+
+    `stack`: of the image, where the job has one. Its code is the launcher's all the same, from the folder that the nodes share.
+    """
     log = runs.node_log(job.folder, seat.node)
     heading = [
         f"{job.kind} {job.name}: node {seat.node} of {seat.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
@@ -25,6 +34,8 @@ def node_script(
         line = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
         heading.append(f"runs {' '.join([*line, *job.arguments])}")
     words = [python, "-m", *entrypoint_words(job, "fleet")]
+    if job.image:
+        words = container_words(job.image, str(folder), stack, (*environment, *job.secrets, *TOLD), words[2:])
     return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
 
 

@@ -27,7 +27,9 @@ from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untr
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.jobs import RUNNING, Look
+from ..nodes.operations import lock_name
 from ..nodes.quarantine import Quarantine
+from ..nodes.stack import load_stack
 from ..nodes.tar import code_files, content_hash
 from ..nodes.transport import Transport
 from ..origin import ROOT
@@ -42,6 +44,7 @@ from .base import Can, Handle, Machines, Phase, Status
 from .hosts import Hosts, OwnHosts
 from .node import node_script, values_of
 from .place import Here, Place
+from .pulling import fetch
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
 PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
@@ -65,7 +68,7 @@ class Ssh:
     """The hosts of fleet.hosts, as a backend (base.py)."""
 
     name = "ssh"
-    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES})
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES, Can.IMAGE})
     is_here = False
     tried_on = "real sshd"
 
@@ -154,7 +157,7 @@ class Ssh:
             own = {"WORKERS": str(facts.cores)}
         own |= {ALONE: "1"} if self.fleet.exclusive else {}
         environment = own | {"PYTHONPATH": f"{self.code}/python"} | seat.environment() | dict(job.environment)
-        return node_script(job, seat, self.folder, self.interpreter, environment, host.name)
+        return node_script(job, seat, self.folder, self.interpreter, environment, host.name, self.fleet.stack)
 
     def submit(self, request: Request) -> Handle:
         """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""
@@ -163,6 +166,8 @@ class Ssh:
         said = self.transport.run(jobs.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
         if len(said) == len(hosts) and not any(answer.stdout.startswith("absent") for answer in said.values()):
             return handle
+        if request.job.image:
+            fetch(self.transport, hosts, request.job.image, lock_name(load_stack(self.fleet.stack)))
         self.refuse_other_runs(hosts)
         self._fence(hosts)
         starting = jobs.start(handle.id, self.mark, self.interpreter, self.code, self.folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..nodes.operations import environment_words, lock_hash
+from ..nodes.operations import environment_words, lock_name
 from ..nodes.stack import Stack
 from ..nodes.tar import LOCKS, code_files, content_hash
 
@@ -74,8 +74,7 @@ def recipe_of(stack: Stack, base: str = "", files: Mapping[str, bytes] | None = 
     """The recipe of a stack's image from this checkout. `base`: another image than the stack's to begin from."""
     files = code_files() if files is None else files
     given = {name: value for name, value in _arguments(stack, base) if value}
-    lock = f"{stack.name} {stack.read} {lock_hash(stack)}"
-    return Recipe(stack.name, lock, tuple(given.items()), files)
+    return Recipe(stack.name, lock_name(stack), tuple(given.items()), files)
 
 
 def _arguments(stack: Stack, base: str) -> Iterator[tuple[str, str]]:

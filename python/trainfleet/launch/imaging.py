@@ -14,7 +14,7 @@ from ..images import building
 from ..images.builders import Builder, choose
 from ..images.ecr import Registry, Stored
 from ..images.recipe import ARCHITECTURE, NAME, Recipe, recipe_of
-from ..nodes.operations import lock_hash
+from ..nodes.operations import lock_name
 from ..nodes.stack import load_stack
 
 NONE, BUILD = "none", "build"  # of fleet.image
@@ -123,15 +123,9 @@ def require_fit(config: Config, stored: Stored, image: str) -> None:
         why = f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is {ARCHITECTURE}"
         raise ImageError("is for another processor", where=image, why=why, next="make push, with fleet.image: build")
     stack = load_stack(config.fleet.stack)
-    theirs, ours = stored.labels.get("trainfleet.lock"), lock_of(config)
+    theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(stack)
     if theirs and theirs != ours:
         why = f"it is of the lock {theirs}, the config's stack {stack.name} of {ours}"
         raise ImageError(
             "has other versions than the config's stack", where=image, why=why, next="make push, with fleet.image: build"
         )
-
-
-def lock_of(config: Config) -> str:
-    """What names the pinned versions of the config's stack: stack, day and hash."""
-    stack = load_stack(config.fleet.stack)
-    return f"{stack.name} {stack.read} {lock_hash(stack)}"

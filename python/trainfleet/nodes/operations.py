@@ -96,6 +96,11 @@ def lock_hash(stack: Stack) -> str:
     return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()})[:12]
 
 
+def lock_name(stack: Stack) -> str:
+    """What names the pinned versions of a stack, in images and in messages: stack, day and hash."""
+    return f"{stack.name} {stack.read} {lock_hash(stack)}"
+
+
 Operation = Callable[[Facts, Wanted], Iterator[Step]]
 
 
@@ -179,9 +184,9 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """Docker, only when the config asks for it."""
-    if wanted.fleet.docker and "docker" in facts.lacks:
+    if (wanted.fleet.docker or wanted.fleet.image != "none") and "docker" in facts.lacks:
         words = ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
-        yield Step("docker.sh", words, "fleet.docker asks for it")
+        yield Step("docker.sh", words, f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} asks for it")
 
 
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[Step]:
