@@ -39,10 +39,19 @@ KINDS = {  # what is trained, and the layouts in which it is
     "bert": ({"model.family": "bert", **ENCODER}, tuple(LAYOUTS)),
     "roberta": ({"model.family": "roberta", **ENCODER}, ("alone", "tp2", "pp2", "cp2")),
     "gpt2": ({"model.family": "gpt2", **ENCODER}, ("alone", "tp2", "pp2", "cp2")),
+    "qwen2": ({"model.family": "qwen2"}, ("alone", "tp2", "fsdp2-tp2", "pp2")),  # biases of query, key and value
+    "qwen3": (
+        {"model.family": "qwen3", "model.head_size": 24},
+        ("alone", "fsdp2", "tp2", "fsdp2-tp2", "pp2", "cp2"),
+    ),  # norms by head
+    "olmo2": ({"model.family": "olmo2", "model.tie_embeddings": "false"}, ("alone", "fsdp2", "pp2", "cp2")),
+    "gemma": ({"model.family": "gemma", "model.tie_embeddings": "true"}, ("alone", "fsdp2", "tp2", "pp2")),
     "lamb": ({"train.optimizer": "lamb"}, FEWER),
     "muon": ({"train.optimizer": "muon"}, FEWER),
     "documents": ({"train.separate_documents": "true"}, ("alone", "ddp2", "tp2")),
 }
+# The norms of query and key divide by what is small at first, so that the order of a sum shows more: FSDP alone is 4e-5 apart.
+NEAR = {"qwen3": 1e-4}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -65,10 +74,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     os.chdir(here)
 
 
-def test_every_layout_trains_as_one_process_does(runs: dict[str, Path]) -> None:
+def test_every_layout_trains_as_one_process_does(runs: dict[str, Path], request: pytest.FixtureRequest) -> None:
     alone = ranks.metrics(runs["alone"])
     assert len(alone) == 20
-    apart = {name: found for name, run in runs.items() if (found := farthest(ranks.metrics(run), alone)) > 1e-5}
+    near = NEAR.get(request.node.callspec.params["runs"], 1e-5)
+    apart = {name: found for name, run in runs.items() if (found := farthest(ranks.metrics(run), alone)) > near}
     assert apart == {}
 
 

@@ -17,6 +17,7 @@ from requirement import need
 from trainfleet import models
 from trainfleet.config import huggingface as shapes
 from trainfleet.config.types import Model
+from trainfleet.engine import generate
 from trainfleet.errors import RunError
 from trainfleet.models import huggingface
 
@@ -26,6 +27,12 @@ SHAPES = {
     "llama": LLAMA,
     "llama-tied": replace(LLAMA, tie_embeddings=True),
     "llama-3.2": replace(LLAMA, kv_heads=6, rope_theta=500_000.0, norm_epsilon=1e-6, rope_scaling=32.0, max_sequence_length=9000),
+    "llama-wide-heads": replace(LLAMA, head_size=16),
+    "mistral": replace(LLAMA, family="mistral", head_size=16),
+    "qwen2": replace(LLAMA, family="qwen2", norm_epsilon=1e-6, rope_theta=1e6),
+    "qwen3": replace(LLAMA, family="qwen3", norm_epsilon=1e-6, head_size=16, tie_embeddings=True),
+    "olmo2": replace(LLAMA, family="olmo2", norm_epsilon=1e-6),
+    "gemma": replace(LLAMA, family="gemma", norm_epsilon=1e-6, head_size=24, kv_heads=1, tie_embeddings=True),
     "gpt2": replace(PLAIN, family="gpt2"),
     "bert": replace(PLAIN, family="bert", norm_epsilon=1e-12),
     "roberta": replace(PLAIN, family="roberta"),
@@ -106,6 +113,18 @@ def test_out_in_and_out_again_are_the_same_bytes(shape: Model, tmp_path: Path, m
 
 
 @EVERY
+def test_the_same_text_is_written_greedily(shape: Model, tmp_path: Path) -> None:
+    if not isinstance(ours := make(shape), models.Llama | models.GPT2):
+        return  # it writes none
+    theirs, prompt = theirs_of(export(ours, tmp_path / "out"), shape), tokens_of(shape)[:1, :8]
+    written = theirs.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 8:].tolist()
+    made = generate.continuation(
+        ours, prompt[0].tolist(), temperature=0, top_k=1, generator=torch.Generator(), stop_at=-1
+    )  # fmt: skip
+    assert [token for token, _ in zip(made, range(30), strict=False)] == written
+
+
+@EVERY
 def test_what_transformers_saves_comes_in(shape: Model, tmp_path: Path) -> None:
     ours = make(shape)
     theirs_of(export(ours, tmp_path / "out"), shape).save_pretrained(tmp_path / "saved", max_shard_size="100KB")
@@ -142,7 +161,7 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mamba"}, 'model_type: "mamba" is not built; built: llama, gpt2, bert, roberta'),
+        ({"model_type": "mamba"}, 'model_type: "mamba" is not built; built: llama, mistral, qwen2, qwen3, olmo2, gemma, gpt2'),
         ({"attention_bias": True}, "attention_bias: true is not built for llama"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "is not built: Llama 3's is"),
         ({"hidden_size": None}, "lacks hidden_size"),

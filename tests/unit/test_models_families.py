@@ -22,7 +22,8 @@ from trainfleet.models.loss import IGNORED
 LENGTH = 40
 LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
 SHAPES = {name: replace(LLAMA, family=name, kv_heads=6, tie_embeddings=True) for name in FAMILIES} | {
-    "untied": replace(LLAMA, family="bert", kv_heads=6)
+    "untied": replace(LLAMA, family="bert", kv_heads=6),
+    "wide heads": replace(LLAMA, family="qwen3", head_size=16),
 }
 
 
@@ -53,7 +54,7 @@ def test_arithmetic_counts_what_the_module_has_and_does(shape: Model) -> None:
         FlopCounterMode(display=False) as counter,
     ):  # counted as matrix products, the causal half too
         model(tokens, targets=targets).backward()
-    unseen = 6.0 * shape.layers * LENGTH * shape.hidden_size if FAMILIES[shape.family].causal else 0.0
+    unseen = 6.0 * shape.layers * LENGTH * shape.heads * shape.head_features if FAMILIES[shape.family].causal else 0.0
     told = (sizes.flops_per_token(shape, LENGTH) + unseen) * tokens.numel()
     assert counter.get_total_flops() == pytest.approx(told, rel=1e-6)
 

@@ -53,6 +53,11 @@ _PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 _ENCODER = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 FORMATS = {
     "llama": Format("LlamaForCausalLM", _LLAMA, {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}),
+    "mistral": Format("MistralForCausalLM", _LLAMA, {"hidden_act": "silu"}),
+    "qwen2": Format("Qwen2ForCausalLM", _LLAMA, {"hidden_act": "silu", "use_sliding_window": False}),
+    "qwen3": Format("Qwen3ForCausalLM", _LLAMA, {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}),
+    "olmo2": Format("Olmo2ForCausalLM", _LLAMA, {"hidden_act": "silu", "attention_bias": False}),
+    "gemma": Format("GemmaForCausalLM", _LLAMA, {"attention_bias": False}),
     "gpt2": Format("GPT2LMHeadModel", _GPT2, {"activation_function": "gelu_new", **_PLAIN}),
     "bert": Format("BertForPreTraining", _BERT, {**_ENCODER, "type_vocab_size": 2}),
     "roberta": Format("RobertaForMaskedLM", _BERT, {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1}),
@@ -60,6 +65,8 @@ FORMATS = {
 # A dropout of its own for attention and embeddings: ours is one for all.
 OTHER_DROPOUTS = {"gpt2": ("attn_pdrop", "embd_pdrop"), "bert": ("attention_probs_dropout_prob",)}
 OTHER_DROPOUTS["roberta"] = OTHER_DROPOUTS["bert"]
+GELU = "gelu_pytorch_tanh"
+ACTIVATIONS = ("hidden_act", "hidden_activation")  # older files have the first, in which gelu meant the same
 STRETCHED = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -73,7 +80,9 @@ def write(model: Model) -> Json:
         content["max_position_embeddings"] += family.positions_from
     if family.rotary:
         stretched = STRETCHED | {"factor": model.rope_scaling} if model.rope_scaling != 1 else {"rope_type": "default"}
-        content |= {"head_dim": model.hidden_size // model.heads, "rope_theta": model.rope_theta}
+        content |= {"head_dim": model.head_features, "rope_theta": model.rope_theta}
+        content |= dict.fromkeys(("hidden_act", "hidden_activation"), GELU) if family.gelu else {}
+        content |= {"sliding_window": None} if model.family == "mistral" else {}  # what was trained here saw whole sequences
         content["rope_parameters"] = stretched | {"rope_theta": model.rope_theta}
     return content | {"dtype": "float32"}
 
@@ -104,6 +113,8 @@ def _read(content: Any) -> Preset:
     if not isinstance(family, str) or family not in FORMATS:
         raise InputError(f"{show(family)} is not built; built: {', '.join(FORMATS)}", key="model_type")
     form, values = FORMATS[family], _defaults(content, family)
+    if FAMILIES[family].gelu and (other := [key for key in ACTIVATIONS if content.get(key) not in (None, "gelu", GELU)]):
+        raise InputError(f"{show(content[other[0]])} is not built for {family}: {show(GELU)} is", key=other[0])
     for key, value in form.fixed.items():
         if content.get(key, value) != value:
             raise InputError(f"{show(content[key])} is not built for {family}: {show(value)} is", key=key)
@@ -136,10 +147,13 @@ def _one_dropout(content: Json, family: str, dropout: Any) -> None:
 
 def _defaults(content: Json, family: str) -> Json:
     """The file with what `transformers` takes where older files leave a key out."""
-    values: Json = {"tie_word_embeddings": family != "llama"} | content
-    if family == "llama":
+    values: Json = {"tie_word_embeddings": family == "gemma" or not FAMILIES[family].rotary} | content
+    if family in ("llama", "olmo2"):
         values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
-        values.setdefault("rms_norm_eps", 1e-6)
+    if FAMILIES[family].rotary:
+        values.setdefault("rms_norm_eps", 1e-5 if family == "olmo2" else 1e-6)
+    if family == "mistral" and values.get("sliding_window") is not None:  # within it all is seen, as here
+        values["max_position_embeddings"] = min(_whole(values[key]) for key in ("max_position_embeddings", "sliding_window"))
     if family == "gpt2" and values.get("n_inner") is None:
         values["n_inner"] = 4 * _whole(values.get("n_embd"))
     return values
@@ -158,13 +172,14 @@ def _rotary(content: Json, family: str) -> Json:
     if kind not in ("default", "llama3") or any(STRETCHED[key] != value for key, value in stretched.items()):
         raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=place)
     size, heads = content["hidden_size"], content["num_attention_heads"]
-    head = content.get("head_dim")
-    if head is not None and head != size / heads:
-        raise InputError(f"{show(head)} is not built: hidden_size / num_attention_heads is", key="head_dim")
+    head = content.get("head_dim", 256 if family == "gemma" else 128 if family == "qwen3" else None)
+    if head is not None:
+        _check("head_size", "head_dim", head)
+    own = None if head is None or head == size / heads else head
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
     factor = scaling.get("factor") if kind == "llama3" else 1.0
     _check("rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{place}.rope_theta", theta)
     if theta is None or factor is None:
         raise InputError("is missing", key="rope_theta" if theta is None else f"{place}.factor")
     _check("rope_scaling", f"{place}.factor", factor)
-    return {"rope_theta": float(theta), "rope_scaling": float(factor)}
+    return {"rope_theta": float(theta), "rope_scaling": float(factor), "head_size": own}

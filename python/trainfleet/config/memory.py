@@ -160,7 +160,7 @@ def _kept(config: Config, recompute: str | float) -> float:
         return least + recompute * (most - least)
     model, layout, rotary = config.model, config.train.layout, FAMILIES[config.model.family].rotary
     wide, inner, part = model.hidden_size, model.intermediate_size, layout.tensor
-    keys = 2 * model.kv_heads * (model.hidden_size // model.heads) * layout.context  # and values, of the whole sequence
+    keys = 2 * model.kv_heads * model.head_features * layout.context  # and values, of the whole sequence
     if recompute == "full":
         return wide / part  # the block's input
     if recompute == "selective":  # what matrix products and attention made, and the block's input

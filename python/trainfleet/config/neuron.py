@@ -13,6 +13,7 @@ from .types import Config
 
 XLA = "neuron-xla"
 GENERATIONS = {"neuron": ("trn2", "trn3"), XLA: ("trn1", "trn1n")}  # families that a stack is made for
+FAMILIES = ("llama", "gpt2", "bert", "roberta")  # whose plans engine/parallel realises with NxD Core's layers
 RANKS = (1, 2, 8, 32)  # of a trn1 node, whose collectives run on these numbers of cores alone (optimum-neuron issue 761)
 LENGTHS = 128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of so many tokens
 
@@ -69,6 +70,8 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
     train = config.train
     if not is_xla(config):
         return
+    if config.model.family not in FAMILIES:
+        yield "model.family", f"{config.model.family}: not built on NxD Core; {', '.join(FAMILIES)} are"
     if train.spike_sigmas:
         yield "train.spike_sigmas", f"{train.spike_sigmas:g}: NxD's optimizer can't leave a step out; 0 works"
     if train.optimizer == "muon":

@@ -37,7 +37,8 @@ def work_of(config: Config) -> Work:
         passes=passes_of(config), data=config.data_parallel, shard=layout.shard, zero=layout.zero, tensor=layout.tensor,
         pipeline=layout.pipeline, context=layout.context, interleave=layout.interleave, format=format_of(config),
         weight_bytes=2 if is_half(config) else 4, recompute=nearest, flash=family.causal or config.fleet.stack != "neuron-xla",
-        fused=bool(train.compile), predicted=family.guesses(train.sequence_length) / train.sequence_length,
+        fused=bool(train.compile), 
+        head=model.head_size or 0, predicted=family.guesses(train.sequence_length) / train.sequence_length,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ class Preset:
     tie_embeddings: bool = False
     rope_scaling: float = 1.0
     dropout: float | None = None
+    head_size: int | None = None
 
 
 def _gpt2(layers: int, hidden_size: int, heads: int) -> Preset:
@@ -46,6 +47,14 @@ PRESETS = {
     "llama-3-70b": Preset("llama", 80, 8192, 64, 8, 28672, 8192, 128256, 500_000.0),
     "llama-3.2-1b": Preset("llama", 16, 2048, 32, 8, 8192, 131072, 128256, 500_000.0, tie_embeddings=True, rope_scaling=32.0),
     "llama-3.2-3b": Preset("llama", 28, 3072, 24, 8, 8192, 131072, 128256, 500_000.0, tie_embeddings=True, rope_scaling=32.0),
+    # From their published config.json
+    "mistral-7b": Preset("mistral", 32, 4096, 32, 8, 14336, 32768, 32768, 1e6, 1e-5),
+    "qwen2.5-0.5b": Preset("qwen2", 24, 896, 14, 2, 4864, 32768, 151936, 1e6, tie_embeddings=True),
+    "qwen2.5-7b": Preset("qwen2", 28, 3584, 28, 4, 18944, 131072, 152064, 1e6),
+    "qwen3-0.6b": Preset("qwen3", 28, 1024, 16, 8, 3072, 40960, 151936, 1e6, tie_embeddings=True, head_size=128),
+    "qwen3-8b": Preset("qwen3", 36, 4096, 32, 8, 12288, 40960, 151936, 1e6, head_size=128),
+    "olmo2-7b": Preset("olmo2", 32, 4096, 32, 32, 11008, 4096, 100352, 500_000.0),
+    "gemma-2b": Preset("gemma", 18, 2048, 8, 1, 16384, 8192, 256000, tie_embeddings=True, head_size=256),
     # Radford et al. 2019, table 2
     "gpt2": _gpt2(12, 768, 12),
     "gpt2-medium": _gpt2(24, 1024, 16),

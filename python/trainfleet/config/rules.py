@@ -112,7 +112,9 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
 def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     model, train, tensor = config.model, config.train, config.train.layout.tensor
     heads = math.gcd(model.heads, model.kv_heads)
-    if heads % tensor:
+    if tensor > 1 and FAMILIES[model.family].normed == "all":
+        yield "train.layout.tensor", f"{tensor}: {model.family} norms all heads together, so 1 is what works"
+    elif heads % tensor:
         told = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         yield "train.layout.tensor", f"{tensor} does not divide {told}; what does: {_listed(_divisors(heads))}"
     elif model.intermediate_size % tensor:
@@ -175,13 +177,15 @@ def _context(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _heads(config: Config) -> Iterator[tuple[str, str]]:
-    model = config.model
-    if model.hidden_size % model.heads:
+    model, rotary = config.model, FAMILIES[config.model.family].rotary
+    if model.head_size is not None and not rotary and model.head_size * model.heads != model.hidden_size:
+        yield "model.head_size", f"{model.head_size}: {model.family} has model.hidden_size over model.heads; null works"
+    elif model.head_size is None and model.hidden_size % model.heads:
         yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
-    elif FAMILIES[model.family].rotary and (model.hidden_size // model.heads) % 2:
+    elif rotary and model.head_features % 2:
         yield (
-            "model.heads",
-            f"makes heads of {model.hidden_size // model.heads} features; the rotary embedding needs an even number",
+            "model.heads" if model.head_size is None else "model.head_size",
+            f"makes heads of {model.head_features} features; the rotary embedding needs an even number",
         )
     if model.heads % model.kv_heads:
         yield "model.kv_heads", f"{model.kv_heads} does not divide model.heads {model.heads}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from .. import hardware
 from . import rules
+from .families import FAMILIES
 from .formats import is_half, usable_bytes
 from .memory import memory_of
 from .neuron import is_xla
@@ -131,7 +132,8 @@ def _layouts(config: Config, asked: set[str], device: hardware.Accelerator) -> I
 def _tensors(config: Config, device: hardware.Accelerator) -> list[int]:
     """Degrees within a node, over links that are made for it."""
     heads = math.gcd(config.model.heads, config.model.kv_heads)
-    most = config.fleet.ranks_per_node if device.links else 1
+    together = FAMILIES[config.model.family].normed == "all"
+    most = config.fleet.ranks_per_node if device.links and not together else 1
     return [degree for degree in divisors(heads) if degree <= most and config.fleet.ranks_per_node % degree == 0]
 
 

@@ -30,8 +30,9 @@ def parts_of(model: Model) -> Parts:
     family, width = FAMILIES[model.family], model.hidden_size
     embedding = model.vocabulary_size * width
     head = _transform(model) + _pooler(model) + (0 if model.tie_embeddings else embedding)
-    if family.rotary:  # Llama has gains only: two a block, and the last
-        return Parts(Numbers(embedding, 0), Numbers(_block(model), 2 * width), Numbers(head, width))
+    if family.rotary:  # gains: two a block and the last, and of query and key; biases of query, key and value
+        vectors = 2 * width + _normed(model) + (model.heads + 2 * model.kv_heads) * model.head_features * family.biases
+        return Parts(Numbers(embedding, 0), Numbers(_block(model), vectors), Numbers(head, width))
     block = 4 * width + model.intermediate_size + width + 4 * width  # attention, feed-forward, two norms
     first = Numbers(embedding + _look_ups(model), 0 if family.causal else 2 * width)  # an encoder norms its embedding
     return Parts(first, Numbers(_block(model), block), Numbers(head, _head_vectors(model)))
@@ -53,7 +54,7 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
     family = FAMILIES[model.family]
     seen = family.guesses(sequence_length) / sequence_length
     output = model.vocabulary_size * model.hidden_size + _transform(model)
-    attention = (6.0 if family.causal else 12.0) * model.layers * sequence_length * model.hidden_size
+    attention = (6.0 if family.causal else 12.0) * model.layers * sequence_length * model.heads * model.head_features
     return 6.0 * (model.layers * _block(model) + seen * output) + attention + 6.0 * _pooler(model) / sequence_length
 
 
@@ -66,9 +67,14 @@ def flops_in_words(model: Model) -> str:
 
 def _block(model: Model) -> int:
     """Numbers in the matrices of a block: attention's four, and SwiGLU's three or a plain feed-forward's two."""
-    head = model.hidden_size // model.heads
-    attention = model.hidden_size * head * (2 * model.heads + 2 * model.kv_heads)
+    attention = model.hidden_size * model.head_features * (2 * model.heads + 2 * model.kv_heads)
     return attention + (3 if FAMILIES[model.family].rotary else 2) * model.hidden_size * model.intermediate_size
+
+
+def _normed(model: Model) -> int:
+    """Gains of the norms of query and key."""
+    heads = {"": 0, "head": 2, "all": model.heads + model.kv_heads}[FAMILIES[model.family].normed]
+    return heads * model.head_features
 
 
 def _transform(model: Model) -> int:

@@ -74,6 +74,7 @@ class Work:
     fused: bool = True
     sequence_parallel: bool = True
     tuned: bool = False
+    head: int = 0  # features of a head; 0: the width over the heads
     predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
 
     @property
@@ -91,8 +92,12 @@ class Work:
         return float(self.micro_batch * self.length * self.passes * self.data)
 
     @property
+    def queries(self) -> float:
+        return self.heads * (self.head or self.width / self.heads)
+
+    @property
     def keys(self) -> float:
-        return self.width * self.kv_heads / self.heads
+        return self.queries * self.kv_heads / self.heads
 
     @property
     def products(self) -> tuple[tuple[float, float], ...]:
@@ -100,8 +105,8 @@ class Work:
         part = self.tensor
         rows = (2 if self.gated else 1) * self.inner
         return (
-            (self.width, (self.width + 2 * max(self.keys, part * self.width / self.heads)) / part),
-            (self.width / part, self.width),
+            (self.width, (self.queries + 2 * max(self.keys, part * self.queries / self.heads)) / part),
+            (self.queries / part, self.width),
             (self.width, rows / part),
             (self.inner / part, self.width),
         )
@@ -109,7 +114,7 @@ class Work:
     @property
     def block_numbers(self) -> float:
         """Numbers in one block's matrices, of all tensor ranks."""
-        return self.width * (2 * self.width + 2 * self.keys + (3 if self.gated else 2) * self.inner)
+        return self.width * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner)
 
     @property
     def numbers(self) -> float:
@@ -246,7 +251,7 @@ def _attention(work: Work, device: Device, c: Constants) -> float:
     """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs a token, half where later ones are masked."""
     format = "fp32" if work.format == "fp32" else "bf16"
     seen = 0.5 if work.causal and work.flash else 1.0
-    flops = 4 * work.tokens * work.length * seen * work.width / work.tensor
+    flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
     peak = device.flops.get(format) or device.flops["fp32"]
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
     if work.flash:

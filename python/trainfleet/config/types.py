@@ -212,6 +212,12 @@ class Model:
     tie_embeddings: bool
     rope_scaling: float = 1.0
     dropout: float = 0.0
+    head_size: int | None = None
+
+    @property
+    def head_features(self) -> int:
+        """Features of one head."""
+        return self.head_size or self.hidden_size // self.heads
 
 
 @dataclass(frozen=True)

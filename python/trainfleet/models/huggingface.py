@@ -41,9 +41,15 @@ _GPT2 = {
     "self_attn.v_proj": "attn.c_attn", "self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc",
     "mlp.down_proj": "mlp.c_proj",
 }  # fmt: skip
-TRUNKS = {"llama": ("model", {}), "gpt2": ("transformer", _GPT2), "bert": ("bert", _ENCODER), "roberta": ("roberta", _ENCODER)}
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma")  # their modules have those names here too
+TRUNKS = {
+    **dict.fromkeys(LIKE_LLAMA, ("model", {})),
+    "gpt2": ("transformer", _GPT2),
+    "bert": ("bert", _ENCODER),
+    "roberta": ("roberta", _ENCODER),
+}
 HEADS = {  # what stands beside the trunk
-    "llama": {"lm_head": "lm_head"},
+    **{family: {"lm_head": "lm_head"} for family in LIKE_LLAMA},
     "gpt2": {"lm_head": "lm_head"},
     "bert": {
         "head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm",
@@ -57,7 +63,7 @@ HEADS = {  # what stands beside the trunk
 }  # fmt: skip
 # What folders may have beside the weights: buffers that older versions saved, tied copies, and a head that is not trained here.
 IGNORED = {
-    "llama": r"rotary_emb\.inv_freq$",
+    **dict.fromkeys(LIKE_LLAMA, r"rotary_emb\.inv_freq$"),
     "gpt2": r"attn\.(masked_)?bias$",
     "bert": r"position_ids$|^cls\.predictions\.decoder\.bias$",
     "roberta": r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",

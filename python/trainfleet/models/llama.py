@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..config.families import FAMILIES
 from ..config.types import Model
 from .loss import next_token_loss
 from .network import Attend, Network, causal_within, places_within
@@ -53,7 +55,7 @@ class Decoder(Network):
 
 
 class Llama(Decoder):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
+    """tokens [B, T] -> logits [B, T, V], or with targets the loss: Llama, and the families that differ from it in data alone."""
 
     plan = Plan(
         blocks="layers",
@@ -63,6 +65,7 @@ class Llama(Decoder):
         embeddings=("embed_tokens",),
         divided="embed_tokens",
         norms=("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"),
+        head_norms=("layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm"),
         gathered=("layers.*.self_attn", "layers.*.mlp", "lm_head"),
         column=(
             *(f"layers.*.self_attn.{name}_proj" for name in "qkv"),
@@ -76,8 +79,9 @@ class Llama(Decoder):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        block = LateBlock if FAMILIES[shape.family].normed_after else Block
+        self.layers = nn.ModuleList(block(shape) for _ in range(shape.layers))
+        self.norm = norm(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
         if shape.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
@@ -86,10 +90,14 @@ class Llama(Decoder):
         start = cache[0][0].shape[2] if cache else 0
         places = self.places(tokens, start) if documents is None else places_within(documents)
         rotation, mask = rotary_table(self.shape, places), None if documents is None else causal_within(documents)
-        x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)  # a stage before this one may have done it
+        x = tokens if tokens.is_floating_point() else self.embed(tokens)  # a stage before this one may have done it
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        return x * self.shape.hidden_size**0.5 if FAMILIES[self.shape.family].scaled else x  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
         """Matrices have std 0.02, and 1/sqrt(2 L) of that where a block writes to the residual stream; norms are 1.
@@ -97,9 +105,24 @@ class Llama(Decoder):
         The scaling keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2, section 2.3).
         """
         if name.endswith("norm.weight"):
-            return 1.0, 0.0
+            return 0.0 if FAMILIES[self.shape.family].gains_from_one else 1.0, 0.0
+        if name.endswith("bias"):
+            return 0.0, 0.0
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))
         return 0.0, INITIAL_STD / math.sqrt(2 * self.shape.layers) if writes else INITIAL_STD
+
+
+class Norm(nn.RMSNorm):
+    """RMSNorm whose weight is what its gain has over 1, as Gemma has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
+
+
+def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
+    """The family's norm of the residual stream, or of so many features."""
+    kind = Norm if FAMILIES[shape.family].gains_from_one else nn.RMSNorm
+    return kind(width or shape.hidden_size, eps=shape.norm_epsilon)
 
 
 class Block(nn.Module):
@@ -107,9 +130,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.input_layernorm = norm(shape)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.post_attention_layernorm = norm(shape)
         self.mlp = FeedForward(shape)
 
     def forward(
@@ -119,42 +142,82 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
+class LateBlock(nn.Module):
+    """Attention and feed-forward, each normed after and added to the residual stream (OLMo 2)."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = norm(shape)
+        self.mlp = FeedForward(shape)
+        self.post_feedforward_layernorm = norm(shape)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
+    ) -> Tensor:
+        x = x + self.post_attention_layernorm(self.self_attn(x, rotation, cache, index, mask))
+        return x + self.post_feedforward_layernorm(self.mlp(x))  # type: ignore[no-any-return]
+
+
 class Attention(nn.Module):
     """Causal attention in which H / K query heads share a key-value head (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.head_size = shape.hidden_size // shape.heads
-        self.q_proj = nn.Linear(shape.hidden_size, shape.heads * self.head_size, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, shape.kv_heads * self.head_size, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, shape.kv_heads * self.head_size, bias=False)
+        self.head_size, family = shape.head_features, FAMILIES[shape.family]
+        width, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
+        self.together = family.normed == "all"
+        self.q_proj = nn.Linear(shape.hidden_size, width, bias=family.biases)
+        self.k_proj = nn.Linear(shape.hidden_size, keys, bias=family.biases)
+        self.v_proj = nn.Linear(shape.hidden_size, keys, bias=family.biases)
+        if family.normed:
+            self.q_norm = norm(shape, width if self.together else self.head_size)
+            self.k_norm = norm(shape, keys if self.together else self.head_size)
+        self.normed = bool(family.normed)
         self.attend = Attend(causal=True)
-        self.o_proj = nn.Linear(shape.heads * self.head_size, shape.hidden_size, bias=False)
+        self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: Rotation, cache: Cache | None, index: int, mask: Tensor | None) -> Tensor:
-        q, k, v = (self.split(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.together:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.heads(q), self.heads(k), self.heads(v)
+        if self.normed and not self.together:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = rotate(q.transpose(1, 2), rotation), rotate(k.transpose(1, 2), rotation), v.transpose(1, 2)
         if cache is not None:
             k, v = extend(cache, index, k, v)
         out = self.attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, T, heads x E] -> [B, heads, T, E]; the number of heads is read off, since tensor parallelism divides it."""
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, T, heads x E] -> [B, T, heads, E]; the number of heads is read off, since tensor parallelism divides it."""
+        return x.view(*x.shape[:2], -1, self.head_size)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); Gemma takes gelu (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
+        self.gelu = FAMILIES[shape.family].gelu
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        gate = self.gate_proj(x)
+        return self.down_proj((F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Olmo2(Llama):
+    """The family whose blocks norm what their parts give, and query and key over all heads."""
+
+    plan = replace(
+        Llama.plan,
+        norms=("layers.*.post_attention_layernorm", "layers.*.post_feedforward_layernorm", "norm"),
+        head_norms=(),
+    )
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
@@ -163,7 +226,7 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
 
     Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep equal.
     """
-    size = shape.hidden_size // shape.heads
+    size = shape.head_features
     frequencies = stretched(shape.rope_theta ** (-torch.arange(0, size, 2, device=positions.device).float() / size), shape)
     half = positions.float()[..., None] * frequencies
     angles = torch.cat((half, half), -1) if positions.ndim == 1 else torch.cat((half, half), -1)[:, None]

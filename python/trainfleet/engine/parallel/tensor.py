@@ -41,6 +41,7 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
     if plan.divided not in plan.embeddings:
         found[plan.divided] = PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=PART)
     found |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}
+    found |= {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in plan.head_norms}
     found |= {name: Gather() for name in plan.gathered if name not in plan.column}
     found |= {name: Gather(alike=True) for name in plan.alike}
     found |= {name: ColwiseParallel() for name in plan.column}
