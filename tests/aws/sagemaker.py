@@ -75,8 +75,8 @@ class SageMaker:
         self.jobs[name].broken = "interrupted"
 
     def break_host(self, name: str, host: int) -> None:
-        self.containers.lose(name, host)
         self.jobs[name].broken = "hardware"
+        self.containers.lose(name, host)
 
     def run(self, job: Job) -> None:
         retries = job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
