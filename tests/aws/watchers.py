@@ -22,7 +22,6 @@ class Watched:
     def __init__(self, account: Account) -> None:
         self.trust = {name: list(services) for name, services in ROLES.items()}  # role → whom it trusts
         self.forbidden: set[str] = set()  # actions that no role may do
-        self.images = {"trainfleet:cpu"}
         self.bucket_region = account.region
         self.quotas: dict[str, float] = {}  # name → value of SageMaker's
         account.watched = self  # type: ignore[attr-defined]
@@ -63,18 +62,6 @@ def install() -> None:
 
 
 install()
-
-
-@answers("ecr", "DescribeImages")
-def _images(account: Account, repositoryName: str, imageIds: list[dict[str, str]], **_: Any) -> dict[str, Any]:
-    named = f"{repositoryName}:{imageIds[0].get('imageTag', '')}"
-    if not any(image.startswith(f"{repositoryName}:") for image in watched(account).images):
-        raise Refused(
-            "RepositoryNotFoundException", f"The repository with name '{repositoryName}' does not exist in the registry"
-        )
-    if named not in watched(account).images:
-        raise Refused("ImageNotFoundException", f"The image with imageId {imageIds[0]} does not exist within the repository")
-    return {"imageDetails": [{"imageTags": [imageIds[0]["imageTag"]]}]}
 
 
 @answers("service-quotas", "ListServiceQuotas")

@@ -19,9 +19,9 @@ from ..errors import BackendError, CloudError
 from ..plan.job import Job
 from ..plan.request import Request
 from .bodies import bodies
-from .waiting import ecr_of, environments, most_nodes
+from .waiting import environments, most_nodes
 
-ABSENT = ("NoSuchEntity", "NoSuchEntityException", "ImageNotFoundException", "RepositoryNotFoundException")
+ABSENT = ("NoSuchEntity", "NoSuchEntityException")
 NEEDED = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")  # of a job's role
 
 
@@ -30,7 +30,6 @@ def require(calls: Calls, config: Config, queue: str, request: Request) -> None:
     what, _ = bodies(request)
     container = what["nodeProperties"]["nodeRangeProperties"][0]["container"]
     require_queue(calls, config, queue, request.job)
-    require_image(calls, container["image"])
     require_bucket(calls, config)
     for key, service in (("jobRoleArn", "ecs-tasks.amazonaws.com"), ("executionRoleArn", "ecs-tasks.amazonaws.com")):
         if container.get(key, "").startswith("arn:"):
@@ -86,22 +85,6 @@ def unfitness(config: Config, environment: dict[str, Any]) -> str:
     if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
         return f"it has {', '.join(types)}, and no {wanted}"
     return ""
-
-
-def require_image(calls: Calls, image: str) -> None:
-    """Raises BackendError when an image that should be in ECR is not."""
-    parts = ecr_of(image)
-    if parts is None:
-        return
-    found = {"imageDigest": parts["digest"]} if parts["digest"] else {"imageTag": parts["tag"] or "latest"}
-    try:
-        Calls(parts["region"])(
-            "ecr", "DescribeImages", registryId=parts["account"], repositoryName=parts["repository"], imageIds=[found]
-        )
-    except CloudError as error:
-        if error.code in ABSENT:
-            raise BackendError("the image is not in ECR", where=image, why=error.why, next="make push") from error
-        _pass_denied(error)
 
 
 def require_bucket(calls: Calls, config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from ..cloud import changeset
 from ..cloud.engine_fleet import EngineFleet
@@ -34,26 +35,40 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
 class Engine(Stacked):
     """Machines (base.py) of an engine, which makes them for each job itself.
 
-    `needed`: the config leaves something to a stack. `on_ec2`: they are instances of the account.
+    `needed`: the config leaves something to a stack. `on_ec2`: they are instances of the account. `notes`: more lines of a plan.
     """
 
-    def __init__(self, config: Config, engine: str, needed: bool, on_ec2: bool) -> None:
+    def __init__(
+        self, config: Config, engine: str, needed: bool, on_ec2: bool, notes: Callable[[], list[str]] = lambda: []
+    ) -> None:
         self.own = EngineFleet(config, engine, on_ec2)
         super().__init__(self.own)
-        self.config, self.needed = config, needed
+        self.config, self.needed, self.notes = config, needed, notes
 
     def changes(self) -> tuple[Artifact, ...]:
         return super().changes() if self.needed else ()
 
+    def is_there(self) -> bool:
+        """Whether jobs can be given to the engine now, as far as a look at the stack tells; without credentials they can't."""
+        try:
+            return not self.needed or bool(self.own.outputs())
+        except CloudError:
+            return False
+
     def prospect(self) -> tuple[list[str], tuple[Artifact, ...]]:
         """What `make setup` would change, in words and as the very requests; without credentials a plan says so, and no more."""
         if not self.needed:
-            return ["", "account: queue and roles are yours, so setup makes nothing"], ()
+            return [*self.notes(), "", "account: queue and roles are yours, so setup makes nothing"], ()
         try:
             found = self.foreseen
-            return ["", f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before)], self.changes()
+            return [
+                *self.notes(),
+                "",
+                f"stack {self.cloud.stack.name}",
+                *changeset.describe(found.changes, not found.before),
+            ], self.changes()
         except CloudError as error:
-            return ["", f"account: not looked at, as {error.what}"], ()
+            return [*self.notes(), "", f"account: not looked at, as {error.what}"], ()
 
     def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
         if self.needed:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..cloud.calls import Calls
@@ -19,7 +20,7 @@ from ..cloud.inputs import slug
 from ..cloud.region import region_of
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
-from ..errors import BackendError, CloudError
+from ..errors import BackendError, CloudError, S3Error
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
@@ -120,7 +121,6 @@ class SageMaker:
         ]
         if own.warm_pool_minutes:
             names.append(f"{kind} for training warm pool usage")
-        checks.require_image(self.calls, body["AlgorithmSpecification"]["TrainingImage"])
         checks.require_bucket(self.calls, self.config)
         checks.require_role(self.calls, body["RoleArn"], "sagemaker.amazonaws.com", self.config)
         if not own.training_plan:
@@ -196,12 +196,19 @@ class SageMaker:
         return None
 
     def machines(self) -> Engine:
-        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, on_ec2=False)
+        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, on_ec2=False, notes=self._notes)
+
+    def _notes(self) -> list[str]:
+        """How nodes get the dataset, for `make plan`."""
+        channel = training_job.input_of(self.config, size_of(self.config))
+        return ["", "data", f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"]
 
 
 def size_of(config: Config) -> int | None:
     """Bytes of the config's dataset in its store; None where it is not there."""
-    manifest = find(config.data)
+    manifest = None
+    with suppress(S3Error):  # a plan can do without
+        manifest = find(config.data)
     return None if manifest is None else manifest.tokens * ITEM_BYTES[manifest.dtype]
 
 

@@ -56,7 +56,7 @@ def input_of(config: Config, size: int | None) -> Input:
     if asked:
         return words[asked]
     if size is None:
-        return Input("stream", 2.0, "the dataset is not made yet: it is streamed")
+        return Input("stream", 2.0, "its size is not known yet, so it is streamed")
     if copying < PATIENCE:
         return Input("file", copying, f"{size / 1e9:.1f} GB are copied to each node in about {copying:.0f} s, then read locally")
     return Input(

@@ -5,7 +5,6 @@ Codes and their causes: https://docs.aws.amazon.com/batch/latest/userguide/job_s
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,12 +78,3 @@ def environments(calls: Calls, names: list[str]) -> list[dict[str, Any]]:
 def most_nodes(environment: dict[str, Any], vcpus: int) -> int:
     """How many nodes of so many vCPUs a compute environment can have."""
     return int(environment.get("computeResources", {}).get("maxvCpus", 0)) // vcpus
-
-
-def ecr_of(image: str) -> re.Match[str] | None:
-    """The account, region, repository and tag or digest of an image in ECR; None for one that is elsewhere."""
-    return re.fullmatch(
-        r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[a-z0-9._/-]+)"
-        r"(?:@(?P<digest>sha256:[0-9a-f]{64})|:(?P<tag>[\w.-]+))?",
-        image,
-    )

@@ -36,8 +36,10 @@ def main(variables: Variables, started: float) -> int:
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
     prospects, changes = readiness.outlook(config, needs)
     print("\n".join(prospects), end="\n" if prospects else "")
-    if is_nowhere(config):
-        plan = make_plan(config, derived, [], [], price)
+    awaits = readiness.awaits_setup(config)
+    if is_nowhere(config) or awaits:
+        plan = make_plan(config, derived, requests := readiness.exact(config), [], price)
+        print("\n".join(proposal.describe_requests(requests, ())))
         print(f"\nhosts: none yet, so no command is exact; {'make setup makes' if prospects else 'fleet.hosts names'} them")
     elif runs_programs(config):
         plan = make_plan(config, derived, [], [], price)
@@ -52,5 +54,5 @@ def main(variables: Variables, started: float) -> int:
     if device := hardware.awaited(config.fleet.instance_type):
         print(f"\nnote: training on {device.name} is not built yet, so make train refuses this fleet")
     setup = "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
-    print(f"\nnext: {'make train' if plan.requests else setup}")
+    print(f"\nnext: {'make train' if plan.requests and not awaits else setup}")
     return 0

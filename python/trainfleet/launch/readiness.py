@@ -11,7 +11,8 @@ from ..backends.instances import Instances
 from ..config import Config
 from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
-from ..plan.request import Artifact
+from ..plan.job import tokenize_job, train_job
+from ..plan.request import Artifact, Request
 
 
 def make_ready(config: Config) -> int:
@@ -35,6 +36,19 @@ def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact,
     train = config.train
     speed = train.steps * train.global_batch * train.sequence_length / needs.seconds if needs.seconds else None
     return list(machines.outlook(hours, speed)), machines.changes()
+
+
+def awaits_setup(config: Config) -> bool:
+    """Whether an engine's part of the account is not there yet, or there are no credentials to ask for it."""
+    machines = backend_of(config).machines()
+    return isinstance(machines, Engine) and not machines.is_there()
+
+
+def exact(config: Config) -> list[Request]:
+    """The requests that are known before there are machines: an engine's, whose nodes have no addresses in them."""
+    backend = backend_of(config)
+    jobs = (tokenize_job(config), train_job(config)) if isinstance(backend.machines(), Engine) else ()
+    return [backend.plan(job, {}) for job in jobs]
 
 
 def price(config: Config) -> float | None:
