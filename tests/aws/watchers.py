@@ -10,7 +10,7 @@ from typing import Any
 
 from trainfleet.cloud import calls
 
-from . import storage  # noqa: F401 - what it answers is kept for all that is not ours
+from . import limits, storage  # noqa: F401 - what they answer is kept for all that is not ours
 from .account import ANSWERS, Account, Refused, answers
 
 ROLES = {"train": ["ecs-tasks.amazonaws.com", "sagemaker.amazonaws.com"], "train-execution": ["ecs-tasks.amazonaws.com"]}
@@ -31,18 +31,36 @@ def watched(account: Account) -> Watched:
     return account.watched  # type: ignore[attr-defined,no-any-return]
 
 
-@answers("iam", "SimulatePrincipalPolicy")
-def _simulate(account: Account, PolicySourceArn: str, ActionNames: list[str], ResourceArns: list[str]) -> dict[str, Any]:
+def _before(service: str, operation: str) -> Any:
+    """Puts an answer before the one that there is, which is given what is not ours."""
+    other = ANSWERS[service, operation]
+
+    def put(mine: Any) -> Any:
+        def answer(account: Account, **request: Any) -> dict[str, Any]:
+            found = mine(account, **request) if hasattr(account, "watched") else None
+            return found if found is not None else other(account, **request)
+
+        ANSWERS[service, operation] = answer
+        return answer
+
+    return put
+
+
+@_before("iam", "SimulatePrincipalPolicy")
+def _simulate(account: Account, PolicySourceArn: str, ActionNames: list[str], **_: Any) -> dict[str, Any] | None:
+    if PolicySourceArn.rpartition("/")[2] not in watched(account).trust:
+        return None
     forbidden = watched(account).forbidden
     return {"EvaluationResults": [
         {"EvalActionName": action, "EvalDecision": "implicitDeny" if action in forbidden else "allowed"} for action in ActionNames
     ]}  # fmt: skip
 
 
-def _role(account: Account, RoleName: str) -> dict[str, Any]:
+@_before("iam", "GetRole")
+def _role(account: Account, RoleName: str) -> dict[str, Any] | None:
     trust = watched(account).trust.get(RoleName)
     if trust is None:
-        raise Refused("NoSuchEntity", f"The role with name {RoleName} cannot be found.")
+        return None
     document = {
         "Version": "2012-10-17",
         "Statement": [{"Effect": "Allow", "Principal": {"Service": trust}, "Action": "sts:AssumeRole"}],
@@ -50,27 +68,15 @@ def _role(account: Account, RoleName: str) -> dict[str, Any]:
     return {"Role": {"RoleName": RoleName, "AssumeRolePolicyDocument": document}}
 
 
-def install() -> None:
-    """Roles that tests name are answered here; any other, as of a stack, by whoever answered before."""
-    before = ANSWERS.get(("iam", "GetRole"))
-
-    def role(account: Account, RoleName: str) -> dict[str, Any]:
-        known = hasattr(account, "watched") and (RoleName in watched(account).trust or before is None)
-        return _role(account, RoleName) if known or before is None else before(account, RoleName=RoleName)
-
-    ANSWERS["iam", "GetRole"] = role
-
-
-install()
-
-
-@answers("service-quotas", "ListServiceQuotas")
-def _quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any]:
-    rows = watched(account).quotas.items() if ServiceCode == "sagemaker" else ()
+@_before("service-quotas", "ListServiceQuotas")
+def _quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any] | None:
+    if ServiceCode != "sagemaker":
+        return None
+    rows = enumerate(watched(account).quotas.items())
     return {
         "Quotas": [
             {"ServiceCode": ServiceCode, "QuotaName": name, "QuotaCode": f"L-{number:08X}", "Value": value}
-            for number, (name, value) in enumerate(rows)
+            for number, (name, value) in rows
         ]
     }
 

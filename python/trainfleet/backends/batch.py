@@ -18,7 +18,7 @@ from ..cloud.calls import Calls
 from ..cloud.inputs import slug, stack_name
 from ..cloud.region import region_of
 from ..config import Config
-from ..errors import BackendError
+from ..errors import BackendError, CloudError
 from ..parting import ELSEWHERE
 from ..plan.estimate import list_price
 from ..plan.job import Job
@@ -29,7 +29,7 @@ from .base import Can, Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies, pairs
 from .engines import Engine, filled
 from .place import Place
-from .remote import bucket_of, unshared
+from .remote import bucket_of, unpacked, unshared
 from .waiting import Waiting
 
 PACE = 3.0  # seconds between two looks at a job; DescribeJobs takes a hundred jobs at a time
@@ -67,6 +67,7 @@ class Batch:
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from unshared(config)
+        yield from unpacked(config)
         if config.fleet.instance_type is None:
             yield "fleet.instance_type", "AWS Batch must be told on which type of instance, such as p4d.24xlarge"
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
@@ -108,10 +109,13 @@ class Batch:
     def _named(self, name: str) -> list[JobRecord]:
         """The jobs whose name is `name`, or begins so where it ends with *; the oldest first."""
         only = [{"name": "JOB_NAME", "values": [name]}]
-        return sorted(
-            self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=only),
-            key=lambda job: job["createdAt"],
-        )
+        found = self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=only)
+        try:
+            return sorted(found, key=lambda job: job["createdAt"])
+        except CloudError as error:
+            if error.code == "ClientException" and "not found" in error.why:
+                return []  # there is no such queue, so nothing is in it
+            raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
         """The handle of the first of the jobs; others of its name are of a request that was sent twice, and are ended."""

@@ -131,6 +131,15 @@ def _as_backend() -> Iterator[None]:
         raise BackendError(error.what, where=error.where, why=error.why, next=error.next) from error
 
 
+def unpacked(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with a config whose nodes run nothing but an image: (key, message) each."""
+    if config.fleet.image == "none":
+        yield (
+            "fleet.image",
+            f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, works",
+        )
+
+
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
     """What is wrong with a config whose nodes share no disk: (key, message) each."""
     for key, value, what in (

@@ -29,7 +29,7 @@ from .base import Can, Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies
 from .engines import JOB_ROLE, Engine, filled
 from .place import Place
-from .remote import bucket_of, unshared
+from .remote import bucket_of, unpacked, unshared
 
 PACE = 3.0  # seconds between two looks at a job
 GONE = 180.0  # seconds that a job gets to be gone once it is asked to stop: SIGTERM, 120 s, SIGKILL, and the upload
@@ -78,6 +78,7 @@ class SageMaker:
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from unshared(config)
+        yield from unpacked(config)
         if config.fleet.instance_type is None:
             yield "fleet.instance_type", "SageMaker must be told on which type of instance, such as p4d.24xlarge"
         yield from training_job.refuse(config)

@@ -40,7 +40,8 @@ def main(variables: Variables, started: float) -> int:
     if is_nowhere(config) or awaits:
         plan = make_plan(config, derived, requests := readiness.exact(config), [], price)
         print("\n".join(proposal.describe_requests(requests, ())))
-        print(f"\nhosts: none yet, so no command is exact; {'make setup makes' if prospects else 'fleet.hosts names'} them")
+        makes = "make setup makes" if prospects else "fleet.hosts names"
+        print("\n${...} is what make setup makes" if awaits else f"\nhosts: none yet, so no command is exact; {makes} them")
     elif runs_programs(config):
         plan = make_plan(config, derived, [], [], price)
         print("\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of fleet.ssh.config")

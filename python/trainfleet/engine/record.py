@@ -70,7 +70,7 @@ class Recorder:
         self._tell_skips(skipped)
         self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
         validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
-        print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:,.0f} tokens/s{validated}", flush=True)
+        print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:.0f} tokens/s{validated}", flush=True)
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 

@@ -1,0 +1,136 @@
+"""What keeps a job from AWS Batch or SageMaker is said before anything is sent, with the command that mends it; and why a job waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aws import batch as batch_service
+from aws.account import Account
+from aws.batch import Batch as Service
+from aws.sagemaker import SageMaker as Trainings
+from aws.test_engine_machines import engine_config
+from aws.watchers import Watched
+from aws.world import aws
+from trainfleet.backends import BACKENDS
+from trainfleet.backends.waiting import CODES, Waiting
+from trainfleet.cloud.calls import Calls
+from trainfleet.config import Config
+from trainfleet.errors import BackendError
+from trainfleet.plan.job import train_job
+
+ROLE = f"arn:aws:iam::{Account.number}:role"
+OWN = {
+    "batch": {"batch": {"queue": "mine", "job_role": f"{ROLE}/train", "execution_role": f"{ROLE}/train-execution"}},
+    "sagemaker": {"sagemaker": {"role": f"{ROLE}/train"}},
+}
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("THE_KEY", "x")
+    monkeypatch.setattr("trainfleet.backends.sagemaker.size_of", lambda config: None)
+    found = Account()
+    Watched(found), Service(found, None), Trainings(found, None)  # type: ignore[arg-type]
+    batch_service.service(found).queue_of_mine("mine", "c7i.8xlarge", 64)
+    found.watched.quotas["ml.c7i.8xlarge for training job usage"] = 2  # type: ignore[attr-defined]
+    with aws(found):
+        yield found
+
+
+def submit(config: Config) -> None:
+    backend = BACKENDS[config.fleet.backend](config)
+    backend.submit(backend.plan(train_job(config), {}))
+
+
+def queue(**changes: Any) -> Callable[[Account], object]:
+    return lambda account: account.things["mine"].properties.update(changes)
+
+
+def environment(**changes: Any) -> Callable[[Account], object]:
+    return lambda account: account.things["mine-ce"].properties.update(changes)
+
+
+def watched(name: str, value: Any) -> Callable[[Account], object]:
+    return lambda account: setattr(account.watched, name, value)  # type: ignore[attr-defined]
+
+
+BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
+    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "make setup makes one"),
+    ("batch", queue(state="DISABLED"), "mine: the job queue is disabled", "update-job-queue --job-queue mine --state ENABLED"),
+    ("batch", queue(status="INVALID", statusReason="no CE"), "mine: the job queue is invalid", "make setup"),
+    ("batch", environment(status="INVALID", statusReason="CLIENT_ERROR - no such role"), "it is invalid: CLIENT_ERROR", "make setup"),
+    ("batch", environment(state="DISABLED"), "mine-ce: it is disabled", "another fleet.batch.queue"),
+    ("batch", environment(type="UNMANAGED"), "it is unmanaged", "another fleet.batch.queue"),
+    ("batch", environment(computeResources={"type": "SPOT", "maxvCpus": 64, "instanceTypes": ["optimal"]}), "of type SPOT", "make setup"),
+    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, and no c7i", "queue"),
+    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue has 1", "NODES=1"),
+    ("batch", watched("bucket_region", "eu-west-1"), "the bucket is in eu-west-1, and the nodes are in us-east-1", "fleet.aws.region"),
+    ("sagemaker", watched("bucket_region", "eu-west-1"), "the bucket is in eu-west-1", "a bucket in us-east-1"),
+    ("batch", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust ecs-tasks", "update-assume-role-policy"),
+    ("sagemaker", watched("trust", {"train": ["ec2.amazonaws.com"]}), "the role does not trust sagemaker", "--role-name train"),
+    ("sagemaker", watched("trust", {}), "there is no such role", "make setup makes one"),
+    ("batch", watched("forbidden", {"s3:PutObject"}), "the role may not do s3:PutObject", "have it allowed on arn:aws:s3:::theirs"),
+    ("sagemaker", watched("quotas", {"ml.c7i.8xlarge for training job usage": 0}), "your quota is 0",
+     "request-service-quota-increase --service-code sagemaker --quota-code L-00000000 --desired-value 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "spoil", "what", "next"), BAD, ids=[f"{row[0]}-{row[2][:40]}" for row in BAD])
+def test_what_could_not_run_is_said_before_anything_is_made(
+    engine: str, spoil: Callable[[Account], object], what: str, next: str, account: Account, tmp_path: Path
+) -> None:
+    config = engine_config(tmp_path, engine, **OWN[engine])
+    spoil(account)
+    with pytest.raises(BackendError) as caught:
+        submit(config)
+    assert what in str(caught.value) and next in caught.value.next, str(caught.value)
+    made = {operation for _, operation, _ in account.calls}
+    assert not made & {"RegisterJobDefinition", "SubmitJob", "CreateTrainingJob", "PutParameter"}
+
+
+def test_without_a_stack_it_is_said_that_setup_comes_first(account: Account, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="nothing is set up for this config") as caught:
+        submit(engine_config(tmp_path, "sagemaker"))
+    assert caught.value.next == "make setup"
+
+
+def test_warm_pools_have_a_quota_of_their_own(account: Account, tmp_path: Path) -> None:
+    account.watched.quotas["ml.c7i.8xlarge for training warm pool usage"] = 0  # type: ignore[attr-defined]
+    config = engine_config(tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"warm_pool_minutes": 10})
+    with pytest.raises(BackendError, match="training warm pool usage"):
+        submit(config)
+
+
+def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> None:
+    account.denied |= {"iam:GetRole", "service-quotas:ListServiceQuotas", "s3:GetBucketLocation"}
+    with pytest.raises(AttributeError):  # it came as far as a container, of which this account has none
+        submit(engine_config(tmp_path, "batch", **OWN["batch"]))
+    assert ("batch", "RegisterJobDefinition") in {(service, operation) for service, operation, _ in account.calls}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (queue(state="DISABLED"), "RUNNABLE: the queue mine is disabled; aws batch update-job-queue"),
+        (environment(status="INVALID", statusReason="CLIENT_ERROR - no role"), "RUNNABLE: the compute environment mine-ce is invalid: CLIENT_ERROR"),
+        (environment(state="DISABLED"), "RUNNABLE: the compute environment mine-ce is disabled"),
+        (lambda account: account.denied.add("batch:DescribeJobQueues"), "RUNNABLE: why is not known: your credentials may not do batch:"),
+        (lambda account: None, "RUNNABLE: machines are on their way"),
+    ],
+)  # fmt: skip
+def test_why_a_job_waits_is_looked_up(spoil: Callable[[Account], object], said: str, account: Account) -> None:
+    spoil(account)
+    assert Waiting(lambda: Calls("us-east-1"), "mine").why({"status": "RUNNABLE"}).startswith(said)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_batch_s_own_reasons_are_said_in_words(code: str, account: Account) -> None:
+    waiting = Waiting(lambda: Calls("us-east-1"), "mine")
+    said = waiting.why({"status": "RUNNABLE", "statusReason": f"{code} - and more"})
+    assert said == f"RUNNABLE: {CODES[code]} ({code} - and more)" and not account.calls
+    assert waiting.why({"status": "RUNNING"}) == ""

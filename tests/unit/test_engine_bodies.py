@@ -1,0 +1,188 @@
+"""What AWS Batch and SageMaker are asked to run: valid to their own models, for every type, key and mode; what can't be is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aws.validation import problems_of
+from trainfleet import hardware
+from trainfleet.backends import BACKENDS, terms_of
+from trainfleet.backends.bodies import bodies
+from trainfleet.backends.training_job import METRICS, input_of
+from trainfleet.config import Config, Settings, load
+from trainfleet.errors import BackendError, ConfigError
+from trainfleet.plan.job import tokenize_job, train_job
+from trainfleet.plan.request import Request
+
+TYPES = [name for name, row in hardware.INSTANCE_TYPES.items() if row.memory_gib > 32]
+ROLE = "arn:aws:iam::123456789012:role/train"
+OWN = {
+    "batch": {"queue": "mine", "job_role": ROLE, "execution_role": ROLE},
+    "sagemaker": {"role": ROLE},
+}
+
+
+def config_of(folder: Path, backend: str, instance_type: str = "p4d.24xlarge", nodes: int = 4, **fleet: Any) -> Config:
+    own = OWN[backend] | fleet.pop(backend, {})
+    said = {
+        "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "store": "s3://bkt/sets", "vocabulary_size": 340},
+        "model": {"layers": 2, "hidden_size": 128, "heads": 64, "intermediate_size": 128}, "checkpoint": {"destination": "s3://bkt/c"},
+        "train": {"global_batch": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "bf16", "compile": False},
+        "fleet": {"backend": backend, "nodes": nodes, "instance_type": instance_type, "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y",
+                  "shared_folder": "s3://bkt/runs", "aws": {"region": "us-east-1"}, backend: own} | fleet,
+    }  # fmt: skip
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(said))
+    return load(Settings(path, ""), terms_of)[0]
+
+
+def requests(config: Config) -> Iterator[Request]:
+    for job in (tokenize_job(config), train_job(config)):
+        yield BACKENDS[config.fleet.backend](config).plan(job, {})
+
+
+def sound(request: Request) -> dict[str, Any]:
+    """The last body of a request, all of which its service's model takes once it has a name."""
+    for artifact, body in zip(request.artifacts, bodies(request), strict=True):
+        _, service, operation = artifact.name.removesuffix(".json").split("-")
+        name = {"SubmitJob": {"jobName": "x"}, "CreateTrainingJob": {"TrainingJobName": "x"}}.get(operation, {})
+        assert problems_of(service, operation, body | name) == [], artifact.name
+    return bodies(request)[-1]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfleet.backends.sagemaker.size_of", lambda config: 10**9)
+
+
+@pytest.mark.parametrize("instance_type", TYPES)
+@pytest.mark.parametrize("backend", ["batch", "sagemaker"])
+def test_every_request_is_valid_for_every_type(backend: str, instance_type: str, tmp_path: Path) -> None:
+    if backend == "sagemaker" and instance_type in ("trn2u.48xlarge",):
+        pytest.skip("SageMaker has no such type")
+    config = config_of(tmp_path, backend, instance_type)
+    for request in requests(config):
+        sound(request)
+    row = hardware.INSTANCE_TYPES[instance_type]
+    if backend == "batch":
+        container = bodies(request)[0]["nodeProperties"]["nodeRangeProperties"][0]["container"]
+        devices = [device["hostPath"] for device in container["linuxParameters"].get("devices", ())]
+        assert sum(device.startswith("/dev/infiniband/uverbs") for device in devices) == row.efa
+        neuron = row.accelerator is not None and row.accelerator.kind == "neuron"
+        assert any(device.startswith("/dev/neuron") for device in devices) == neuron
+        needs = {entry["type"]: int(entry["value"]) for entry in container["resourceRequirements"]}
+        assert needs["VCPU"] == row.vcpus and needs["MEMORY"] < row.memory_gib * 1024
+        assert needs.get("GPU", 0) == (row.accelerators if row.accelerator and row.accelerator.kind == "cuda" else 0)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attempts": 10}, {"timeout_hours": 0.02}, {"shared_memory_gib": 128}, {"share": "research", "priority": 7},
+        {"consumable_resources": ["licence=2", "token=1"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_key_of_batch_is_in_a_valid_request(keys: dict[str, Any], tmp_path: Path) -> None:
+    plain = list(requests(config_of(tmp_path, "batch")))[1]
+    with_keys = list(requests(config_of(tmp_path, "batch", batch=keys)))[1]
+    sound(with_keys)
+    assert bodies(plain) != bodies(with_keys)
+
+
+PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/spring"
+VPC = {"subnets": ["subnet-0123456789abcdef0"], "security_groups": ["sg-0123456789abcdef0"]}
+FSX = {"input_mode": "fsx", "file_system": "fs-0123456789abcdef0:/fsx/sets", **VPC}
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"input_mode": "file"}, ("InputDataConfig", 0, "InputMode", "File")),
+        ({"input_mode": "fastfile"}, ("AlgorithmSpecification", "TrainingInputMode", "FastFile")),
+        (FSX, ("InputDataConfig", 0, "DataSource", "FileSystemDataSource", "DirectoryPath", "/fsx/sets/stdlib")),
+        ({"warm_pool_minutes": 30}, ("ResourceConfig", "KeepAlivePeriodInSeconds", 1800)),
+        ({"max_hours": 672}, ("StoppingCondition", "MaxRuntimeInSeconds", 2419200)),
+        ({"retries": 30}, ("RetryStrategy", "MaximumRetryAttempts", 30)),
+        (VPC, ("VpcConfig", "Subnets", ["subnet-0123456789abcdef0"])),
+        ({"kms_key": "alias/x"}, ("OutputDataConfig", "KmsKeyId", "alias/x")),
+        ({"training_plan": PLAN}, ("ResourceConfig", "TrainingPlanArn", PLAN)),
+        ({"volume_gib": 500}, ("ResourceConfig", "VolumeSizeInGB", 500)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_every_key_of_sagemaker_is_in_a_valid_request(keys: dict[str, Any], where: tuple[Any, ...], tmp_path: Path) -> None:
+    body: Any = sound(list(requests(config_of(tmp_path, "sagemaker", sagemaker=keys)))[1])
+    for step in where[:-1]:
+        body = body[step]
+    assert body == where[-1]
+
+
+def test_managed_spot_waits_for_machines_and_saves_to_s3_itself(tmp_path: Path) -> None:
+    body = sound(list(requests(config_of(tmp_path, "sagemaker", spot=True)))[1])
+    assert body["EnableManagedSpotTraining"] and body["StoppingCondition"]["MaxWaitTimeInSeconds"] == 864000
+    assert "CheckpointConfig" not in body, "which would bring every checkpoint to every machine at a restart"
+
+
+@pytest.mark.parametrize(
+    ("size", "mode"), [(None, "stream"), (10**9, "file"), (59 * 10**9, "file"), (61 * 10**9, "stream"), (10**13, "stream")]
+)
+def test_the_dataset_s_size_decides_how_nodes_get_it(size: int | None, mode: str, tmp_path: Path) -> None:
+    found = input_of(config_of(tmp_path, "sagemaker"), size)
+    assert found.mode == mode and found.why and found.seconds <= 60
+
+
+def test_a_logged_step_is_what_sagemaker_s_metrics_read() -> None:
+    import re
+
+    line = "rank 0  07:01:02.345 | step 1,234  loss 3.2101  98765 tokens/s  validation 3.4"
+    assert {name: re.search(regex, line)[1] for name, regex in METRICS.items()} == {  # type: ignore[index]
+        "loss": "3.2101", "tokens_per_second": "98765", "validation_loss": "3.4",
+    }  # fmt: skip
+
+
+def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-11")
+    arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-AbCdEf"
+    more = {"secrets": ["HF_TOKEN", "WANDB"], "secret_arns": [f"WANDB={arn}"]}
+    for backend in OWN:
+        request = list(requests(config_of(tmp_path, backend, **more)))[1]
+        sound(request)
+        text = json.dumps(request.record())
+        assert arn in text and "/trainfleet/a-run.1/HF_TOKEN" in text and "canary-11" not in text
+
+
+@pytest.mark.parametrize(
+    ("backend", "fleet", "said"),
+    [
+        ("batch", {"spot": True}, "fleet.spot: AWS Batch runs multi-node parallel jobs on no spot"),
+        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: counts within a share"),
+        ("batch", {"image": "none"}, "fleet.image"),
+        ("sagemaker", {"image": "none"}, "fleet.image"),
+        ("sagemaker", {"sagemaker": {"input_mode": "fsx"}}, "fleet.sagemaker.file_system: is missing"),
+        ("sagemaker", {"sagemaker": {"subnets": ["subnet-0123456789abcdef0"]}}, "fleet.sagemaker.security_groups: are missing"),
+        ("sagemaker", {"sagemaker": {"wait_hours": 3}}, "fleet.sagemaker.wait_hours: is for fleet.spot"),
+        ("sagemaker", {"spot": True, "sagemaker": {"wait_hours": 3}}, "3 is less than max_hours 120"),
+        ("sagemaker", {"spot": True, "sagemaker": {"training_plan": PLAN}}, "fleet.sagemaker.training_plan: is reserved"),
+        ("sagemaker", {"sagemaker": {"training_plan": PLAN, "warm_pool_minutes": 3}}, "fleet.sagemaker.warm_pool_minutes"),
+        ("sagemaker", {"sagemaker": {"encrypt_traffic": True}}, "fleet.sagemaker.encrypt_traffic: true"),
+        ("sagemaker", {"shared_folder": "/fsx/x"}, "fleet.shared_folder: '/fsx/x': the nodes of sagemaker share no disk"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_can_t_be_is_refused_by_key(backend: str, fleet: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(tmp_path, backend, **fleet)
+    assert said in str(caught.value)
+
+
+def test_a_value_that_sagemaker_does_not_carry_is_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "sagemaker", shared_folder=f"s3://bkt/{'x' * 600}")
+    with pytest.raises(BackendError, match="TRAINFLEET_BUCKET: SageMaker carries no such value"):
+        list(requests(config))
