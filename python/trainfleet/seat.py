@@ -196,7 +196,7 @@ class _Told:
 
     def number(self, name: str, default: int | None = None) -> int:
         value = self.word(name, None if default is None else str(default))
-        if not value.isdecimal():
+        if not re.fullmatch("[0-9]{1,18}", value):
             raise BackendError(f"{self.prefix}{name} is {value!r}, which is no number", next=_NEXT)
         return int(value)
 

@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .. import hardware
+from .. import door, hardware
 from ..config import Config
 from ..output import NAMES
 from ..plan.fabric import fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
+from ..records import is_object
 from ..uplink import BUCKET, RUN
 
 CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
@@ -30,7 +31,7 @@ def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
 
 def bodies(request: Request) -> tuple[Body, ...]:
     """The bodies of a request, in the order in which they are sent."""
-    return tuple(json.loads(artifact.text) for artifact in request.artifacts)
+    return tuple(is_object(door.parse_json(artifact.text, artifact.name)) for artifact in request.artifacts)
 
 
 def tags(config: Config) -> dict[str, str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ... import door
+from ...errors import InputError
+
 NODES = "nodes"
 
 
@@ -33,8 +36,8 @@ def exits_of(start: Path) -> dict[int, int]:
 
 def _digits(path: Path) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(20).strip()
-    except OSError:
+        with door.open_regular(path) as file:
+            text = file.read(20).decode(errors="replace").strip()
+    except (OSError, InputError):
         return ""
     return text if text.isdecimal() else ""
