@@ -61,7 +61,6 @@ TRAINIUM2 = Accelerator(  # a logical core of two physical ones
 )  # fmt: skip
 
 
-TRAINED_ON = ("cuda", "neuron")  # the kinds that devices/ has a file for (a test compares)
 CHIPS = {"trn1": (TRAINIUM1, 2), "trn2": (TRAINIUM2, 4)}  # by the driver's name of a device: its cores, as ranks see them
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
 ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, B300, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
@@ -178,12 +177,6 @@ def accelerator_of(instance_type: str | None) -> Accelerator | None:
     """What a rank computes on: of an EC2 type, or of this machine without one; None for a CPU or an unknown device."""
     row = instance(instance_type)
     return row.accelerator if row else None if instance_type else local_accelerator()
-
-
-def awaited(instance_type: str | None) -> Accelerator | None:
-    """The accelerator of a type that can be planned and set up, and not trained on yet."""
-    device = accelerator_of(instance_type)
-    return device if device and device_of(_stack_for(device)) not in TRAINED_ON else None
 
 
 def local_cores() -> int:

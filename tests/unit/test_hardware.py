@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trainfleet import hardware
-from trainfleet.config import Settings, load
-from trainfleet.devices.cpu import Cpu
-from trainfleet.devices.cuda import Cuda
-from trainfleet.devices.neuron import Neuron
-from trainfleet.errors import ConfigError
+from trainfleet.devices import KINDS
 from trainfleet.hardware import ACCELERATORS, INSTANCE_TYPES, find_accelerator
-from trainfleet.launch.training import require_engine
 from trainfleet.recipes import FOLDER
 
 
@@ -50,12 +46,9 @@ def test_products_have_the_peak_of_their_format() -> None:
     assert all(row.fp32 <= row.peak("bf16") for row in ACCELERATORS)
 
 
-def test_what_nothing_trains_on_yet_is_planned_and_refused() -> None:
-    assert {device.kind for device in (Cpu, Cuda, Neuron)} == {"cpu", *hardware.TRAINED_ON}
-    config, _ = load(Settings(FOLDER / "llama-2-7b-trn1.yaml", "fleet.hosts=[a,b,c,d]"))
-    with pytest.raises(ConfigError, match="training on NeuronCore-v2 is not built yet"):
-        require_engine(config)
-    require_engine(load(Settings(FOLDER / "llama-3-8b-p5.yaml"))[0])
+def test_every_stack_has_a_device() -> None:
+    lock = yaml.safe_load((FOLDER.parents[2] / "docker/stack.lock.yaml").read_text())
+    assert {hardware.device_of(stack) for stack in lock["stacks"]} == set(KINDS)
 
 
 @pytest.mark.parametrize(

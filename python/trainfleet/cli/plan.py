@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import hardware
 from ..config.layouts import best
 from ..launch import readiness
 from ..launch.experience import experience_of
@@ -52,8 +51,6 @@ def main(variables: Variables, started: float) -> int:
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes)))
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
-    if device := hardware.awaited(config.fleet.instance_type):
-        print(f"\nnote: training on {device.name} is not built yet, so make train refuses this fleet")
     setup = "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
     print(f"\nnext: {'make train' if plan.requests and not awaits else setup}")
     return 0

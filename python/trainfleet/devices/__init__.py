@@ -10,10 +10,13 @@ from .base import Device
 from .cpu import Cpu
 from .cuda import Cuda
 from .neuron import Neuron
+from .neuron_xla import NeuronXla
 
 __all__ = ["Device", "nearest", "planned"]
 
-KINDS: dict[str, type[Cpu] | type[Cuda] | type[Neuron]] = {device.kind: device for device in (Cpu, Cuda, Neuron)}
+KINDS: dict[str, type[Cpu] | type[Cuda] | type[Neuron] | type[NeuronXla]] = {
+    device.kind: device for device in (Cpu, Cuda, Neuron, NeuronXla)
+}
 
 
 def planned(kind: str) -> Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -25,16 +26,21 @@ class Dice(Protocol):
 class Device(Protocol):
     """One rank's device."""
 
-    kind: str  # cpu, cuda or neuron
+    kind: str  # cpu, cuda, neuron or neuron_xla
     backend: str  # of torch.distributed: gloo for tensors on the host, and the device's own for those on it
     torch_device: torch.device
     costly: frozenset[object]  # operations whose result selective recomputation keeps
     gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
     loss_sums: torch.dtype  # and the losses of a validation
     fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
+    lazy: bool  # whether it is a `Lazy` one
 
     def start(self) -> None:
         """Takes the device for this process; called once, before the process group is made."""
+        ...
+
+    def joined(self, rank: int, size: int) -> None:
+        """Called once the process group is made. RunError where the device takes this process for another rank, or for alone."""
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
@@ -94,4 +100,20 @@ class Device(Protocol):
 
     def generators(self) -> Sequence[Dice]:
         """The generators that training on it may draw from: the host's first."""
+        ...
+
+
+class Lazy(Device, Protocol):
+    """A device that only records operations, and runs all that were recorded as one compiled program."""
+
+    def settle(self) -> None:
+        """Ends the program that is being recorded, and has it run; returns before it has."""
+        ...
+
+    def compilations(self) -> int:
+        """How many programs were compiled so far."""
+        ...
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
+        """A context in which products of fp32 numbers are computed in that format."""
         ...

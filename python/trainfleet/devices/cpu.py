@@ -28,6 +28,7 @@ class Cpu:
     costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
+    lazy = False
 
     def __init__(self, index: int = 0) -> None:
         """Ranks of one node share its CPUs, whatever their number on it."""
@@ -35,6 +36,9 @@ class Cpu:
 
     def start(self) -> None:
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+
+    def joined(self, rank: int, size: int) -> None:
+        pass
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         return cast(Call, torch.compile(call, dynamic=dynamic))

@@ -31,6 +31,7 @@ class Cuda:
     }
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
+    lazy = False
 
     def __init__(self, index: int) -> None:
         """The GPU number `index` of those that this process sees.
@@ -62,6 +63,9 @@ class Cuda:
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
         torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
+
+    def joined(self, rank: int, size: int) -> None:
+        pass
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         return cast(Call, torch.compile(call, dynamic=dynamic))

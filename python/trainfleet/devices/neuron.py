@@ -34,6 +34,7 @@ class Neuron:
     # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
     gradient_sums, loss_sums = torch.float32, torch.float32
     fused_adamw = False  # TorchNeuron's does not take `found_inf`, by which a step is left out
+    lazy = False
     native_bf16, native_fp8 = True, False
 
     def __init__(self, index: int) -> None:
@@ -59,6 +60,9 @@ class Neuron:
         if not self.module.is_available():
             raise _unusable("torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?")
         self.module.set_device(0)
+
+    def joined(self, rank: int, size: int) -> None:
+        pass
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         return cast(Call, torch.compile(call, backend="neuron", dynamic=False))  # every shape is a program of its own

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +37,22 @@ class Batch(NamedTuple):
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with each of its tensors changed."""
         return Batch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    inputs, targets, documents = zip(*batches, strict=True)
+    return Batch(torch.cat(inputs), torch.cat(targets), None if documents[0] is None else torch.cat(documents))
+
+
+def filled(batches: Iterable[Batch], passes: int, blank: Batch) -> Iterator[Batch]:
+    """So many batches of the size of `blank`: those given, the last filled up with blank sequences, and then blank ones."""
+    found = iter(batches)
+    for _ in range(passes):
+        given = next(found, None)
+        if given is None:
+            yield blank
+        else:
+            yield join([given, blank.each(itemgetter(slice(len(blank.inputs) - len(given.inputs))))])
 
 
 class Samples(Protocol):

@@ -91,5 +91,5 @@ class Guard:
     def _broken(self, parts: Parts) -> list[str]:
         """The first few parameters of any rank that have a number which is not finite. All ranks call it together."""
         found: list[list[str]] = [[]] * self.world.size
-        dist.all_gather_object(found, parts.broken())
+        dist.all_gather_object(found, parts.broken(), group=self.world.hosts)
         return sorted({name for names in found for name in names})[:4]

@@ -27,6 +27,7 @@ class World:
     node: int
     device: Device
     native_bf16: bool = False  # every rank's device has instructions for it
+    hosts: dist.ProcessGroup | None = None  # of all ranks, for tensors on the host; None: the default one takes them
 
     @property
     def first(self) -> bool:
@@ -49,7 +50,7 @@ class World:
     def as_first_says(self, number: int) -> int:
         """The number that rank 0 has called this with."""
         said = torch.tensor(number)
-        dist.broadcast(said, src=0)
+        dist.broadcast(said, src=0, group=self.hosts)
         return int(said)
 
     def tree(self, name: str) -> Tree:
@@ -58,7 +59,7 @@ class World:
 
     def wait(self) -> None:
         """Returns when every rank has come here."""
-        dist.barrier()
+        dist.barrier(group=self.hosts)
 
 
 @contextmanager
@@ -74,9 +75,11 @@ def join(device: Device, apart: str = "") -> Iterator[World]:
         dist.init_process_group(device.backend, store=HashStore(), rank=0, world_size=1)
     else:
         dist.init_process_group(device.backend, store=_store(apart) if apart else None, rank=rank, world_size=size)
+    device.joined(rank, size)
+    hosts = None if "gloo" in device.backend else dist.new_group(backend="gloo")
     native = torch.tensor(device.native_bf16, dtype=torch.uint8)
-    dist.all_reduce(native, dist.ReduceOp.MIN)  # hosts of one fleet may have CPUs of several generations
-    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bool(native))
+    dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)  # hosts of one fleet may have CPUs of several generations
+    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bool(native), hosts)
     dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
 
 

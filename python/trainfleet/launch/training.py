@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from .. import hardware, runs
+from .. import runs
 from ..backends import backend_of, lingers
 from ..backends.base import Can, Handle
 from ..backends.place import Place
@@ -13,7 +13,7 @@ from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config, dump_given, dump_resolved
-from ..errors import ConfigError, InputError, Problem, RunError, TrainfleetError
+from ..errors import InputError, RunError, TrainfleetError
 from ..lease import Office, Tenure
 from ..plan.plan import Plan
 from ..plan.request import Request
@@ -30,7 +30,6 @@ from . import execution
 
 def train(plan: Plan, started: float, summarize: bool = True) -> int:
     """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is summed up here."""
-    require_engine(plan.config)
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     if backend.hands_over:
         from .handover import hand_over  # loads SSH
@@ -69,13 +68,6 @@ def require_same(config: Config, run: Run) -> None:
             continue  # the ranks set it aside
         changes.check(commit, config, commit.dataset, store.address(step))
         return
-
-
-def require_engine(config: Config) -> None:
-    """ConfigError where nothing trains on the accelerators of the nodes yet: their CPUs must not stand in for them."""
-    if device := hardware.awaited(config.fleet.instance_type):
-        message = f"{config.fleet.instance_type}: training on {device.name} is not built yet; planning and setting up are"
-        raise ConfigError([Problem(0, "", "fleet.instance_type", message)], next="make plan")
 
 
 def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, office: Office) -> int:

@@ -51,7 +51,7 @@ class Decoder(Network):
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return next_token_loss(x, self.lm_head, targets, reduction)
+        return next_token_loss(x, self.lm_head, targets, reduction, self.surprise)
 
 
 class Llama(Decoder):

@@ -12,9 +12,17 @@ from torch.utils.checkpoint import checkpoint
 from ..config.memory import LOGITS_BYTES
 
 IGNORED = -100  # the target of a token that is not guessed
+Surprise = Callable[[Tensor, Tensor, str], Tensor]  # fp32 logits [N, V], targets [N] and how to reduce -> nats
 
 
-def next_token_loss(x: Tensor, head: nn.Linear, targets: Tensor, reduction: str = "mean") -> Tensor:
+def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Cross-entropy of logits that are whole, or a DTensor's slices."""
+    return F.cross_entropy(logits, targets, reduction=reduction)
+
+
+def next_token_loss(
+    x: Tensor, head: nn.Linear, targets: Tensor, reduction: str = "mean", surprise: Surprise = surprise
+) -> Tensor:
     """Cross-entropy of every position of x [B, T, D] against targets [B, T].
 
     Where all logits would take more than LOGITS_BYTES, they are computed piece by piece, and again for the backward pass; torch's
@@ -23,15 +31,15 @@ def next_token_loss(x: Tensor, head: nn.Linear, targets: Tensor, reduction: str 
     """
     pieces = -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES) if x.shape[:2] == targets.shape else 1
     if pieces == 1:
-        return _surprise(head, x, targets, reduction)
+        return _surprise(head, x, targets, reduction, surprise)
     parts = zip(x.flatten(0, 1).chunk(pieces), targets.flatten().chunk(pieces), strict=True)
-    losses = [checkpoint(_surprise, head, *part, "sum", use_reentrant=False) for part in parts]
+    losses = [checkpoint(_surprise, head, *part, "sum", surprise, use_reentrant=False) for part in parts]
     total = torch.stack(losses).sum()
     return total / targets.numel() if reduction == "mean" else total
 
 
-def _surprise(head: nn.Linear, x: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.cross_entropy(head(x).float().flatten(0, -2), targets.flatten(), reduction=reduction)
+def _surprise(head: nn.Linear, x: Tensor, targets: Tensor, reduction: str, surprise: Surprise) -> Tensor:
+    return surprise(head(x).float().flatten(0, -2), targets.flatten(), reduction)
 
 
 def hidden_token_loss(
@@ -41,6 +49,7 @@ def hidden_token_loss(
     guesses: int,
     parts: int = 1,
     reduction: str = "mean",
+    surprise: Surprise = surprise,
 ) -> Tensor:
     """Cross-entropy of the positions of x [B, T, D] whose target is not IGNORED: `guesses` of each sequence at most.
 
@@ -49,6 +58,16 @@ def hidden_token_loss(
     """
     count, length = targets.shape
     flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)  # one more, for the places that no guess fills
-    chosen = torch.nonzero_static(flat != IGNORED, size=count * min(guesses, length), fill_value=count * length).squeeze(1)
-    total = F.cross_entropy(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], reduction="sum")
+    chosen = first_places(flat != IGNORED, count * min(guesses, length))
+    total = surprise(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], "sum")
     return total * (parts / (count * guesses)) if reduction == "mean" else total
+
+
+def first_places(mask: Tensor, size: int) -> Tensor:
+    """Where a mask [N] is true: its first `size` places, [size], filled up with N - 1.
+
+    By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is not among PyTorch/XLA's.
+    """
+    turn = torch.where(mask, mask.cumsum(0) - 1, size).clamp(max=size)  # the last place is for all that does not count
+    places = torch.arange(len(mask), device=mask.device)
+    return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, places)[:size]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config.types import Model
+from .loss import Surprise, surprise
 from .plan import Plan
 
 
@@ -26,6 +27,7 @@ class Network(nn.Module, ABC):
     # Where this rank's tokens stand in their sequence, [T]; None: at 0, 1, 2 ... The engine says so when it divides sequences.
     positions: Tensor | None = None
     parts: int = 1  # ranks over which the engine divides each sequence
+    surprise: Surprise = staticmethod(surprise)  # the engine may put one in its place that takes slices of the vocabulary
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .. import hardware
 from ..config import Config
 from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, lone_rank, torchrun
@@ -204,7 +203,7 @@ def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     """torchrun's words for one node of the trial. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
-    device = fleet.device if fleet.device in hardware.TRAINED_ON else "cpu"  # by gloo, on hosts that nothing trains on yet
+    device = fleet.device if fleet.device in ("cpu", "cuda") else "cpu"  # of NeuronCores by gloo, which tries the network
     port = fleet.port or PORT
     environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
         "PYTHONPATH": f"{code}/python", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "OMP_NUM_THREADS": "1",

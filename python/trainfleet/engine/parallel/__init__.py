@@ -7,6 +7,7 @@ tensor      a model's plan as DTensors, the sequence in parts      context   the
 pipeline    stages and their schedule  blocks      what is done to each block
 weights     a rank's first values      gradients   their norm and clipping, right in every layout
 fp8         products in fp8
+nxd         all of this by NxD Core, on devices that only it divides a model over; nxd_layers and nxd_shards are its parts
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ def arrange(config: Config, world: World) -> Parts:
 
     Where each rank can have a whole model and computes in fp32, DDP is the fastest, by far on CPUs (tests/bench/LOG.md).
     """
+    if world.device.lazy:
+        from .nxd import Nxd  # only now: NxD is there on Trn1 alone
+
+        return Nxd(config, world)
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     precision = world.precision(config.train.precision)

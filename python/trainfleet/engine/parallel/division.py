@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ...devices import Device
 from ...models.loss import IGNORED
 from ...models.network import Network
 from .. import optimizer
-from ..batches import Batch
+from ..batches import Batch, filled, join
 from ..meter import Stopwatch
 from ..world import PRECISIONS
 from . import blocks, context, fp8, gradients, pipeline, tensor, weights
@@ -156,16 +155,10 @@ class Division(Held):
         size, length = self.size, self.length
         passes = -(-most // size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
-        found = iter(batches)
         tokens = torch.zeros((size, length, *self.tail), dtype=torch.int64, device=self.device.torch_device)
         documents = torch.zeros_like(tokens, dtype=torch.int32) if self.separate else None
         blank = Batch(tokens, torch.full((size, length), IGNORED, device=self.device.torch_device), documents)
-        for _ in range(passes):
-            given = next(found, None)
-            if given is None:
-                yield blank
-            else:
-                yield join([given, blank.each(itemgetter(slice(size - len(given.inputs))))])
+        return filled(batches, passes, blank)
 
     def clip(self, limit: float) -> Tensor:
         return gradients.clip(self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset())
@@ -180,8 +173,3 @@ class Division(Held):
     def _sliced(self) -> AbstractContextManager[None]:
         """A context in which losses are computed from sliced logits, forward and backward."""
         return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()
-
-
-def join(batches: list[Batch]) -> Batch:
-    inputs, targets, documents = zip(*batches, strict=True)
-    return Batch(torch.cat(inputs), torch.cat(targets), None if documents[0] is None else torch.cat(documents))

@@ -1,0 +1,172 @@
+"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core a rank, and NxD Core to divide a model.
+
+The last SDK with it is 2.31 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html, 2026-07-07):
+torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. Never run on a Trainium chip: tests/nxd runs it on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import hardware
+from ..errors import RunError
+from .base import COSTLY, Call, Dice
+from .neuron import FULL, is_native, is_stub, numbers
+
+TORCH = (2, 9)  # the only one of SDK 2.29 to 2.31
+
+
+class NeuronXla:
+    kind = "neuron_xla"
+    backend = "xla"
+    costly: frozenset[object] = COSTLY
+    gradient_sums, loss_sums = torch.float32, torch.float32  # nothing on the chip has 64 bits
+    fused_adamw, lazy = False, True
+    native_bf16, native_fp8 = True, False
+
+    def __init__(self, index: int) -> None:
+        """The core number `index` of this node; PJRT's client is not made before `start`.
+
+        Raises:
+            RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the SDK's.
+        """
+        check_packages()
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
+
+    def start(self) -> None:
+        self.xla: Any = import_module("torch_xla")
+        self.runtime: Any = import_module("torch_xla.runtime")
+        self.model: Any = import_module("torch_xla.core.xla_model")
+        self.metrics: Any = import_module("torch_xla.debug.metrics")
+        import_module("torch_xla.distributed.xla_backend")  # registers the process group
+        self.torch_device: torch.device = self.xla.device()
+
+    def joined(self, rank: int, size: int) -> None:
+        found = int(self.runtime.global_ordinal()), int(self.runtime.world_size())
+        if found != (rank, size):
+            raise RunError(
+                f"torchrun started rank {rank} of {size}, and PyTorch/XLA takes it for rank {found[0]} of {found[1]}",
+                where=f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')}",
+                why="its collectives would change nothing, and every rank would train a model of its own",
+                next="on trn1: pip show libneuronxla; is PJRT_DEVICE=NEURON?",
+            )
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        return call  # all that is recorded is compiled
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
+        return torch.autocast("xla", dtype=dtype)
+
+    def settle(self) -> None:
+        self.xla.sync()
+
+    def compilations(self) -> int:
+        found = self.metrics.metric_data("CompileTime")
+        return int(found[0]) if found else 0
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device
+
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
+
+    def peak_flops(self, dtype: torch.dtype) -> float:
+        """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
+        core = hardware.local_accelerator()
+        return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
+
+    def place(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.torch_device)
+
+    def memory_bytes(self) -> int:
+        core = hardware.local_accelerator()
+        return int((core.memory_gib if core else 16) * 2**30)
+
+    def memory_used(self) -> int:
+        """By the runtime where it tells; 0 where it does not."""
+        try:
+            found = self.model.get_memory_info(self.torch_device)
+        except (RuntimeError, AttributeError):
+            return 0
+        return int(found.get("peak_bytes_used", found.get("bytes_used", 0)))
+
+    def synchronize(self) -> None:
+        self.xla.sync(wait=True)
+        self.model.wait_device_ops()
+
+    def mark(self) -> Callable[[], float]:
+        moment = time.perf_counter()  # of recording: the device's own times are the profiler's
+        return lambda: moment
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype)
+
+    def generators(self) -> Sequence[Dice]:
+        return [torch.default_generator, Seeds(self.model)]
+
+
+class Seeds:
+    """The device's random numbers: PyTorch/XLA keeps one number for them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def get_state(self) -> Tensor:
+        return torch.frombuffer(bytearray(int(self.model.get_rng_state()).to_bytes(8, "little")), dtype=torch.uint8)
+
+    def set_state(self, state: Tensor, /) -> None:
+        self.model.set_rng_state(int.from_bytes(state.numpy().tobytes(), "little"))
+
+    def manual_seed(self, seed: int, /) -> None:
+        self.model.set_rng_state(seed % 2**31)
+
+
+# What a rank on Trn1 needs beside what torch_xla sets by itself under torchrun (torch_xla 2.9, _internal/neuron.py).
+ENVIRONMENT = {
+    "PJRT_DEVICE": "NEURON",
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",  # weights in bf16 are rounded up or down by chance; their fp32 copies are exact
+    "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
+    "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",
+    "NEURON_FUSE_SOFTMAX": "1",
+    "NEURON_RT_EXEC_TIMEOUT": "600",
+    "MALLOC_ARENA_MAX": "64",
+}
+
+
+def check_packages() -> None:
+    """RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that trains on Trn1."""
+    found = {}
+    for name in ("torch", "torch-xla", "torch-neuronx", "neuronx-distributed"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            raise _unusable(f"{name} is not installed") from None
+    if numbers(found["torch"]) != TORCH or numbers(found["torch-xla"]) != TORCH:
+        raise _unusable(f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 of both")
+    neuron = found["torch-neuronx"]
+    if is_stub(neuron) or is_native(neuron):
+        kind = "the empty one of the public index" if is_stub(neuron) else "native PyTorch, which Trn1 has not"
+        raise _unusable(f"torch-neuronx {neuron} is {kind}")
+    if numbers(found["neuronx-distributed"]) < (0, 10):
+        raise _unusable(f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public index")
+
+
+def _unusable(why: str) -> RunError:
+    where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
+    return RunError(
+        "the plan says that ranks compute on Trn1's NeuronCores (fleet.stack neuron-xla), and this can't", where=where, why=why,
+        next="make setup installs the stack's driver and packages on hosts; by hand: pip install --extra-index-url"
+        " https://pip.repos.neuron.amazonaws.com with the versions of docker/stack.lock.yaml",
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""A model's plan realised with NxD Core's parallel layers: the same plan as tensor.py follows with DTensor.
+
+Hidden states are [B, T, D], as everywhere here, so the sequence that NxD divides is dimension 1.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
+from neuronx_distributed.parallel_layers.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from torch import Tensor, nn
+
+from ...models.loss import IGNORED
+from ...models.network import Network
+from .tensor import find_tied
+
+SEQUENCE = 1  # the dimension of [B, T, D]
+META = torch.device("meta")
+
+
+def realise(model: Network, precision: torch.dtype) -> None:
+    """Puts NxD's layers in the places of the model's own, each with this rank's slice, on the meta device."""
+    plan, tied = model.plan, tied_names(model)
+    for name, module in named(model, plan.embeddings):
+        replace(model, name, embedding(module, whole=name != plan.divided, precision=precision))
+    for name, module in named(model, plan.column):
+        parted = name != plan.head or plan.head in plan.gathered
+        replace(model, name, column(module, parted, precision))
+    for name, module in named(model, plan.row):
+        replace(model, name, row(module, precision))
+    for _, module in named(model, plan.norms):
+        for parameter in module.parameters():
+            parameter.sequence_parallel_enabled = True  # NxD adds such gradients up
+    divide = (
+        reduce_scatter_to_sequence_parallel_region if plan.divided in plan.embeddings else scatter_to_sequence_parallel_region
+    )
+    model.get_submodule(plan.divided).register_forward_hook(lambda _, __, x: divide(x, SEQUENCE))
+    for _, module in named(model, plan.alike):
+        module.register_forward_pre_hook(gather)
+    for module, owner, parameter in tied:
+        model.get_submodule(module)._parameters[parameter] = model.get_submodule(owner)._parameters[parameter]
+    model.surprise = surprise
+
+
+def named(model: nn.Module, patterns: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """The modules of a plan's names."""
+    return [(name, module) for name, module in model.named_modules() if any(fnmatchcase(name, each) for each in patterns)]
+
+
+def replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
+    """Each module that has a parameter of another, by name: it, that other, and the parameter."""
+    names = {module: name for name, module in model.named_modules()}
+    return [(names[module], names[owner], parameter) for module, (owner, parameter) in find_tied(model).items()]
+
+
+def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.Module:
+    """`whole`: all of its output is wanted on every rank; else it is summed and divided by a hook."""
+    with META:
+        layer = ParallelEmbedding(module.num_embeddings, module.embedding_dim, device=META, dtype=precision, collect_output=whole)
+    return layer  # type: ignore[no-any-return]
+
+
+def column(module: nn.Linear, parted: bool, precision: torch.dtype) -> nn.Module:
+    """`parted`: what it is given is the rank's part of the sequence."""
+    return ColumnParallelLinear(  # type: ignore[no-any-return]
+        module.in_features, module.out_features, bias=module.bias is not None, gather_output=False, dtype=precision, device=META,
+        sequence_parallel_enabled=parted, sequence_dimension=SEQUENCE if parted else None,
+    )  # fmt: skip
+
+
+def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
+    return RowParallelLinear(  # type: ignore[no-any-return]
+        module.in_features, module.out_features, bias=module.bias is not None, input_is_parallel=True, dtype=precision,
+        device=META, sequence_parallel_enabled=True, sequence_dimension=SEQUENCE,
+    )  # fmt: skip
+
+
+def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The whole sequence for what is computed alike on every rank, whose gradient every rank then has whole."""
+    return gather_from_sequence_parallel_region(inputs[0], SEQUENCE, to_model_parallel=False), *inputs[1:]
+
+
+def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Cross-entropy of slices of the vocabulary [N, V / ranks]; targets that are not guessed count nothing."""
+    guessed = targets != IGNORED
+    losses: Tensor = parallel_cross_entropy(logits.clone(), torch.where(guessed, targets, 0)) * guessed  # it writes to the logits
+    return losses.sum() / guessed.sum() if reduction == "mean" else losses.sum()

@@ -1,0 +1,128 @@
+"""Trains on NxD's real source, and compares with one process: `python check.py NXD_SOURCE [CASE ...]`, in an environment of its own.
+
+The environment: Python 3.11 with torch 2.9.1, torch_xla 2.9.0, and boto3 requests tenacity safetensors transformers==4.51.* tensorboard
+matplotlib zstandard pyyaml jsonschema tokenizers. NXD_SOURCE: `src` of github.com/aws-neuron/neuronx-distributed (fbac349, 0.18.0).
+What is executed and what stands in for what: rank.py, closed.py, bridge.py. The output goes to tests/bench/LOG.md.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "distributed"), str(HERE.parents[1] / "python")]
+import ranks  # noqa: E402
+
+COMMON = {"train.micro_batch": 2, "train.epsilon": 1e-3}
+XLA = {"fleet.stack": "neuron-xla", "train.spike_sigmas": 0, "train.compile": "false"}
+BERT = {
+    "model.family": "bert",
+    "model.kv_heads": 4,
+    "model.tie_embeddings": "true",
+    "model.dropout": 0.0,
+    "model.norm_epsilon": 1e-5,
+}
+LAYOUTS = {
+    "one": (1, {}),
+    "tp2": (2, {"train.layout.tensor": 2}),
+    "dp2-zero1": (2, {"train.layout.shard": 2, "train.layout.zero": 1}),
+    "tp2-dp2-sp-recompute": (
+        4, {"train.layout.tensor": 2, "train.layout.shard": 2, "train.layout.zero": 1, "train.recompute": "full"},
+    ),
+    "pp2": (2, {"train.layout.pipeline": 2}),
+}  # fmt: skip
+NEAR = 1e-4
+
+
+class Check:
+    def __init__(self, source: str, folder: Path) -> None:
+        self.source, self.bench, self.failed = source, ranks.Bench(folder), False
+
+    def start(self, run: Path, size: int, xla: bool) -> list[subprocess.Popen[str]]:
+        port, started = str(ranks.free_port()), []
+        program = [str(HERE / "rank.py")] if xla else ["-m", "trainfleet.engine"]
+        for rank in range(size):
+            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
+            words = {name: str(value) for name, value in place.items()} | {
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NXD_SOURCE": self.source,
+            }  # fmt: skip
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, *program, str(run)],
+                    cwd=self.bench.folder,
+                    env=ranks.environment() | words,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        return started
+
+    def train(self, name: str, size: int, xla: bool, values: Mapping[str, object]) -> Path:
+        run = self.bench.prepare(name, size, **COMMON | (XLA if xla else {}) | dict(values))
+        processes = self.start(run, size, xla)
+        outputs = [process.communicate()[0] for process in processes]
+        if any(process.returncode for process in processes):
+            sys.exit(f"{name}: {[process.returncode for process in processes]}\n{outputs[0][-4000:]}")
+        return run
+
+    def compare(self, name: str, ours: Path, theirs: Path) -> None:
+        lines = list(zip(ranks.metrics(ours), ranks.metrics(theirs), strict=True))
+        far = {
+            key: max(abs(a[key] / b[key] - 1) for a, b in lines if key in a and key in b)
+            for key in ("loss", "grad_norm", "valid_loss")
+        }
+        self.say(name, all(value < NEAR for value in far.values()), f"{len(lines)} steps, farthest: {far}")
+
+    def say(self, name: str, good: bool, what: str) -> None:
+        self.failed |= not good
+        print(f"{'ok  ' if good else 'FAIL'} {name}: {what}", flush=True)
+
+    def kill(self, family: str, values: Mapping[str, object]) -> None:
+        """A run that is killed goes on to the very state of one that was not."""
+        size, layout = LAYOUTS["dp2-zero1"]
+        whole = self.bench.folder / "runs" / f"{family}-dp2-zero1"
+        run = self.bench.prepare(f"{family}-killed", size, **COMMON | XLA | layout | dict(values))
+        processes = self.start(run, size, xla=True)
+        ranks.await_step(run, 10, processes[0])
+        for process in processes:
+            ranks.kill(process)
+        self.train(f"{family}-killed", size, True, {**layout, **values})
+        last = "checkpoints/step-00000020"
+        different = ranks.different(ranks.state_of(run / last), ranks.state_of(whole / last))
+        resumed = [line["step"] for line in ranks.events(run, "resumed")]
+        self.say(f"{family} kill -9", bool(resumed) and not different, f"resumed at {resumed}, different: {different}")
+
+    def cross(self, family: str, values: Mapping[str, object]) -> None:
+        """A checkpoint of NxD's layout is one of torch's: the CPU goes on with it, and evaluates to what NxD did."""
+        whole = self.bench.folder / "runs" / f"{family}-tp2"
+        more = self.train(f"{family}-cpu-from-nxd", 1, False, {**values, "train.init_from": f"{whole}", "train.steps": 1,
+                                                              "train.learning_rate": 1e-12, "train.validate_every": 1})  # fmt: skip
+        ours, theirs = ranks.metrics(more)[-1]["valid_loss"], ranks.metrics(whole)[-1]["valid_loss"]
+        self.say(f"{family} NxD -> torch", abs(ours / theirs - 1) < NEAR, f"validation {ours:.6f}, NxD's {theirs:.6f}")
+
+
+def main(source: str, cases: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        check = Check(str(Path(source).absolute()), Path(folder))
+        for family, values in (("llama", {}), ("bert", BERT)):
+            alone = check.train(f"{family}-alone", 1, False, values)
+            for name, (size, layout) in LAYOUTS.items():
+                if not cases or f"{family}-{name}" in cases:
+                    check.compare(f"{family} {name}", check.train(f"{family}-{name}", size, True, {**layout, **values}), alone)
+            if not cases or f"{family}-kill" in cases:
+                check.kill(family, values)
+            if not cases or f"{family}-cross" in cases:
+                check.cross(family, values)
+        return int(check.failed)
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = str(HERE.parents[1] / "python")
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
