@@ -5,9 +5,13 @@ A node that ends with its instance stays off: another instance is another node. 
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fleet.lab import Lab, address_of
+from metadata import Service
 
 from .account import Account, Thing
 
@@ -39,6 +43,15 @@ def on_metal(lab: Lab) -> dict[str, Any]:
     aws = {"region": "us-east-1", "vpc": VPC, "subnets": [SUBNET], "ssh_from": ["10.77.0.0/16"], "zones": ["us-east-1a"]}
     ssh = {"user": "root", "key": str(lab.key)}
     return {"instance_type": "c7i.8xlarge", "fsx": {"folder": "/lustre"}, "aws": aws, "ssh": ssh}
+
+
+@contextmanager
+def metadata() -> Iterator[Service]:
+    """The metadata service at its own address in the lab's network."""
+    subprocess.run(["ip", "addr", "add", "169.254.169.254/32", "dev", "lab"], check=True)
+    with Service(("169.254.169.254", 80)) as service:
+        yield service
+        service.shutdown()
 
 
 class Metal:

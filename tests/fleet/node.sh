@@ -31,4 +31,5 @@ hostname "$name"
 ip link set lo up
 until ip link set eth0 up 2> /dev/null; do sleep 0.02; done
 ip addr add "$address/16" dev eth0
+ip route add 169.254.169.254 dev eth0 # where an instance's metadata service is, if a test plays it
 exec chroot "$root" /usr/sbin/sshd -D -f /etc/ssh/lab_config -E /var/log/sshd.log

@@ -3,6 +3,8 @@
 Each cause decides (causes.py). What is tried again, from the last checkpoint: what machines or services did (a node lost, a rank
 killed or silent, storage that throttles), and on other nodes, what goes with a node (a broken device, a missing environment).
 What is not: what the program would do again (a bug, no device memory, broken data, numbers that are not finite).
+
+An attempt whose ranks saved and left because a machine is about to be taken away did not fail: the next goes on without that one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ..errors import BackendError, RunError
 from ..plan.job import Job
 from ..plan.request import Request
 from .causes import Then
-from .follow import Follower
+from .follow import Follower, Outcome
 from .verdict import Verdict, judge, mark
 
 ATTEMPTS = 4  # in a row without a new checkpoint
@@ -38,12 +40,16 @@ def persevere(
     """
     run, broken, fruitless, restarts = follower.run, dict[str, str](), 0, 0
     while True:
-        saved, since = progress(run), mark(request)
+        saved, since, told = progress(run), mark(request), len(notices(run))
         if not running:
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = follower.carry_out(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
-            return None
+            if (following := without_taken(follower, request, outcome, jobs, broken, told)) is None:
+                return None
+            request, restarts = following, restarts + 1
+            begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
+            continue
         verdict = judge(request, outcome, run, since)
         fruitless = 1 if progress(run) > saved else fruitless + 1
         if not worth_it(verdict, fruitless, run) or follower.asked:
@@ -54,16 +60,50 @@ def persevere(
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
         lost = {request.host(node): why for node, why in outcome.status.lost.items() if request.host(node)}
-        before, restarts = request.job, restarts + 1
-        request = another(
-            follower, [replace(job, launch=before.launch, attempt=before.attempt + 1) for job in jobs], broken, lost
-        )
-        if request.job.nodes != before.nodes:
-            refit(request.job)
-        run.update_results(restarts=restarts)
+        request, restarts = another(follower, following_of(request, jobs), broken, lost), restarts + 1
         others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
-        run.note("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who + others, nodes=request.job.nodes,
-                 hosts=list(request.hosts))  # fmt: skip
+        begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)
+
+
+def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs that may follow a request: of its launch, one attempt later."""
+    return [replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs]
+
+
+def begin_again(run: runs.Run, request: Request, refit: Callable[[Job], None], restarts: int, cause: str, who: str) -> None:
+    """Leaves in the run folder what the next attempt is, and why there is one."""
+    if request.job.nodes != run.read_results().get("nodes"):
+        refit(request.job)
+    run.update_results(restarts=restarts)
+    run.note("restarted", attempt=restarts, cause=cause, who=who, nodes=request.job.nodes, hosts=list(request.hosts))
+
+
+def notices(run: runs.Run) -> list[int]:
+    """The nodes that have said that they are about to be taken away, in the order in which they did."""
+    return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
+
+
+def without_taken(
+    follower: Follower, request: Request, outcome: Outcome, jobs: Sequence[Job], broken: dict[str, str], told: int
+) -> Request | None:
+    """What goes on where machines are taken away, without them, who are `broken` from now on. None: it ended for another reason.
+
+    `told`: how many notices there had been before this attempt. Nobody waits for a machine in the place of one that AWS takes: it
+    would be a new one, and `make setup` makes it.
+    """
+    hosts = [request.host(node) for node in notices(follower.run)[told:] if request.host(node)]
+    over = follower.run.read_results().get("status") == "finished" or outcome.failed or follower.asked
+    if over or not hosts or follower.interrupts.count:
+        return None
+    broken |= dict.fromkeys(hosts, "AWS takes it away")
+    try:
+        following = first_that_fits(follower.backend, following_of(request, jobs), [broken])
+    except BackendError as error:
+        follower.say(f"saved, and stopped: {', '.join(hosts)} is taken away, and there are no others\n{error}")
+        follower.say("next: make setup replaces it, then make train goes on from the checkpoint")
+        return None
+    follower.say(f"saved: {', '.join(hosts)} is taken away; going on with {following.job.nodes} nodes")
+    return following
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: runs.Run) -> bool:
