@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -323,3 +324,12 @@ def test_a_bucket_that_was_kept_is_used_again(account: Account, config: Config) 
             del account.things[thing.id]
     fleet, _ = make(config)
     assert "Bucket" not in fleet.stack.resources() and account.things[name].more["objects"] == {"runs/x": 5}
+
+
+def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) -> None:
+    aws = {"capacity": "block", "reservation": "cr-0123456789abcdef0", "head": None, "ssh_from": []}
+    end = datetime.datetime(2026, 11, 23, 11, 30, tzinfo=datetime.UTC)
+    account.add("capacity-reservation", "cr-0123456789abcdef0", {"EndDate": end, "InstanceType": "p5.48xlarge"}, {})
+    blocked = config_of(tmp_path, instance_type="p5.48xlarge", aws=aws)
+    assert Fleet(blocked).ends() == end.timestamp() - 1800
+    assert Fleet(config_of(tmp_path)).ends() is None

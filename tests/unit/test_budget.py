@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,3 +137,13 @@ def test_a_run_that_has_cost_its_limit_is_not_begun_again(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"dear has cost \$110.08 already, its limit is \$55.00"):
         Budget(run, config, P5).require()
     Budget(run, replace(config, budget=replace(config.budget, max_usd=200.0)), P5).require()
+
+
+def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Path) -> None:
+    run, config = Run(tmp_path), config_of("llama-3-8b-p5", "")
+    run.record("launched", nodes=8)
+    request, said = Request(Job("train", "x", run.folder, 1, 1, "m", (), True), (Artifact("node-0.sh", "x"),)), list[str]()
+    follower = Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, P5))  # type: ignore[arg-type]
+    follower.ends = time.time() + 301.0  # a second from the moment at which it has to save
+    follower.carry_out(request)
+    assert run.stop.exists() and said[0].startswith("the capacity block ends; next: make setup") and follower.backend.looks > 2  # type: ignore[attr-defined]

@@ -83,6 +83,10 @@ class Ec2(Ssh):
         if config.fleet.hosts and HEAD not in os.environ:  # where it is told what hosts there are
             yield "fleet.hosts", "the ec2 backend makes its machines; for hosts that you have there is fleet.backend ssh"
 
+    @property
+    def ends(self) -> float | None:
+        return self.cloud.ends()
+
     def look_again(self) -> None:
         """Forgets what AWS has told: make setup has changed it."""
         for name in ("located", "transport"):

@@ -85,6 +85,11 @@ class Ssh:
         """The config with the hosts that there are: here those that it names."""
         return self.config
 
+    @property
+    def ends(self) -> float | None:
+        """When all machines are taken back, unix time; None where nobody takes them."""
+        return None
+
     @functools.cached_property
     def transport(self) -> Transport:
         """To all hosts; it connects when it is first used."""

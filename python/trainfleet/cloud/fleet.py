@@ -20,7 +20,7 @@ from .calls import Calls
 from .changeset import Change, compare
 from .failures import explain, is_capacity
 from .inputs import Inputs, stack_name, tags_of
-from .instances import NODE
+from .instances import NODE, capacity_of
 from .inventory import Found, find, surely
 from .kinds import instances, is_ours
 from .kinds import tags_of as tags
@@ -31,6 +31,7 @@ from .sweep import Sweep
 LOGICAL = "aws:cloudformation:logical-id"
 UP_IN = 900.0  # seconds until an instance runs and its host key is told
 AGAIN = 5.0
+BLOCK_ENDS = 1800.0  # EC2 user guide, "Capacity Blocks for ML": instances are ended from 30 minutes before the end on
 GOOD = ("pending", "running", "stopping", "stopped")
 BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS")
 Say = Callable[[str], None]
@@ -100,6 +101,14 @@ class Fleet:
             if is_ours(tags(row.get("Tags")), self.config.name) and row["Lifecycle"] == "AVAILABLE":
                 return row["DNSName"], row["LustreConfiguration"]["MountName"]
         return None
+
+    def ends(self) -> float | None:
+        """When AWS begins to end the instances of a capacity block, half an hour before the block's own end; None without one."""
+        if capacity_of(self.config) != "block":
+            return None
+        asked = [self.config.fleet.aws.reservation]
+        rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=asked)["CapacityReservations"]
+        return rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
 
     def learn(self, ids: Collection[str]) -> dict[str, list[str]]:
         """The host keys of these instances, as far as AWS tells them by now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..watch.attempts import persevere
 from ..watch.budget import Budget
-from ..watch.follow import Follower
+from ..watch.follow import ENDS, Follower
 from ..watch.interrupts import Interrupts
 
 TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be gone
@@ -122,6 +123,7 @@ def execute(
     follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
     if isinstance(live, TokenizeLive):
         follower.sign = lambda: live.progress
+    follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.replaces = plan.config.fleet.slow == "replace"
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)

@@ -28,6 +28,7 @@ from ..report import html
 from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
+from ..watch.follow import ENDS
 from . import execution
 
 LOOK_EVERY = 1.0  # seconds
@@ -109,7 +110,8 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     runs.write_atomic(run.config, dump_resolved(plan.config))
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
     before, words = read_tenure(run.folder), Words(run).from_now_on()
-    place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token)
+    ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}
+    place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token, ends)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
     await_office(place, sound[0], before.term if before else 0, words)
 

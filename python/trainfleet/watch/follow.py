@@ -18,6 +18,8 @@ from .budget import Budget
 from .interrupts import Interrupts
 
 POLL = 0.2  # seconds
+ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are taken back, where that is known
+TO_SAVE = 300.0  # seconds before that at which a run is asked to save and stop
 CONCLUDED = ("finished", "stopped")  # events of ranks that have done what they were to do
 TURNS = ("launched", "restarted", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
@@ -61,6 +63,7 @@ class Follower:
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
     replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
+    ends: float | None = None  # unix time at which all machines are taken back
     trouble: bool = False  # the run folder can't be brought up to date
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer, and whose ranks beat
 
@@ -169,12 +172,18 @@ class Follower:
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if not self.asked and (self.interrupts.count or self.run.is_asked_to_stop() or self._is_spent()):
+        if not self.asked and (self.interrupts.count or self.run.is_asked_to_stop() or self._is_spent() or self._is_over()):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if request.job.torchrun else "stopping")
             self.run.ask_to_stop() if request.job.torchrun else self.backend.stop(handle, at_once=False)
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
+
+    def _is_over(self) -> bool:
+        """Whether the machines are about to be taken back, all at a time that was known from the beginning."""
+        if over := self.ends is not None and time.time() > self.ends - TO_SAVE:
+            self.say("the capacity block ends; next: make setup with another one, then make train goes on from the checkpoint")
+        return over
 
     def _is_spent(self) -> bool:
         if spent := self.budget.is_spent(self.say):
