@@ -47,7 +47,7 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
         place.refresh()
         there, finished = handed_over(place), verb == "train" and execution.is_finished(plan, run)
         if there and (finished or place.is_running()):
-            require_same(plan.config, there, run, finished)
+            require_same(backend.located, there, run, finished)
         if finished:
             return execution.say_finished(plan, run)
         if place.is_running():
@@ -59,9 +59,7 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
                 if not is_vacant(place):
                     raise
                 print(f"{error.head}; launching again", flush=True)
-        words = Words(run).from_now_on()
-        launch(verb, plan, backend, place, started)
-        return attend(place, backend, words, summarize)
+        return attend(place, backend, launch(verb, plan, backend, place, started), summarize)
 
 
 def handed_over(place: Hosts) -> Config | None:
@@ -90,8 +88,8 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
         raise RunError(f"{state}, with another config", where=run.name, why=why, next=next)
 
 
-def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> None:
-    """Examines the hosts, and has the first of them launch the run.
+def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> Words:
+    """Examines the hosts, and has the first of them launch the run. What it says from then on.
 
     Raises:
         ConfigError: the run has cost all that it may.
@@ -109,11 +107,13 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
             plan = replace(plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests))
     runs.write_atomic(run.config, dump_resolved(plan.config))
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
+    place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
     before, words = read_tenure(run.folder), Words(run).from_now_on()
     ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}
     place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token, ends)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
     await_office(place, sound[0], before.term if before else 0, words)
+    return words
 
 
 def await_office(place: Hosts, host: Host, term: int, words: Words) -> None:
