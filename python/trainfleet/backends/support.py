@@ -5,7 +5,11 @@ from __future__ import annotations
 from . import BACKENDS
 from .base import Can
 
-PRETENDED = {"ssh": {Can.IMAGE: "fake Docker"}, "ec2": {Can.IMAGE: "fake Docker"}}  # beside what the rest was tried on
+PRETENDED = {
+    "ssh": {Can.IMAGE: "fake Docker"},
+    "ec2": {Can.IMAGE: "fake Docker"},
+    "slurm": {Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"},
+}  # fmt: skip - beside what the rest was tried on
 
 
 def table() -> str:

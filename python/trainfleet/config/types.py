@@ -120,7 +120,6 @@ class Slurm:
     gres: str | None
     container: str | None
     requeue: bool
-    gate: bool
     create: str | None
     parallelcluster: ParallelCluster
 

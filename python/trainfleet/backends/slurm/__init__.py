@@ -61,7 +61,7 @@ class Slurm(Ssh):
     """Slurm, as a backend (base.py); of Ssh it has how a command is handed to another machine."""
 
     name = "slurm"
-    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES})
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE})
     tried_on = "real Slurm"
 
     def __init__(self, config: Config) -> None:
@@ -106,6 +106,9 @@ class Slurm(Ssh):
             yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
         if folder is not None and not folder.startswith("/"):
             yield "fleet.shared_folder", f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. /fsx/trainfleet"
+        if (slurm.container is None) != (config.fleet.image == "none"):
+            works = "pyxis or apptainer" if slurm.container is None else "null, or another fleet.image"
+            yield "fleet.slurm.container", f"{slurm.container or 'null'}: fleet.image is {config.fleet.image}; {works} works"
         if config.fleet.hosts and folder is None:
             yield "fleet.shared_folder", "null: on a machine that is reached by SSH it must be said where runs/ and data/ are"
         if slurm.create:
@@ -117,9 +120,10 @@ class Slurm(Ssh):
         Raises:
             BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
         """
-        ground = batch.Ground(self.folder, self.interpreter, tuple(sorted(without)))
+        ground = batch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
         code = f"{self.code}/python" if self.hands_over else str(CODE)
-        environment = self._fabric(job) | {"PYTHONPATH": code} | dict(job.environment)
+        own = {} if job.image else {"PYTHONPATH": code}  # an image has the code that it was built with
+        environment = self._fabric(job) | own | dict(job.environment)
         script = batch.script(self.config, job, ground, environment)
         if job.launch:
             room.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)

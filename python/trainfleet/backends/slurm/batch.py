@@ -122,21 +122,35 @@ def _threads(job: Job) -> Iterator[str]:
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
     watched = job.nodes * job.ranks_per_node if job.torchrun else 0
     node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
-    start = fold([*_srun(job.nodes), *node, *map(shlex.quote, [ground.python, *words]), "&"], WIDTH)
+    start = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words]), "&"], WIDTH)
     notice = ASK.format(engine=runs.ENGINE) if job.torchrun else TERMINATE
     folder, line = shlex.quote(str(job.folder)), "\n".join(start)
     yield BODY.format(folder=folder, token=TOKEN, engine=runs.ENGINE, notice=notice, start=line).rstrip()
     if config.fleet.slurm.requeue:
         judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
-        judged = " ".join([*_srun(1), *map(shlex.quote, judge), '"$mine" "$near"'])
+        judged = " ".join([*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"'])
         yield AGAIN.format(judge=judged).rstrip()
     yield 'exit "$code"'
 
 
-def _srun(nodes: int) -> list[str]:
+def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
     """srun's words, up to those of the command: one task a node, with all cores and devices that the job has there.
 
     --export: what sbatch was given reaches the tasks too. --cpu-bind: one task would otherwise be bound to one core.
     """
-    return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--export=ALL", "--input=none", "--mpi=none", "--cpu-bind=none",
-            "--kill-on-bad-exit=1"]  # fmt: skip
+    own = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--export=ALL", "--input=none", "--mpi=none", "--cpu-bind=none",
+           "--kill-on-bad-exit=1"]  # fmt: skip
+    return [*own, *_container(config, job, ground)] if job.image else own
+
+
+def _container(config: Config, job: Job, ground: Ground) -> list[str]:
+    """The words by which srun starts a command in the job's image, which sees the folder of the runs where the nodes do.
+
+    github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
+    """
+    folder, image = shlex.quote(ground.folder), shlex.quote(job.image)
+    if config.fleet.slurm.container == "pyxis":
+        return [f"--container-image={image}", f"--container-mounts={folder}:{folder}", f"--container-workdir={folder}",
+                "--no-container-mount-home"]  # fmt: skip
+    devices = ["--nv"] if config.fleet.device == "cuda" else []
+    return ["apptainer", "exec", *devices, "--bind", f"{folder}:{folder}", "--pwd", folder, f"docker://{image}"]
