@@ -138,8 +138,7 @@ def test_the_time_limit_comes_and_no_step_is_lost(desk: Path, slurm: Slurm) -> N
     number = job_of(run)
     hasten(slurm, number)
     before = steps(run)
-    until(lambda: "queued: (" in enter(desk, "status"), "the queue")
-    until(lambda: steps(run) > before, "the next step")
+    until(lambda: steps(run) > before, "the next step", 240)
     enter(desk, "stop")
     finish(first, code=130)
     assert job_of(run) == number, "one job, started twice"
