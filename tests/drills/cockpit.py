@@ -37,7 +37,7 @@ def pin(nodes: Lab, *which: int) -> None:
 class Cockpit:
     """The commands of a user whose fleet is the lab."""
 
-    def __init__(self, nodes: Lab, folder: Path, name: str, **changes: Any) -> None:
+    def __init__(self, nodes: Lab, folder: Path, name: str, /, **changes: Any) -> None:
         self.nodes, self.folder, self.name = nodes, folder, name
         self.run = Run(nodes.shared / "trainfleet" / "runs" / name)  # as the nodes see it; this machine has a mirror of it
         folder.mkdir(parents=True, exist_ok=True)
