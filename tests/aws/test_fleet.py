@@ -333,3 +333,14 @@ def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) 
     blocked = config_of(tmp_path, instance_type="p5.48xlarge", aws=aws)
     assert Fleet(blocked).ends() == end.timestamp() - 1800
     assert Fleet(config_of(tmp_path)).ends() is None
+
+
+def test_nodes_are_made_where_their_reservation_is(account: Account, tmp_path: Path) -> None:
+    room = {"InstanceType": "c7i.8xlarge", "AvailabilityZone": "us-east-1c", "AvailableInstanceCount": 2,
+            "PlacementGroupArn": "arn:aws:ec2:us-east-1:111122223333:placement-group/close"}  # fmt: skip
+    account.add("capacity-reservation", "cr-0123456789abcdef0", room, {"team": "ours"}).state = "active"
+    words = {"capacity": "reservation", "reservation": "cr-0123456789abcdef0"}
+    fleet, _ = make(config_of(tmp_path, aws=words))
+    assert {node.zone for node in fleet.nodes()} == {"us-east-1c"}
+    data = fleet.stack.template()["Resources"]["Template"]["Properties"]["LaunchTemplateData"]
+    assert data["Placement"] == {"GroupName": "close"}

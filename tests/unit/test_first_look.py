@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.plan.request import fold
 from trainfleet.cli.recipes import WIDTH
+from trainfleet.plan.request import fold
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
 from trainfleet.runs import Lines, append_line, read_lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..recipes import all_recipes
 from .variables import Variables
 
-
 WIDTH = 22  # columns of a name, and more for a longer one: a line has 80
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..config import Config
 from ..errors import CloudError, ConfigError, Problem
@@ -20,7 +22,7 @@ ROOT = "/dev/sda1"  # of Ubuntu's images
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
-    """The zones to try, in their order: those that the config names, or else all that offer the type.
+    """The zones to try, in their order: those that the config names, or its reservation or subnets are in, or all with the type.
 
     Raises:
         ConfigError: the region has the type nowhere, or a named zone does not.
@@ -40,7 +42,35 @@ def zones(config: Config, calls: Calls) -> list[str]:
     if strange := [zone for zone in wanted if zone not in offered]:
         message = f"{', '.join(strange)}: {type} is offered in {', '.join(offered)}"
         raise ConfigError([Problem(0, "", "fleet.aws.zones", message)], next="one or more of these")
-    return list(wanted) or offered
+    bound = set(_bound(config, calls))
+    return list(wanted) or [zone for zone in offered if zone in bound] or offered
+
+
+def _bound(config: Config, calls: Calls) -> list[str]:
+    """The zones that the reservation, or else the user's subnets, leave."""
+    if row := reservation_of(config, calls):
+        return [str(row.get("AvailabilityZone"))]
+    if not config.fleet.aws.subnets:
+        return []
+    return [str(row["AvailabilityZone"]) for row in _subnets(config, calls)]
+
+
+def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
+    return list(calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets)))
+
+
+def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any]:
+    """The reservation that the nodes are taken from, as EC2 has it; nothing without one, or where it is not there (checks.py)."""
+    name = config.fleet.aws.reservation
+    if not name or capacity_of(config) not in ("reservation", "block"):
+        return {}
+    try:
+        found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get("CapacityReservations", [])
+    except CloudError as error:
+        if "NotFound" in error.code or "Malformed" in error.code:
+            return {}
+        raise
+    return found[0] if found else {}
 
 
 def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
@@ -71,16 +101,9 @@ def root_of(image: str, calls: Calls) -> str:
 
 def group_of(config: Config, calls: Calls) -> str | None:
     """The placement group that a reservation was made in: only nodes in that very group fill it."""
-    name = config.fleet.aws.reservation
-    if not name or capacity_of(config) != "reservation":
+    if capacity_of(config) != "reservation":
         return None
-    try:
-        found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get("CapacityReservations", [])
-    except CloudError as error:
-        if "NotFound" in error.code:
-            return None  # which checks.py says
-        raise
-    return str(found[0].get("PlacementGroupArn") or "").rpartition("/")[2] or None if found else None
+    return str(reservation_of(config, calls).get("PlacementGroupArn") or "").rpartition("/")[2] or None
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
@@ -91,7 +114,7 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
     """
     if not config.fleet.aws.subnets:
         return None
-    rows = list(calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets)))
+    rows = _subnets(config, calls)
     for row in rows:
         if row["AvailabilityZone"] == zone:
             return str(row["SubnetId"])
