@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -90,7 +91,9 @@ class Check:
         whole = self.bench.folder / "runs" / f"{family}-dp2-zero1"
         run = self.bench.prepare(f"{family}-killed", size, **COMMON | XLA | layout | dict(values))
         processes = self.start(run, size, xla=True)
-        ranks.await_step(run, 10, processes[0])
+        while not (run / "metrics.jsonl").exists() or len(ranks.metrics(run)) < 10:
+            assert processes[0].poll() is None, processes[0].communicate()[0]
+            time.sleep(0.05)
         for process in processes:
             ranks.kill(process)
         self.train(f"{family}-killed", size, True, {**layout, **values})
