@@ -17,6 +17,7 @@ runs/<name>/
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -169,13 +170,13 @@ def sync_folder(folder: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> RunError:
     """The error to raise when `path` can't be written: names the file, the cause and the remedy."""
-    full = error.errno == 28
-    remedy = (
-        "free some space (df -h .), then run the same command again"
-        if full
-        else f"make {path.parent} writable for you: ls -ld {path.parent}"
-    )
-    return RunError(f"can't write {path}", why=error.strerror or str(error), next=remedy)
+    why = error.strerror or str(error)
+    remedy = f"make {path.parent} writable for you: ls -ld {path.parent}"
+    if error.errno == errno.ENOSPC:
+        remedy = "free some space (df -h .), then run the same command again"
+    elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
+        remedy = f"look at what is in its place: ls -ld {path.parent} {path}"
+    return RunError(f"can't write {path}", why=why, next=remedy)
 
 
 def make_folder(folder: Path) -> None:
