@@ -182,7 +182,7 @@ sign() { # files, name: makes a key called so, and exports it to files/key.asc; 
   command -v gpgv > /dev/null || { [ "${REQUIRE_ALL:-}" != 1 ]; skip "apt-get install gpgv"; }
   ours=$(sign "$root/www" ours)
   mkdir "$root/aws-efa-installer"
-  printf 'touch %s/ran; echo "EFA installer version: 1.51.0" > %s/opt/efa_installed_packages\n' "$root" "$root" > "$root/aws-efa-installer/efa_installer.sh"
+  printf 'echo "$@" > %s/ran; echo "EFA installer version: 1.51.0" > %s/opt/efa_installed_packages\n' "$root" "$root" > "$root/aws-efa-installer/efa_installer.sh"
   chmod +x "$root/aws-efa-installer/efa_installer.sh"
   tar -czf "$root/www/efa.tar.gz" -C "$root" aws-efa-installer
   GNUPGHOME=$root/gpg-ours gpg --batch --quiet --detach-sign -o "$root/www/efa.tar.gz.sig" "$root/www/efa.tar.gz"
@@ -201,8 +201,14 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   GNUPGHOME=$root/gpg-ours gpg --batch --yes --quiet --detach-sign -o "$root/www/efa.tar.gz.sig" "$root/www/efa.tar.gz"
   run "$scripts/efa.sh" apply 1.51.0 "$ours"
   [ "$status" -eq 0 ] || { echo "$output"; false; }
-  [ -e "$root/ran" ]
-  rm -f /etc/modules-load.d/trainfleet-efa.conf
+  [ "$(cat "$root/ran")" = -y ]
+  rm -f /etc/modules-load.d/trainfleet-efa.conf "$root/opt/efa_installed_packages"
+  fake lsmod ''
+  TRAINFLEET_HOST=image run "$scripts/efa.sh" apply 1.51.0 "$ours" # in an image: no module, no device, no limits
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [[ $output == *"efa: 1.51.0" ]]
+  [ "$(cat "$root/ran")" = "-y --skip-kmod --skip-limit-conf --no-verify" ]
+  [ ! -e /etc/modules-load.d/trainfleet-efa.conf ]
 }
 
 @test "neuron: packages, versions without the distribution's tail, devices" {
@@ -213,6 +219,28 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   run "$scripts/neuron.sh" verify "$key" aws-neuronx-dkms=2.31.7.0
   [ "$status" -eq 1 ]
   [[ $output == *"no /dev/neuron"* ]]
+  TRAINFLEET_HOST=image run "$scripts/neuron.sh" apply "$key" aws-neuronx-dkms=2.31.7.0 # in an image no device is looked for
+  [ "$status" -eq 0 ]
+  [ "$output" = "neuron: 1 packages as pinned" ]
+}
+
+@test "beating: the first process, and its ranks' beats" {
+  mkdir -p "$root/proc/1" "$root/work/runs/x/heartbeats"
+  ln -s "$root/work" "$root/proc/1/cwd"
+  printf 'sleep\0009' > "$root/proc/1/cmdline"
+  run "$scripts/beating.sh" verify
+  [ "$status" -eq 1 ]
+  printf 'python\000-m\000trainfleet.entrypoint' > "$root/proc/1/cmdline"
+  run "$scripts/beating.sh" verify
+  [ "$status" -eq 0 ]
+  [ "$output" = "beating: no ranks yet" ]
+  touch -d '1 hour ago' "$root/work/runs/x/heartbeats/node-0"
+  run "$scripts/beating.sh" verify
+  [ "$status" -eq 1 ]
+  [ "$output" = "beating: no beat for 10 minutes" ]
+  touch "$root/work/runs/x/heartbeats/node-1"
+  run "$scripts/beating.sh" verify
+  [ "$status" -eq 0 ]
 }
 
 @test "ofi-nccl: too old, not known to the loader, right" {
