@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import Bench, await_step, metrics
+from ranks import Bench, metrics
 
 from aws.containers import ML, Container, Containers
 from conformance.cluster import Cluster
 from trainfleet.runs import Run, node_log
 from trainfleet.watch.lines import parse
 
+pytestmark = pytest.mark.timeout(600)
 NODES = 4
 LATE = 20.0  # seconds
 LIMIT = 25.0
@@ -88,12 +89,19 @@ def start_host(nodes: Containers, bench: Bench, run: Path, host: int, wait: floa
     return nodes.start(run.name, 1, host, NODES, words(bench, run, "sagemaker", wait), {}, folder)
 
 
+def await_step_two(run: Path, host: Container) -> None:
+    deadline = time.monotonic() + 240  # four nodes load torch at once
+    while not ((run / "metrics.jsonl").exists() and any(line["step"] >= 2 for line in metrics(run))):
+        assert host.code is None and time.monotonic() < deadline, told(run, 0)
+        time.sleep(0.1)
+
+
 def test_on_sagemaker_sigterm_leads_to_a_checkpoint_within_its_two_minutes(nodes: Containers, bench: Bench) -> None:
     if not ML.is_dir():
         ML.mkdir(parents=True)  # where each host's own is mounted, in its own namespace
     run = bench.prepare("stopped", NODES, **{"train.steps": 100000, "checkpoint.every": 100000})
     hosts = [start_host(nodes, bench, run, host) for host in range(NODES)]
-    await_step(run, 2, hosts[0].process)
+    await_step_two(run, hosts[0])
     asked = time.monotonic()
     for host in hosts:
         host.process.terminate()

@@ -1,7 +1,8 @@
 """The image of the cpu stack, really built by buildah on a base that debootstrap makes here, and two nodes that train in it.
 
 Without a registry, so nothing is pulled; without a daemon, so by chroot. What pip is configured with on this machine is what the build
-gets, as a secret; what that names by a path of this machine is served to it over loopback.
+gets, as a secret; what that names by a path of this machine is served to it over loopback. IMAGES=folder keeps what buildah made there
+for the next run.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 BASE = "localhost/trainfleet-test-base:1"
 CANARY = "canary-5e1f77"
 LINE = "# a changed line\n"
+pytestmark = pytest.mark.timeout(1800)
 Tell = Callable[[str], None]
 
 
@@ -40,10 +42,13 @@ Tell = Callable[[str], None]
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where buildah keeps images: in the tests' folder, on native overlay."""
     need_program("buildah", "apt-get install buildah")
-    folder = tmp_path_factory.mktemp("images")
+    folder = Path(os.environ.get("IMAGES") or tmp_path_factory.mktemp("images"))
+    folder.mkdir(exist_ok=True)
     text = f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
     (folder / "storage.conf").write_text(text)
     yield folder
+    if "IMAGES" in os.environ:
+        return
     own = {**os.environ, "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
     subprocess.run(["buildah", "rm", "--all"], env=own, check=False, capture_output=True)
     subprocess.run(["buildah", "rmi", "--all", "--force"], env=own, check=False, capture_output=True)
@@ -55,7 +60,7 @@ def outside(store: Path) -> Iterator[dict[str, str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CERT"}
     files = [part for part in ("find-links", "extra-index-url", "index-url") if part in pip_settings()]
     served = store / "served"
-    served.mkdir()
+    served.mkdir(exist_ok=True)
     handler = functools.partial(Quiet, directory=served)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -96,6 +101,8 @@ def lines_of_canary(address: str) -> list[str]:
 def base(outside: dict[str, str], store: Path) -> str:
     """A small Debian, as an image."""
     need_program("debootstrap", "apt-get install debootstrap")
+    if BASE in buildah(outside, "images", "--format={{.Name}}:{{.Tag}}").split():
+        return BASE
     root = store / "root"
     subprocess.run(
         ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", root], check=True, capture_output=True
@@ -213,7 +220,7 @@ def test_a_secret_is_in_no_layer_label_history_or_log(
 ) -> None:
     """Of the whole image, as a registry would get it."""
     assert CANARY not in built[1]
-    buildah(checkout.outside, "push", built[0], f"oci:{tmp_path}/image:x")
+    buildah(checkout.outside, "push", "--disable-compression", built[0], f"oci:{tmp_path}/image:x")
     found, looked = [], 0
     for blob in (tmp_path / "image" / "blobs" / "sha256").iterdir():
         if tarfile.is_tarfile(blob):
