@@ -32,7 +32,8 @@ SIGN = 5.0  # seconds between two signs that this node is there
 TO_BEGIN = 600.0  # seconds that S3 gets to give what the command needs
 TO_END = 120.0  # seconds that the last look gets, when nothing of the command is left
 RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 goes on with on a node that has nothing
-OTHERS = re.compile(r"head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")  # not a node's to write
+# Not a node's to write. `stop` is there too: what SIGTERM leaves is for this node's ranks, and an attempt that follows must not see it.
+OTHERS = re.compile(r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")
 NODES = "nodes"  # <address>/nodes/<i>: put again every SIGN seconds while node i is at work, gone when it has ended
 
 
