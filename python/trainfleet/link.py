@@ -86,14 +86,18 @@ class Link:
         self._recall()
         self.kept = self._state()
 
-    def push(self, mine: Callable[[str], bool]) -> None:
-        """Puts what is new in files of these names; small ones first. S3Error leaves the rest for the next time."""
+    def push(self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False) -> None:
+        """Puts what is new in files of these names; small ones first. S3Error leaves the rest for the next time.
+
+        `obeyed`: requests that are taken back when they are gone here, though they are not put.
+        """
         self.there = self.look() if self.there is None else self.there
         names = [name for name in self._names() if mine(name)]
         for name in sorted(names, key=grows):
             with suppress(FileNotFoundError):  # it was taken away just now
                 self._push(name)
-        for name in [name for name in self.sent if ASKED.fullmatch(name) and name not in names and mine(name)]:
+        gone = [name for name in self.sent if ASKED.fullmatch(name) and not (self.folder / name).exists()]
+        for name in [name for name in gone if mine(name) or obeyed(name)]:
             s3.remove(self._object(name))  # a request that was taken back
             del self.sent[name]
         self._keep()

@@ -32,7 +32,7 @@ SIGN = 5.0  # seconds between two signs that this node is there
 TO_BEGIN = 600.0  # seconds that S3 gets to give what the command needs
 TO_END = 120.0  # seconds that the last look gets, when nothing of the command is left
 RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 goes on with on a node that has nothing
-# Not a node's to write. `stop` is there too: what SIGTERM leaves is for this node's ranks, and an attempt that follows must not see it.
+# Not a node's to write. So is `stop`: what SIGTERM leaves is for this node's ranks, and no attempt that follows must see it.
 OTHERS = re.compile(r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")
 NODES = "nodes"  # <address>/nodes/<i>: put again every SIGN seconds while node i is at work, gone when it has ended
 
@@ -140,7 +140,7 @@ class Uplink:
         """Sends what is new and brings what is asked; whether that went well. A change of that is said in the node's log."""
         try:
             for link in self.links:
-                link.push(is_node_s)
+                link.push(is_node_s, is_obeyed)
             self.links[0].pull(is_asked, "asked/")
             if time.monotonic() - self.signed > SIGN:
                 s3.write(self.sign, b"")
@@ -174,6 +174,11 @@ def is_asked(name: str) -> bool:
 def is_node_s(name: str) -> bool:
     """Whether a file is a node's to write."""
     return not OTHERS.fullmatch(name)
+
+
+def is_obeyed(name: str) -> bool:
+    """Whether a request is taken back by the node that has done what it asks."""
+    return name == "stop"
 
 
 def say(log: Path, words: str) -> None:

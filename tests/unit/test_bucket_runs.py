@@ -224,13 +224,21 @@ def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Count
         ask()
         link.pull(uplink.is_asked, "asked/")
         assert (node / "stop").exists()
-        link.push(uplink.is_node_s)
+        link.push(uplink.is_node_s, uplink.is_obeyed)
         (node / "stop").unlink()  # as rank 0 does
         link.pull(uplink.is_asked, "asked/")
         assert not (node / "stop").exists(), "it was obeyed"
-        link.push(uplink.is_node_s)
+        link.push(uplink.is_node_s, uplink.is_obeyed)
         assert s3.read(f"{RUN}/asked/stop") is None
         link.pull(uplink.is_asked, "asked/")
+
+
+def test_what_sigterm_leaves_on_a_node_stays_there(server: Counting, here: Path, node: Path) -> None:
+    """An engine that ends an attempt sends it, and the next attempt must not be asked to stop."""
+    link = Link(node, RUN)
+    write(node, "stop", "")
+    link.push(uplink.is_node_s, uplink.is_obeyed)
+    assert s3.read(f"{RUN}/asked/stop") is None
 
 
 def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counting, here: Path, node: Path) -> None:
