@@ -131,11 +131,14 @@ def test_a_launcher_is_killed_and_another_one_attaches_to_the_same_job(desk: Pat
 
 
 def test_the_time_limit_comes_and_no_step_is_lost(desk: Path, slurm: Slurm) -> None:
-    fleet = {"slurm": {"time_limit": 3, "notice": 60, "partition": "short"}}
+    fleet = {"slurm": {"time_limit": 10, "notice": 60, "partition": "short"}}
     run = write(desk, "limited", fleet=fleet, train={"steps": 100000}, checkpoint={"every": 100000})
     first = begin(desk, "train")
     until(lambda: steps(run) >= 5, "step 5")
     number = job_of(run)
+    slurm.run(
+        "scancel", "--signal=USR1", "--batch", number
+    )  # what Slurm sends itself a minute before the limit (--signal=B:USR1@60)
     hasten(slurm, number)
     before = steps(run)
     until(lambda: steps(run) > before, "the next step", 240)
