@@ -68,6 +68,6 @@ def first_places(mask: Tensor, size: int) -> Tensor:
 
     By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is not among PyTorch/XLA's.
     """
-    turn = torch.where(mask, mask.cumsum(0) - 1, size).clamp(max=size)  # the last place is for all that does not count
+    turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)  # the last place is for all that does not count
     places = torch.arange(len(mask), device=mask.device)
     return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, places)[:size]
