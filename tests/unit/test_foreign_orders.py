@@ -8,7 +8,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from trainfleet.fence import Attempt
 from trainfleet.heartbeat import Node, Orders
 from trainfleet.launch.settings import config_of
 from trainfleet.lease import FILE, Tenure, Vigil, newest_tenure, read_tenure
-from trainfleet.plan.job import train_job
+from trainfleet.plan.job import Job, Written, train_job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.runs import Run
 
@@ -71,6 +71,16 @@ def run(tmp_path: Path) -> Run:
 FILES = ("heartbeats/attempts/1", "heartbeats/attempts/1.taken", "heartbeats/attempt", "heartbeats/dump", "heartbeats/node-0", "logs/stacks-rank-0.txt", FILE,
          HANDLE, REQUEST, "nodes/node-0", "nodes/node-0.exit", "heartbeats/attempts/²", "heartbeats/attempts/٤", f"heartbeats/attempts/{'9' * 200}",
          "logs/stacks-rank-².txt", f"nodes/node-{'9' * 200}", "heartbeats/attempts", "heartbeats", "nodes", "logs")  # fmt: skip
+
+
+def test_a_job_is_kept_whole(run: Run) -> None:
+    assert set(Written.__annotations__) == {field.name for field in fields(Job)}
+    found = kept(run)
+    assert found
+    job = replace(
+        found[1].job, image="registry.example/trainfleet:1", attempt=3, secrets=("A",), environment={"B": "c"}, port=29500
+    )
+    assert Job.of(job.record()) == job
 
 
 def test_what_is_right_is_read(run: Run) -> None:

@@ -31,6 +31,7 @@ class Written(TypedDict):
     secrets: list[Variable]
     launch: Name
     attempt: Count
+    image: Name
 
 
 @dataclass(frozen=True)
