@@ -97,5 +97,5 @@ def put(target: Tensor, found: Tensor) -> None:
     """Copies what a checkpoint has into a tensor on the device, of which it may fill the first rows alone."""
     local = found.to_local() if isinstance(found, DTensor) else found
     value = torch.zeros(target.shape, dtype=target.dtype)
-    value[: len(local)] = local.to(target.dtype) if local.ndim else local
+    (value[: len(local)] if local.ndim else value).copy_(local)
     target.data.copy_(value.to(target.device))
