@@ -174,7 +174,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     ("train: {weights: bf16, precision: fp32}", "train.weights"), ("train: {weights: bf16, precision: bf16, optimizer: muon}", "train.weights"), ("train: {separate_documents: true, layout: {context: 2}}", "train.separate_documents"),
     ("train: {init_from: runs/none}", "train.init_from"), ("train: {init_from: 's3:///x'}", "train.init_from"), ("train: {init_from: ''}", "train.init_from"), ("train: {init_from: 'gs://x/y'}", "train.init_from"),
     ("train: {init_from: " + "x" * 300 + "}", "train.init_from"), ("data: {tokenizer: " + "x" * 300 + "}", "data.tokenizer"), ("model: {preset: ./" + "x" * 300 + "}", "model.preset"),
-    ("fleet: {nodes: 65}", "fleet.nodes"), ("fleet: {nodes_min: 3}", "fleet.nodes_min"), ("fleet: {backend: ssh}", "fleet.shared_folder"), ("fleet: {backend: slurm}", "fleet"), ("fleet: {instance_type: p5.48xlarge}", "fleet.instance_type"),
+    ("fleet: {nodes: 65}", "fleet.nodes"), ("fleet: {nodes_min: 3}", "fleet.nodes_min"), ("fleet: {backend: ssh}", "fleet.shared_folder"), ("fleet: {instance_type: p5.48xlarge}", "fleet.instance_type"),
     (f"fleet: {{{SSH}, instance_type: p9.99xlarge}}", "fleet.instance_type"), ("fleet: {backend: ssh, shared_folder: /fsx/t, hosts: [a], nodes: 2}", "fleet.nodes"),
     (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example}}}}", "fleet.fsx"), (f"fleet: {{{SSH}, fsx: {{dns_name: fs-1.example, mount_name: x, folder: /data}}}}", "fleet.shared_folder"),
     ("checkpoint: {every: 0 min}", "checkpoint.every"), ("checkpoint: {every: 15 hours}", "checkpoint.every"), ("checkpoint: {every: 1e9 min}", "checkpoint.every"), ("checkpoint: {every: sometimes}", "checkpoint.every"),

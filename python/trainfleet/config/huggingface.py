@@ -175,6 +175,8 @@ def _rotary(content: Json, family: str) -> Json:
     head = content.get("head_dim", 256 if family == "gemma" else 128 if family == "qwen3" else None)
     if head is not None:
         _check("head_size", "head_dim", head)
+        if head % 2:
+            raise InputError(f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim")
     own = None if head is None or head == size / heads else head
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
     factor = scaling.get("factor") if kind == "llama3" else 1.0
