@@ -139,6 +139,7 @@ def part(order: Order, seat: Seat, log: Log, code: int) -> int:
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
     parting = Parting(f"{os.environ[BUCKET].rstrip('/')}/{order.folder}", attempt)
     if seat.node:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once it has left, the first node's end stops it, and it has done its part
         parting.leave(seat.node, code, lambda words: log.note("node", words))
         return code
     return code or code_of(code, parting.gather(seat.nodes, lambda words: log.note("node", words)), AGAIN)
