@@ -19,8 +19,15 @@ for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS"):
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """What a test, or the program in its process, leaves in the environment is not the next one's: NODES is a make variable."""
+    """What a test, or the program in its process, leaves in the environment is not the next one's: NODES is a make variable.
+
+    Nor is a working directory that is gone with the test that had entered it.
+    """
     before = dict(os.environ)
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir(Path(__file__).parents[1])
     yield
     os.environ.clear()
     os.environ.update(before)
