@@ -112,6 +112,7 @@ def test_what_counts_after_a_boot_is_done_after_one_and_never_on_two_hosts_at_on
     monkeypatch.setattr(setup.Application, "send_scripts", lambda *hosts: "/")
     with transport(pair) as fleet:
         config = replace_fleet()
+        config = replace(config, fleet=replace(config.fleet, shared_folder="/tmp"))  # which hosts have
         facts = {host: fact for host, fact in reading.read(fleet, config).items() if isinstance(fact, Facts)}
         found = setup.Survey(facts, dict.fromkeys(facts, (Step("driver.sh", (), "there is none"),)), ())
         board = Board(fleet.hosts)
