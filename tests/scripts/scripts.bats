@@ -225,8 +225,8 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
 }
 
 @test "beating: the first process, and its ranks' beats" {
-  mkdir -p "$root/proc/1" "$root/work/runs/x/heartbeats"
-  ln -s "$root/work" "$root/proc/1/cwd"
+  mkdir -p "$root/proc/1" "$root/home/runs/x/heartbeats"
+  ln -s "$root/home" "$root/proc/1/cwd"
   printf 'sleep\0009' > "$root/proc/1/cmdline"
   run "$scripts/beating.sh" verify
   [ "$status" -eq 1 ]
@@ -234,11 +234,11 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   run "$scripts/beating.sh" verify
   [ "$status" -eq 0 ]
   [ "$output" = "beating: no ranks yet" ]
-  touch -d '1 hour ago' "$root/work/runs/x/heartbeats/node-0"
+  touch -d '1 hour ago' "$root/home/runs/x/heartbeats/node-0"
   run "$scripts/beating.sh" verify
   [ "$status" -eq 1 ]
   [ "$output" = "beating: no beat for 10 minutes" ]
-  touch "$root/work/runs/x/heartbeats/node-1"
+  touch "$root/home/runs/x/heartbeats/node-1"
   run "$scripts/beating.sh" verify
   [ "$status" -eq 0 ]
 }
