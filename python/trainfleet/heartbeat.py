@@ -121,6 +121,7 @@ class Heart:
         self._stacks = stacks.asked(folder)
         self._complained = self._told = False
         self._end = threading.Event()
+        self._try(self._leave)  # before a rank that is already done finds that all are
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
 

@@ -113,6 +113,17 @@ def test_nothing_is_left_in_memory_by_ranks_that_ended(tmp_path: Path) -> None:
     assert not memory.exists() and {beat.phase for beat in read_beats(tmp_path, 1).values()} == {"end"}
 
 
+def test_a_rank_that_ends_at_once_leaves_the_memory_to_those_whose_hearts_have_yet_to_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Heart, "_run", lambda heart: None)
+    first, second = (Heart(tmp_path, rank, 0, 1) for rank in range(2))
+    first.stop()
+    assert first.node.place.exists()
+    second.stop()
+    assert not first.node.place.exists()
+
+
 def test_where_memory_is_another_user_s_the_run_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory" / f"trainfleet-{os.getuid()}").parent.mkdir()
     (tmp_path / "memory" / f"trainfleet-{os.getuid()}").symlink_to(tmp_path)  # planted by somebody

@@ -10,30 +10,25 @@ not: Batch itself, EFA in its containers, the ECS agent.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..cloud.calls import Calls
 from ..cloud.inputs import slug, stack_name
-from ..cloud.region import region_of
 from ..config import Config
-from ..errors import BackendError, CloudError
+from ..errors import CloudError
 from ..parting import ELSEWHERE
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
-from . import checks, definition, references
-from .base import Can, Handle, Phase, Status
+from . import checks, definition, hosted, references
+from .base import Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies, pairs
 from .engines import Engine, filled
-from .place import Place
-from .remote import bucket_of, unpacked, unshared
+from .hosted import Hosted
 from .waiting import Waiting
 
-PACE = 3.0  # seconds between two looks at a job; DescribeJobs takes a hundred jobs at a time
-AT_ONCE = 100
+AT_ONCE = 100  # jobs that DescribeJobs takes
 GONE = 60.0  # seconds that a job gets to be gone once it is ended: SIGTERM, 30 s, SIGKILL, and what ECS needs to say so
 PHASES = {
     "SUBMITTED": Phase.QUEUED, "PENDING": Phase.QUEUED, "RUNNABLE": Phase.QUEUED, "STARTING": Phase.STARTING,
@@ -43,22 +38,14 @@ HOST = re.compile(r"Host EC2 .*terminated", re.IGNORECASE)
 JobRecord = dict[str, Any]
 
 
-class Batch:
+class Batch(Hosted):
     """AWS Batch, as a backend (base.py)."""
 
-    name = "batch"
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
-    is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
+    name, title, gone = "batch", "AWS Batch", GONE
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self._seen: dict[str, tuple[float, Status]] = {}  # by token: when, and how it was
-        self._has_job: tuple[float, bool] = (0.0, False)
+        super().__init__(config)
         self._waiting = Waiting(lambda: self.calls, self.queue)
-
-    @property
-    def calls(self) -> Calls:
-        return Calls(region_of(self.config))
 
     @property
     def queue(self) -> str:
@@ -66,10 +53,7 @@ class Batch:
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
-        yield from unshared(config)
-        yield from unpacked(config)
-        if config.fleet.instance_type is None:
-            yield "fleet.instance_type", "AWS Batch must be told on which type of instance, such as p4d.24xlarge"
+        yield from Batch.lacks(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
@@ -123,16 +107,10 @@ class Batch:
             self.calls("batch", "TerminateJob", jobId=job["jobId"], reason="the same request was sent twice")
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
-    def status(self, handle: Handle) -> Status:
-        """How Batch saw the job at the last look, which is at most PACE old (longer for jobs of hundreds of nodes)."""
-        when, status = self._seen.get(handle.token, (0.0, None))
-        if status and (status.ended or time.monotonic() - when < PACE * max(1.0, handle.nodes / AT_ONCE)):
-            return status
-        status = self._look(handle)
-        self._seen[handle.token] = time.monotonic(), status
-        return status
+    def pace(self, handle: Handle) -> float:
+        return hosted.PACE * max(1.0, handle.nodes / AT_ONCE)  # DescribeJobs takes so many jobs at a time
 
-    def _look(self, handle: Handle) -> Status:
+    def look(self, handle: Handle) -> Status:
         jobs = self._described([handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]) if handle.id else {}
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
@@ -147,19 +125,9 @@ class Batch:
             found |= {str(job["jobId"]): job for job in answer.get("jobs", ())}
         return found
 
-    def stop(self, handle: Handle, at_once: bool) -> None:
-        """SIGTERM to all nodes, upon which ranks save and leave, and SIGKILL to what is left; at once: and that is waited for."""
-        if not handle.id or self._look(handle).ended:
-            return
+    def end(self, handle: Handle) -> str:
         self.calls("batch", "TerminateJob", jobId=handle.id, reason="asked to stop by trainfleet")
-        self._seen.pop(handle.token, None)
-        until = time.monotonic() + GONE
-        while at_once and not self.status(handle).ended:
-            if time.monotonic() > until:
-                where, why = f"{self.name} {handle.id}", f"{GONE:.0f} s after TerminateJob"
-                next = f"aws batch describe-jobs --jobs {handle.id}"
-                raise BackendError("the job has not ended yet", where=where, why=why, next=next)
-            time.sleep(PACE / 4)
+        return f"aws batch describe-jobs --jobs {handle.id}"
 
     def find(self, run: Run) -> Handle:
         """The newest of the run's jobs that has not ended, or else the newest."""
@@ -170,17 +138,6 @@ class Batch:
             return Handle(self.name, "", "", 0)
         nodes = int(newest.get("nodeProperties", {}).get("numNodes", 1))
         return Handle(self.name, str(newest["jobId"]), str(newest["jobName"])[-16:], nodes)
-
-    def has_job(self, run: Run) -> bool:
-        """Whether Batch has a job of the run that has not ended, as it was seen PACE ago at most."""
-        when, seen = self._has_job
-        if time.monotonic() - when > PACE:
-            seen = not self.status(self.find(run)).ended
-            self._has_job = time.monotonic(), seen
-        return seen
-
-    def place(self, run: Run) -> Place:
-        return bucket_of(self.config, run, lambda: self.has_job(run))
 
     def price(self) -> float | None:
         return list_price(self.config)

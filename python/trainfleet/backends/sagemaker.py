@@ -10,28 +10,23 @@ What is not: SageMaker itself, EFA in its containers, managed spot.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..cloud.calls import Calls
 from ..cloud.inputs import slug
-from ..cloud.region import region_of
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
-from ..errors import BackendError, CloudError, S3Error
+from ..errors import CloudError, S3Error
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
 from . import checks, references, training_job
-from .base import Can, Handle, Phase, Status
+from .base import Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies
 from .engines import JOB_ROLE, Engine, filled
-from .place import Place
-from .remote import bucket_of, unpacked, unshared
+from .hosted import Hosted
 
-PACE = 3.0  # seconds between two looks at a job
 GONE = 180.0  # seconds that a job gets to be gone once it is asked to stop: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # letters of a run's name in a job's, which has 63
 PHASES = {
@@ -59,28 +54,14 @@ NODE = re.compile(r"\bnode (\d+)\b")
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
-class SageMaker:
+class SageMaker(Hosted):
     """SageMaker training jobs, as a backend (base.py)."""
 
-    name = "sagemaker"
-    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
-    is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._seen: dict[str, tuple[float, Status]] = {}  # by token: when, and how it was
-        self._has_job: tuple[float, bool] = (0.0, False)
-
-    @property
-    def calls(self) -> Calls:
-        return Calls(region_of(self.config))
+    name, title, gone = "sagemaker", "SageMaker", GONE
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
-        yield from unshared(config)
-        yield from unpacked(config)
-        if config.fleet.instance_type is None:
-            yield "fleet.instance_type", "SageMaker must be told on which type of instance, such as p4d.24xlarge"
+        yield from SageMaker.lacks(config)
         yield from training_job.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
@@ -136,33 +117,17 @@ class SageMaker:
                 return None
             raise
 
-    def status(self, handle: Handle) -> Status:
-        """How SageMaker saw the job at the last look, which is at most PACE old."""
-        when, status = self._seen.get(handle.token, (0.0, None))
-        if status and (status.ended or time.monotonic() - when < PACE):
-            return status
+    def look(self, handle: Handle) -> Status:
         record = self._described(handle.id) if handle.id and handle.id.endswith(handle.token) else None
-        status = status_of(record, handle.nodes) if record else Status(Phase.ENDED)
-        self._seen[handle.token] = time.monotonic(), status
-        return status
+        return status_of(record, handle.nodes) if record else Status(Phase.ENDED)
 
-    def stop(self, handle: Handle, at_once: bool) -> None:
-        """SIGTERM to all hosts, upon which ranks save and leave, and SIGKILL after 120 s; at once: and that is waited for."""
-        if not handle.id or self.status(handle).ended:
-            return
+    def end(self, handle: Handle) -> str:
         try:
             self.calls("sagemaker", "StopTrainingJob", TrainingJobName=handle.id)
         except CloudError as error:
             if error.code != "ValidationException":  # it has ended meanwhile
                 raise
-        self._seen.pop(handle.token, None)
-        until = time.monotonic() + GONE
-        while at_once and not self.status(handle).ended:
-            if time.monotonic() > until:
-                where, why = f"{self.name} {handle.id}", f"{GONE:.0f} s after StopTrainingJob"
-                next = f"aws sagemaker describe-training-job --training-job-name {handle.id}"
-                raise BackendError("the job has not ended yet", where=where, why=why, next=next)
-            time.sleep(PACE / 4)
+        return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
         """The newest of the run's jobs."""
@@ -180,17 +145,6 @@ class SageMaker:
             if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) and (record := self._described(name)):
                 return Handle(self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"]))
         return Handle(self.name, "", "", 0)
-
-    def has_job(self, run: Run) -> bool:
-        """Whether SageMaker has a job of the run that has not ended, as it was seen PACE ago at most."""
-        when, seen = self._has_job
-        if time.monotonic() - when > PACE:
-            seen = not self.status(self.find(run)).ended
-            self._has_job = time.monotonic(), seen
-        return seen
-
-    def place(self, run: Run) -> Place:
-        return bucket_of(self.config, run, lambda: self.has_job(run))
 
     def price(self) -> float | None:
         """Not known: SageMaker asks more for a type than EC2's list says."""

@@ -28,14 +28,36 @@ FULL = ("NRT_RESOURCE", "(OOM)", "Failed to allocate")  # the runtime's words (n
 FIRST = (2, 13)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
 
 
-class Neuron:
-    kind = "neuron"
+class Core:
+    """What a NeuronCore is whichever way torch reaches it."""
+
     costly: frozenset[object] = COSTLY
     # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
     gradient_sums, loss_sums = torch.float32, torch.float32
-    fused_adamw = False  # TorchNeuron's does not take `found_inf`, by which a step is left out
-    lazy = False
+    fused_adamw = False  # none takes `found_inf`, by which a step is left out
     native_bf16, native_fp8 = True, False
+
+    def __init__(self) -> None:
+        self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device
+
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
+
+    def peak_flops(self, dtype: torch.dtype) -> float:
+        """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
+        core = hardware.local_accelerator()
+        return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype)
+
+
+class Neuron(Core):
+    kind = "neuron"
+    lazy = False
 
     def __init__(self, index: int) -> None:
         """The core number `index` of this node; the runtime is not touched before `start`.
@@ -43,12 +65,12 @@ class Neuron:
         Raises:
             RunError: torch-neuronx is missing, or is one of its namesakes.
         """
+        super().__init__()
         os.environ.setdefault("NEURON_RT_VISIBLE_CORES", str(index))
         os.environ.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str((COMPILED / "neuron").absolute()))
         check_package()
         self.backend = ",".join(f"{kind}:{group}" for kind, group in {"cpu": "gloo", TYPE: GROUP}.items())
         self.torch_device = torch.device(TYPE)  # the one that the process sees
-        self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
 
     @property
     def module(self) -> Any:
@@ -58,7 +80,7 @@ class Neuron:
     def start(self) -> None:
         import_module("torch_neuronx")  # registers device, process group and compiler
         if not self.module.is_available():
-            raise _unusable("torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?")
+            raise unusable(TYPE, "torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?")
         self.module.set_device(0)
 
     def joined(self, rank: int, size: int) -> None:
@@ -66,17 +88,6 @@ class Neuron:
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         return cast(Call, torch.compile(call, backend="neuron", dynamic=False))  # every shape is a program of its own
-
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device
-
-    def is_full(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
-
-    def peak_flops(self, dtype: torch.dtype) -> float:
-        """Dense peak of a logical core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
-        core = hardware.local_accelerator()
-        return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
 
     def place(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
@@ -95,9 +106,6 @@ class Neuron:
         event.record()
         first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another
         return lambda: float(first.elapsed_time(event)) / 1000
-
-    def host_buffer(self, like: Tensor) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype)
 
     def generators(self) -> Sequence[Dice]:
         return [torch.default_generator, State(self.module)]
@@ -124,11 +132,13 @@ def check_package() -> None:
     try:
         found = version("torch-neuronx")
     except PackageNotFoundError:
-        raise _unusable("torch-neuronx is not installed") from None
+        raise unusable(TYPE, "torch-neuronx is not installed") from None
     if not is_native(found):
-        raise _unusable(f"torch-neuronx {found} is {'the empty one of the public index' if is_stub(found) else 'PyTorch/XLA'}")
+        raise unusable(
+            TYPE, f"torch-neuronx {found} is {'the empty one of the public index' if is_stub(found) else 'PyTorch/XLA'}"
+        )
     if numbers(found) != numbers(torch.__version__):
-        raise _unusable(f"torch-neuronx {found} is made for another torch than {torch.__version__}")
+        raise unusable(TYPE, f"torch-neuronx {found} is made for another torch than {torch.__version__}")
 
 
 def is_native(version: str) -> bool:
@@ -144,10 +154,10 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
 
 
-def _unusable(why: str) -> RunError:
+def unusable(stack: str, why: str) -> RunError:
+    """The error of a rank that does not find the NeuronCore, or the packages, that the plan says it has."""
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
-        "the plan says that ranks compute on NeuronCores (fleet.stack neuron), and this one can't", where=where, why=why,
-        next="make setup installs the stack's driver and packages on hosts; by hand: pip install --extra-index-url"
-        " https://pip.repos.neuron.amazonaws.com with the versions of docker/stack.lock.yaml",
+        f"the plan says that ranks compute on NeuronCores (fleet.stack {stack}), and this one can't", where=where, why=why,
+        next="make setup installs the stack's driver and packages on hosts; an image has them (make build)",
     )  # fmt: skip

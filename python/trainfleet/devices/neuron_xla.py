@@ -20,19 +20,16 @@ from torch import Tensor
 
 from .. import hardware
 from ..errors import RunError
-from .base import COSTLY, Call, Dice
-from .neuron import FULL, is_native, is_stub, numbers
+from .base import Call, Dice
+from .neuron import Core, is_native, is_stub, numbers, unusable
 
 TORCH = (2, 9)  # the only one of SDK 2.29 to 2.31
 
 
-class NeuronXla:
+class NeuronXla(Core):
     kind = "neuron_xla"
     backend = "xla"
-    costly: frozenset[object] = COSTLY
-    gradient_sums, loss_sums = torch.float32, torch.float32  # nothing on the chip has 64 bits
-    fused_adamw, lazy = False, True
-    native_bf16, native_fp8 = True, False
+    lazy = True
 
     def __init__(self, index: int) -> None:
         """The core number `index` of this node; PJRT's client is not made before `start`.
@@ -43,7 +40,7 @@ class NeuronXla:
         check_packages()
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
+        super().__init__()
 
     def start(self) -> None:
         self.xla: Any = import_module("torch_xla")
@@ -76,17 +73,6 @@ class NeuronXla:
         found = self.metrics.metric_data("CompileTime")
         return int(found[0]) if found else 0
 
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device
-
-    def is_full(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
-
-    def peak_flops(self, dtype: torch.dtype) -> float:
-        """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
-        core = hardware.local_accelerator()
-        return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
-
     def place(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.torch_device)
 
@@ -109,9 +95,6 @@ class NeuronXla:
     def mark(self) -> Callable[[], float]:
         moment = time.perf_counter()  # of recording: the device's own times are the profiler's
         return lambda: moment
-
-    def host_buffer(self, like: Tensor) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype)
 
     def generators(self) -> Sequence[Dice]:
         return [torch.default_generator, Seeds(self.model)]
@@ -152,21 +135,14 @@ def check_packages() -> None:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            raise _unusable(f"{name} is not installed") from None
+            raise unusable("neuron-xla", f"{name} is not installed") from None
     if numbers(found["torch"]) != TORCH or numbers(found["torch-xla"]) != TORCH:
-        raise _unusable(f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 of both")
+        raise unusable(
+            "neuron-xla", f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 of both"
+        )
     neuron = found["torch-neuronx"]
     if is_stub(neuron) or is_native(neuron):
         kind = "the empty one of the public index" if is_stub(neuron) else "native PyTorch, which Trn1 has not"
-        raise _unusable(f"torch-neuronx {neuron} is {kind}")
+        raise unusable("neuron-xla", f"torch-neuronx {neuron} is {kind}")
     if numbers(found["neuronx-distributed"]) < (0, 10):
-        raise _unusable(f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public index")
-
-
-def _unusable(why: str) -> RunError:
-    where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
-    return RunError(
-        "the plan says that ranks compute on Trn1's NeuronCores (fleet.stack neuron-xla), and this can't", where=where, why=why,
-        next="make setup installs the stack's driver and packages on hosts; by hand: pip install --extra-index-url"
-        " https://pip.repos.neuron.amazonaws.com with the versions of docker/stack.lock.yaml",
-    )  # fmt: skip
+        raise unusable("neuron-xla", f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public index")

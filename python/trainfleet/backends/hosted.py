@@ -1,0 +1,97 @@
+"""What AWS Batch and SageMaker have in common as backends: a job is looked at, at a pace, and stopped by a request."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from ..cloud.calls import Calls
+from ..cloud.region import region_of
+from ..config import Config
+from ..errors import BackendError
+from ..runs import Run
+from .base import Can, Handle, Status
+from .place import Place
+from .remote import bucket_of, unpacked, unshared
+
+PACE = 3.0  # seconds between two looks at a job
+
+
+class Hosted(ABC):
+    """An engine of AWS whose jobs run in an image, on nodes that share no disk: the run folder is in S3 (remote.py)."""
+
+    name: str
+    title: str  # as AWS calls it
+    gone: float  # seconds that a job gets to be gone once it is asked to stop
+    can = frozenset({Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.MACHINES})
+    is_here, hands_over, tried_on = False, False, "real nodes, fake AWS"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._seen: dict[str, tuple[float, Status]] = {}  # by token: when, and how it was
+        self._has_job: tuple[float, bool] = (0.0, False)
+
+    @property
+    def calls(self) -> Calls:
+        return Calls(region_of(self.config))
+
+    @classmethod
+    def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
+        """What each of them refuses of a config."""
+        yield from unshared(config)
+        yield from unpacked(config)
+        if config.fleet.instance_type is None:
+            yield "fleet.instance_type", f"{cls.title} must be told on which type of instance, such as p4d.24xlarge"
+
+    @abstractmethod
+    def look(self, handle: Handle) -> Status:
+        """How the engine sees the job now; ENDED where it has none."""
+
+    @abstractmethod
+    def end(self, handle: Handle) -> str:
+        """Asks the engine to stop the job, upon which its nodes get SIGTERM; what to type to see how it is."""
+
+    @abstractmethod
+    def find(self, run: Run) -> Handle: ...
+
+    def status(self, handle: Handle) -> Status:
+        """How the engine saw the job at the last look, which is at most `pace` old."""
+        when, status = self._seen.get(handle.token, (0.0, None))
+        if status and (status.ended or time.monotonic() - when < self.pace(handle)):
+            return status
+        status = self.look(handle)
+        self._seen[handle.token] = time.monotonic(), status
+        return status
+
+    def pace(self, handle: Handle) -> float:
+        """Seconds between two looks at a job."""
+        return PACE
+
+    def stop(self, handle: Handle, at_once: bool) -> None:
+        """SIGTERM to all nodes, upon which ranks save and leave, and SIGKILL to what is left; at once: and that is waited for.
+
+        Raises:
+            BackendError: the job is still there after `gone` seconds.
+        """
+        if not handle.id or self.look(handle).ended:
+            return
+        next = self.end(handle)
+        self._seen.pop(handle.token, None)
+        until = time.monotonic() + self.gone
+        while at_once and not self.status(handle).ended:
+            if time.monotonic() > until:
+                why = f"{self.gone:.0f} s after it was asked to stop"
+                raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=why, next=next)
+            time.sleep(PACE / 4)
+
+    def has_job(self, run: Run) -> bool:
+        """Whether the engine has a job of the run that has not ended, as it was seen PACE ago at most."""
+        when, seen = self._has_job
+        if time.monotonic() - when > PACE:
+            seen = not self.status(self.find(run)).ended
+            self._has_job = time.monotonic(), seen
+        return seen
+
+    def place(self, run: Run) -> Place:
+        return bucket_of(self.config, run, lambda: self.has_job(run))
