@@ -79,4 +79,4 @@ def test_namesakes_of_torch_neuronx_are_refused(monkeypatch: pytest.MonkeyPatch,
         return neuron.check_package()
     with pytest.raises(RunError) as error:
         neuron.check_package()
-    assert told in error.value.why and "pip.repos.neuron.amazonaws.com" in error.value.next
+    assert told in error.value.why and "make setup" in error.value.next and "make build" in error.value.next
