@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -47,6 +48,7 @@ class Sent:
     generation: int = 1
     number: int = 0
     start: int = 0
+    ending: int = 0  # CRC-32 of the last PART bytes before `size`: a file that was replaced can have the inode of the one before
 
 
 @dataclass
@@ -164,7 +166,7 @@ class Link:
 
     def _push_parts(self, name: str, stat: os.stat_result) -> None:
         before, there = self.sent.get(name), (self.there or {}).get(name)
-        replaced = before is not None and (before.inode != stat.st_ino or stat.st_size < before.size)
+        replaced = before is not None and not self._continues(name, before, stat)
         if before is None or replaced:
             after = before.generation + 1 if before else there.generation if there else 1
             number = len(there.objects) if there and not before else 0  # behind what an earlier writer has put
@@ -182,10 +184,21 @@ class Link:
         if replaced:
             self._forget_before(name, sent.generation)
 
+    def _continues(self, name: str, before: Sent, stat: os.stat_result) -> bool:
+        """Whether a growing file still begins with what was sent of it."""
+        same = before.inode == stat.st_ino and before.size <= stat.st_size
+        return same and before.ending == self._ending(name, before.size)
+
+    def _ending(self, name: str, size: int) -> int:
+        with open(self.folder / name, "rb") as file:
+            file.seek(start := max(size - PART, 0))
+            return zlib.crc32(file.read(size - start))
+
     def _push_part(self, name: str, sent: Sent, content: bytes) -> None:
         if (content or not sent.number) and sent.start < (travels(name) or 0):
             s3.write(f"{self.address}/{name}/{sent.generation}-{sent.number:08d}", content)
         sent.size = sent.start + len(content)
+        sent.ending = self._ending(name, sent.size)
 
     def _forget_before(self, name: str, generation: int) -> None:
         """Removes the parts of earlier generations."""
@@ -232,7 +245,10 @@ class Link:
         """Keeps what was brought; it is not to be sent back."""
         self.brought[name] = have
         stat = (self.folder / name).stat()
-        self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns, max(have.generation, 1), parts, sum(have.sizes))
+        ending = self._ending(name, stat.st_size) if grows(name) else 0
+        self.sent[name] = Sent(
+            stat.st_ino, stat.st_size, stat.st_mtime_ns, max(have.generation, 1), parts, sum(have.sizes), ending
+        )  # fmt: skip
 
     def _size(self, name: str) -> int:
         try:

@@ -150,6 +150,15 @@ def test_a_file_that_is_cut_back_is_cut_back_elsewhere(server: Counting, here: P
     assert (here / "runs/demo/metrics.jsonl").read_text() == ""
 
 
+def test_a_file_that_is_replaced_under_the_same_inode_is_replaced_elsewhere(server: Counting, here: Path, node: Path) -> None:
+    """File systems give a freed inode to the next file: the second of two replacements can have the one of the first file."""
+    for content in (b"a" * 10, b"b" * 20, b"b" * 2 * PART, b"c" * 3 * PART, b"c" * 3 * PART + b"d"):
+        write(node, "metrics.jsonl", content)  # cuts it back and writes it again
+        push(node)
+        place().refresh()
+        assert (here / "runs/demo/metrics.jsonl").read_bytes() == content
+
+
 def test_a_new_machine_goes_on_with_the_log_of_the_one_before(server: Counting, here: Path, tmp_path: Path) -> None:
     for number, words in enumerate(("first\n", "second\n", "third\n")):
         write(tmp_path / f"machine-{number}", "logs/node-0.log", words)
