@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import blame
 from .causes import Weight
@@ -62,13 +62,19 @@ def diagnose(
     if not standing:
         return None
     counted = blame.votes((one.writer[0], book.node_of(one.told.get("peer"))) for one in standing)
-    best = min(standing, key=lambda one: _order(one, counted))
+    best = _nearer(min(standing, key=lambda one: _order(one, counted)), standing)
     return _find(best, standing, record, counted, nodes)
 
 
 def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, int, float, int]:
     blamed = counted[one.node] if one.node is not None else 0
     return -one.weight, not one.firm, -blamed, one.time, -1 if one.rank is None else one.rank
+
+
+def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
+    """What a program took for the file system, as the kernel of its node knows it: the disk below."""
+    told = any(one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node for one in standing)
+    return replace(best, cause="disk") if best.cause == "storage" and told else best
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -137,8 +143,11 @@ def _whom(
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
         return (*_absent(best, record, nodes, alike), best.words)
-    if "peer" in best.told and best.cause in ("lost-node", "host-memory"):
-        return named if named is not None or best.cause == "lost-node" else best.node, None, best.words
+    if "peer" in best.told and best.cause in ("lost-node", "preempted", "host-memory"):
+        return named if named is not None or best.cause != "host-memory" else best.node, None, best.words
+    blamed = blame.most_blamed(counted)
+    if best.cause == "fabric" and "peer" in best.told and blamed is not None and counted[blamed] > 1:
+        return blamed, None, best.words
     if best.cause == "code" and "mismatch between collectives" in best.words:
         return None, None, best.words
     return best.node, _rank_of(best, standing, record), best.words

@@ -22,9 +22,22 @@ BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that
 KERNEL = re.compile(r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: )")
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")  # an error or the end of a process, as c10 logs it
 LOGGED = re.compile(r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - (?:ERROR|CRITICAL|FATAL) - )\s*")
+CONJECTURE = re.compile(r"(?i)(?:some |the )?(?:potential|possible|likely|common) (?:root )?(?:causes?|reasons?)\b")
+PARTING = re.compile(r"(?i)\b(?:stopping|abort(?:ing|ed)|exiting|quitting|giving up|terminating|(?:can ?no|can.)t continue)\b")
+COMPLAINT = re.compile(
+    r"(?i)^(?!.*(?:warn|ignor|deprecat|retr[yi]|fall(?:ing)? back|skip))"
+    r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could not|can.t|denied|refused|lost|killed)\b"
+)
+ENDED = re.compile(  # a process, as its launcher tells
+    r"(?i)\b(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?)[ a-z_]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)\b"
+    r"|(?:rank (?P<rank>\d+)\b.*)?\b(?:exited on|killed by|terminated by|died of) signal:? (?P<signal>\d+)\b"
+)
+RESTORING = re.compile(r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|torch/distributed/checkpoint/")
+CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
+Found = tuple[Sign, re.Match[str]]
 Writer = tuple[int | None, int | None, str]
 
 
@@ -146,7 +159,7 @@ def _note_life(record: Record, stream: Stream, writer: Writer, place: int, time:
         stream.calm = time
 
 
-def _sign(who: str, text: str) -> tuple[Sign, re.Match[str]] | None:
+def _sign(who: str, text: str) -> Found | None:
     """What a line that is no exception means, of what its writer may say."""
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
@@ -155,15 +168,48 @@ def _sign(who: str, text: str) -> tuple[Sign, re.Match[str]] | None:
         return found
     if logged := LOGGED.match(text):
         return _mild(first_sign((*by, "error"), text[logged.end() :]))
+    text = stated(text)
     if not any(word in text for group in by for word in _words(group)):
-        return None
+        return _implied(text, by)
     found = first_sign(by, text)
+    if (implied := _implied(text, by)) and (found is None or found[0].weight < implied[0].weight):
+        found = implied
+    if found is None and who == "agent" and (parts := text.split(" - ")[1:]):  # engines put one reason behind another
+        return next(filter(None, (first_sign(by, part) for part in parts)), None)
     if found is None and who != "rank" and (stamp := KERNEL.match(text)):
         return first_sign(("kernel",), text[stamp.end() :])
     return found
 
 
-def _mild(found: tuple[Sign, re.Match[str]] | None) -> tuple[Sign, re.Match[str]] | None:
+def _implied(text: str, by: tuple[str, ...]) -> Found | None:
+    """What a line means in which no library speaks: a CUDA error that another quotes, an exit code, last words."""
+    if match := CUDA.search(text):
+        return first_sign(("error",), f"CUDA error: {match['what']}")
+    if "agent" in by and (match := ENDED.search(text)):
+        code = int(match["signal"] or match["code"])
+        rank = f" of rank {match['rank']}" if match["rank"] else ""
+        return first_sign(("exit",), f"signal {abs(code) if code < 128 else code - 128}{rank}")
+    if PARTING.search(text):
+        return _unsure(first_sign((*by, "error"), text))
+    return _mild(first_sign((*by, "error"), text)) if COMPLAINT.search(text) else None
+
+
+def _unsure(found: Found | None) -> Found | None:
+    return found and (replace(found[0], firm=False), found[1])
+
+
+def _firmer(inner: Found | None, whole: Found | None) -> Found | None:
+    """What an exception's message means, of its last named part and the whole: that part where it is as weighty."""
+    return inner if inner and inner[0].firm and (not whole or inner[0].weight >= whole[0].weight) else whole
+
+
+def stated(text: str) -> str:
+    """A text without the guesses at its causes that some libraries add: they would be taken for causes."""
+    match = CONJECTURE.search(text)
+    return text[: match.start()] if match else text
+
+
+def _mild(found: Found | None) -> Found | None:
     """What a program only logged, as a hint: it may have got over it."""
     return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False), found[1])
 
@@ -175,7 +221,7 @@ def _words(group: str) -> tuple[str, ...]:
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
 
 
-def _signed(sign: tuple[Sign, re.Match[str]], line: Line, time: float, writer: Writer, place: int, words: str) -> Evidence:
+def _signed(sign: Found, line: Line, time: float, writer: Writer, place: int, words: str) -> Evidence:
     what, match = sign
     weight = what.weight
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
@@ -189,7 +235,7 @@ def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
     """The root of each of a process's chains of exceptions."""
     for chain in stream.tracebacks.chains:
         causes = [_error(writer, block) for block in chain]
-        if found := max(causes, key=lambda one: (one.weight, one.firm), default=None):
+        if found := max(causes, key=lambda one: (one.weight, one.firm, one.cause != "code"), default=None):
             yield found
 
 
@@ -199,10 +245,15 @@ def _error(writer: Writer, block: Block) -> Evidence:
     node, rank, _ = writer
     firm = block.name in PROGRAM
     blank = Evidence(Weight.WORD, "code", line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
-    sign = first_sign(by, block.text)
+    sign = _firmer(first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, stated(block.text)))
+    if block.bare and (implied := _implied(block.text, by)) and (sign is None or sign[0].weight < implied[0].weight):
+        sign = implied
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
-        return replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
+        found = replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
+        return replace(found, cause="checkpoint") if found.cause == "data" and RESTORING.search(block.frames) else found
+    if where := first_sign(("frame",), block.where):
+        return replace(blank, cause=where[0].cause, firm=False)
     if block.bare or block.aside:
         return replace(blank, weight=Weight.HINT, firm=False)
     return blank
@@ -241,9 +292,13 @@ def survived(evidence: Evidence, record: Record) -> bool:
     mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
     if mild and evidence.writer[2] not in OUTSIDE and not evidence.error and stream.calm > evidence.time + BREATH:
         return True
-    if record.closed is not None and evidence.weight <= Weight.HINT and evidence.time > record.closed - SKEW:
+    ended = record.closed is not None and evidence.time > record.closed - SKEW
+    if ended and (evidence.weight <= Weight.HINT or not evidence.firm):
         return True
+    complaint = evidence.weight <= Weight.HINT and not evidence.firm and not evidence.error
     for node, (last_but_one, last) in record.steps.items():
+        if complaint and node == evidence.node and last > evidence.time:
+            return True
         more, one = (SAME_CLOCK, ONE_MORE) if node == evidence.node else (SKEW, SKEW)
         if last_but_one > evidence.time + more or last > evidence.time + one:
             return True

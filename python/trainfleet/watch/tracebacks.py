@@ -11,18 +11,21 @@ from .lines import Line, is_progress
 TRACEBACK = "Traceback (most recent call last)"
 MESSAGE_LINES, MESSAGE_SECONDS = 16, 1.5  # how far the message of an exception may reach behind its first line
 CHAINS = 16  # of each process, the last
+FRAMES = 8  # of each traceback, the innermost
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
 _BARE = re.compile(
     r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b(?: *$|:)"
     r"|\w+\(\): |Fatal Python error: |Error: |error: "
 )
+_IN = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
+_NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 BUGS = frozenset({  # whatever their message says
     "AttributeError", "IndentationError", "IndexError", "KeyError", "NameError", "RecursionError", "SyntaxError", "TabError",
     "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
 })  # fmt: skip
-PROGRAM = BUGS | {"AssertionError", "ImportError", "NotImplementedError", "ValueError"}
+PROGRAM = BUGS | {"ImportError", "NotImplementedError"}
 
 
 @dataclass
@@ -37,10 +40,23 @@ class Block:
     message: list[str]
     bare: bool = False
     aside: bool = False
+    frames: str = ""  # files and functions, the innermost last
 
     @property
     def text(self) -> str:
         return "\n".join(self.message)
+
+    @property
+    def inner(self) -> str:
+        """The message, from the last exception that it names within, as wrappers do: `X raised:`, and `RuntimeError: …` below."""
+        last = max((place for place, line in enumerate(self.message) if place and _NESTED.match(line)), default=0)
+        return "\n".join(self.message[last:]) if last else ""
+
+    @property
+    def where(self) -> str:
+        """The innermost frame, and the exception's class with its module as a path."""
+        match = _NAME.match(self.message[0])
+        return "\n".join([self.frames.rpartition("\n")[2], match[1].replace(".", "/") if match and "." in match[1] else ""])
 
     @property
     def name(self) -> str:
@@ -59,6 +75,7 @@ class Tracebacks:
     link: str = ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
     aside: bool = False
     dropped: bool = False  # the open traceback is one that Python ignored
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
 
     def take(self, line: Line, place: int, text: str) -> bool:
         """Whether the line was a part of a traceback or of an exception's message."""
@@ -81,6 +98,7 @@ class Tracebacks:
         return False
 
     def _open(self, text: str) -> None:
+        self.frames.clear()
         before = text.partition(TRACEBACK)[0]
         self.base = len(before) - len(before.lstrip()) if not before.strip(" +|") or "traceback :" in before else 0
         if before.strip() == "Original":
@@ -91,10 +109,12 @@ class Tracebacks:
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
         if not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4]:
+            if match := _IN.match(stripped):
+                self.frames.append(" ".join(filter(None, match.groups())))
             return True
         self.base = None
         if not self.dropped:
-            self._add(Block(line, place, [stripped.lstrip("|+ ")], aside=self.aside))
+            self._add(Block(line, place, [stripped.lstrip("|+ ")], aside=self.aside, frames="\n".join(self.frames)))
         self.aside = self.dropped = False
         return True
 
