@@ -12,7 +12,7 @@ export MAKECMDGOALS
 %.c: %.w %.ch
 %.tex: %.w %.ch
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup build push doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs compare status logs stop checkpoints verify eval export report ls clean test drills check
+.PHONY: .force help setup build push doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs watch compare status logs stop checkpoints verify eval export report ls clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -63,6 +63,9 @@ sample: .venv/.stamp ## continue a text with the model [PROMPT TEMPERATURE]
 
 runs: .venv/.stamp ## all runs here, a line each
 	@.venv/bin/python -m trainfleet runs
+
+watch: .venv/.stamp ## the report of a run as it trains, as a web page [PORT]
+	@.venv/bin/python -m trainfleet watch
 
 compare: .venv/.stamp ## how runs differ, and their curves [RUNS='one another']
 	@.venv/bin/python -m trainfleet compare

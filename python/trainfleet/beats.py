@@ -131,6 +131,15 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
         return []
 
 
+def newest_step(folder: Path, attempt: int) -> int:
+    """The step that node 0's ranks were at by their last beat; 0 before the first."""
+    try:
+        with open(folder / FOLDER / "node-0", "rb") as file:
+            return max((beat.step for beat in parse(file.read(MOST), attempt) if beat.phase == "step"), default=0)
+    except OSError:
+        return 0
+
+
 def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
     """The newest beat of every rank of this attempt."""
     return Beats(folder, attempt).new()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,6 +188,39 @@ def local_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def local_memory() -> int:
+    """Bytes of memory that this process may use: this machine's, or less where a control group limits it (v2, and v1's root)."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *memory_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+
+
+def spare_memory() -> int | None:
+    """Bytes that new processes could have now without others losing theirs; None where the kernel does not tell (no Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min(local_memory(), *found) if found else None
+
+
+def memory_limits(root: Path, membership: Path) -> Iterator[int]:
+    """What this process's control group and those above it allow; docs.kernel.org/admin-guide/cgroup-v2.html, memory.max."""
+    try:
+        groups = [line.split(":", 2)[2].lstrip("/") for line in membership.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        groups = []
+    folders = [folder for group in groups or [""] for folder in ((root / group), *(root / group).parents)]
+    for file in [
+        *(folder / "memory.max" for folder in folders if folder.is_relative_to(root)),
+        root / "memory/memory.limit_in_bytes",
+    ]:
+        try:
+            yield int(file.read_text())
+        except (OSError, ValueError):  # not there, or "max"
+            continue
 
 
 def stack_of(instance_type: str | None) -> str:

@@ -63,6 +63,7 @@ class Results(TypedDict, total=False):
     restarts: Count
     started: Moment | None
     sample: Sample | None
+    versions: dict[str, Name]
 
 
 class Event(TypedDict, total=False):

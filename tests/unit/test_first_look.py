@@ -156,3 +156,18 @@ def test_an_environment_whose_making_was_stopped_is_made_again(tmp_path: Path) -
                           env=os.environ | {"TRAINFLEET_PIP": "pip"})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     subprocess.run([python, "-m", "pip", "--version"], check=True, capture_output=True)
+
+
+def test_a_recipe_in_another_folder_keeps_its_link_to_the_schema(desk: Path) -> None:
+    for path in ("own.yaml", "configs/deep/own.yaml", "configs/deep/own.yaml"):
+        code, text = make(desk, "config", "RECIPE=first-run", f"CONFIG={path}")
+        assert code == 0, text
+        link = (desk / path).read_text().splitlines()[0].partition("$schema=")[2]
+        assert ((desk / path).parent / link).resolve() == (ROOT / "schema" / "config.schema.json").resolve(), link
+
+
+def test_the_page_of_keys_shows_what_stands_between_angle_brackets() -> None:
+    """Markdown takes <name> for a tag, which no browser shows."""
+    page = (ROOT / "schema" / "README.md").read_text()
+    outside = "".join(page.split("`")[::2])
+    assert "runs/&lt;name>" in outside and "<" not in outside

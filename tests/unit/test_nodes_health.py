@@ -87,6 +87,15 @@ def test_each_fault_of_a_gpu_node_is_named(odd: dict[str, Any], message: str) ->
     assert any(line.startswith(f"n2: {message}") for line in lines), lines
 
 
+def test_a_host_without_room_for_its_ranks_is_named_with_what_would_fit() -> None:
+    goal = wanted()
+    small = {"memory_kib": 200_000}
+    assert any(
+        line.startswith("n2: room: ") and "what fits" in line and "the node has 0.2 GiB" in line for line in said(small, goal)
+    )
+    assert not any("room" in line for line in said({"memory_kib": 64 << 20}, goal))
+
+
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
     (found,) = unfit(facts, wanted())

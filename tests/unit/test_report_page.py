@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+import time
+import urllib.error
+import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import SAMPLE, make_run, metric
+from report_runs import SAMPLE, START, make_run, metric
 
-from trainfleet.report import html, plots
-from trainfleet.report.history import clock, duration, quantity, read
+from trainfleet.beats import Beat, write_beats
+from trainfleet.report import html, plots, refresh
+from trainfleet.report.history import clock, duration, moment, quantity, read
+from trainfleet.report.server import Server
+from trainfleet.report.summary import status
 from trainfleet.runs import Run, append_line
 
 VOID = {"meta", "br", "i", "path", "use"}
@@ -65,7 +72,68 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     ):
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
-    assert run.report.read_text().count("<svg ") == 2
+    assert run.report.read_text().count("<svg ") == 2 + 4 and 'http-equiv="refresh"' not in run.report.read_text()
+
+
+def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(tmp_path: Path) -> None:
+    run = make_run(tmp_path, done=40, status="running", unattended=True)
+    beats = [Beat(rank, rank, 7, 0, "step", 40, 0.1, time.time(), 0.5, busy) for rank, busy in enumerate((0.2, 0.4))]
+    for beat in beats:
+        write_beats(run.folder, beat.node, 0, [beat])
+    shown = page(run)
+    assert '<meta http-equiv="refresh" content="15">' in run.report.read_text()
+    assert shown.text.index("rank 1node 1step 40") < shown.text.index("rank 0node 0step 40")
+
+
+def test_the_start_is_the_first_start_and_versions_and_own_keys_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path, started=START + 9000, versions={"trainfleet": "0.2.0 (1a2b3c4)", "torch": "2.13.0"})
+    events = "".join(json.dumps({"time": START + add, "event": "launched", "started": START + add}) + "\n" for add in (0, 9000))
+    (run.folder / "events.jsonl").write_text(events)
+    run.given.write_text("train: {steps: 77, seed: 0}\nfleet: {nodes: 3}\n")
+    text = page(run).text
+    assert text.count(moment(START)) == 2 and "trainfleet 0.2.0 (1a2b3c4), torch 2.13.0" in text
+    assert "train.steps77" in text and "fleet.nodes3" in text and "train.seed0" not in text
+
+
+def test_a_loss_that_rose_is_remarked_on_and_one_that_fell_is_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=60)
+    assert read(run).rose == "" and "rose" not in page(run).text
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    run.metrics.write_text("".join(json.dumps(line | {"loss": 7.7 if line["step"] == 5 else 193.0}) + "\n" for line in lines))
+    assert "The loss rose from 7.700 to 193.000" in page(run).text and "rose" in status(run)
+
+
+def test_the_page_is_served_to_this_machine_alone(tmp_path: Path) -> None:
+    server = Server(lambda: b"<p>page", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with urllib.request.urlopen(server.link) as answer:
+            assert answer.read() == b"<p>page" and server.server_address[0] == "127.0.0.1"
+        for path, host in (("config.yaml", f"127.0.0.1:{server.server_port}"), ("", "evil.example:80")):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(urllib.request.Request(server.link + path, headers={"Host": host}))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_page_is_drawn_while_the_run_trains_and_only_when_there_is_something_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, done=20, status="running", unattended=True)
+    monkeypatch.setattr(refresh, "FIRST", 0.0)
+    monkeypatch.setattr(refresh, "EVERY", 0.0)
+    pages = refresh.Refresh(run)
+    pages.look()
+    first = pages.process
+    assert first and first.wait(60) == 0 and "20 of 500 steps" in run.report.read_text()
+    pages.look()
+    assert pages.process is first  # no new line
+    append_line(run.metrics, metric(25, 500))
+    pages.look()
+    assert pages.process is not first
+    pages.close()
+    assert pages.process and pages.process.poll() is not None
 
 
 def test_svg_takes_its_colours_from_the_page(tmp_path: Path) -> None:

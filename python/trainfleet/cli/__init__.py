@@ -40,6 +40,7 @@ VERBS = {
     "inspect": ("CONFIG", "RUN", "SET", "SAMPLE", "VERIFY"),
     "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
     "runs": (),
+    "watch": ("CONFIG", "RUN", "SET", "PORT"),
     "compare": ("RUNS",),
     "status": ("CONFIG", "RUN", "SET"),
     "logs": ("CONFIG", "RUN", "SET", "FOLLOW"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .. import door
 from ..errors import ConfigError, InputError, Problem, TrainfleetError
+from ..origin import ROOT
 from ..recipes import all_recipes, recipe_named
 from ..runs import write_atomic
 from .variables import Variables, flag
@@ -16,19 +18,28 @@ def main(variables: Variables, started: float) -> int:
         raise ConfigError([Problem(0, "RECIPE", "", "say which recipe")], next="make recipes lists them")
     recipe = recipe_named(variables["RECIPE"])
     path = Path(variables.get("CONFIG", "config.yaml"))
-    before = _content(path)
-    if before == recipe.text:
+    before, text = _content(path), linked(recipe.text, path)
+    if before == text:
         print(f"{path} is the recipe {recipe.name} already")
         return 0
-    if before is not None and before not in [other.text for other in all_recipes()] and not flag(variables, "YES"):
+    if before is not None and before not in [linked(other.text, path) for other in all_recipes()] and not flag(variables, "YES"):
         raise TrainfleetError(
             f"{path} is not a recipe as it came: it has changes that would be lost",
             next=f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it",
         )
-    write_atomic(path, recipe.text)
+    write_atomic(path, text)
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
     print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
     return 0
+
+
+def linked(text: str, path: Path) -> str:
+    """A recipe whose editor line names the schema as seen from the folder of `path`; as it is where there is no schema here."""
+    schema = Path("schema/config.schema.json")
+    if not schema.exists():
+        schema = ROOT / schema
+    seen = os.path.relpath(schema.absolute(), path.parent.absolute())
+    return text.replace("$schema=schema/config.schema.json", f"$schema={Path(seen).as_posix()}", 1)
 
 
 def _content(path: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config.layouts import best
-from ..launch import readiness
+from ..launch import preflight, readiness
 from ..launch.experience import experience_of
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs
@@ -33,6 +33,7 @@ def main(variables: Variables, started: float) -> int:
         estimate(config, price, experience_of(config)),
     )
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
+    preflight.require(config)
     prospects, changes = readiness.outlook(config, needs)
     print("\n".join(prospects), end="\n" if prospects else "")
     awaits = readiness.awaits_setup(config)

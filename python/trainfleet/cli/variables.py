@@ -34,6 +34,7 @@ VARIABLES = {
     "DAYS": "in how many days the training is to end",
     "USD": "for how many dollars",
     "TOKENS": "on how many tokens: TOKENS=1e12",
+    "PORT": "the port of the page on this machine (8642, or any that is free)",
     "RUN": "a run that is here, by its name (make runs)",
     "RUNS": "runs to compare: RUNS='one another'",
     "TEMPERATURE": "how freely the model writes: 0 takes the likeliest token, 1 draws as it predicts (0.7)",

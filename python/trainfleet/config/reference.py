@@ -22,7 +22,7 @@ def render(schema: Schema) -> str:
     lines = [HEAD, *_table("", schema)]
     for key, part in walk(schema):
         if is_group(part):
-            lines += [f"\n## {dotted(key)}\n", f"{part['description']}\n", *_table(f"{dotted(key)}.", part)]
+            lines += [f"\n## {dotted(key)}\n", f"{_plain(part['description'])}\n", *_table(f"{dotted(key)}.", part)]
     return "\n".join(lines) + "\n"
 
 
@@ -34,8 +34,21 @@ def _table(prefix: str, schema: Schema) -> Iterator[str]:
             continue
         types = part["type"] if isinstance(part["type"], list) else [part["type"]]
         default = f"`{json.dumps(part['default'])}`" if "default" in part else "required"
-        cells = (f"`{prefix}{name}`", " or ".join(types), default, part.get("unit", ""), _allowed(part), part["description"])
+        cells = (
+            f"`{prefix}{name}`",
+            " or ".join(types),
+            default,
+            part.get("unit", ""),
+            _allowed(part),
+            _plain(part["description"]),
+        )
         yield f"| {' | '.join(cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Text as Markdown shows it: `<name>` outside of code would be taken for a tag and vanish."""
+    parts = text.split("`")
+    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
 
 
 def _allowed(part: Schema) -> str:
@@ -43,7 +56,7 @@ def _allowed(part: Schema) -> str:
         return ", or ".join(_allowed(choice) for choice in part["anyOf"])
     if "enum" in part:
         return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in part["enum"])
-    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "&lt;"))
     bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
     if "pattern" in part and "examples" in part:  # what it matches, in its own words: a bar would end the table's cell
         return "such as " + ", ".join(f"`{example}`" for example in part["examples"])

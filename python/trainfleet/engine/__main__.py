@@ -7,6 +7,7 @@ the ranks that are still leaving); else it failed, and the run has a `fault` eve
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 import traceback
@@ -116,6 +117,8 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     recorder.update(
         name=config.name,
         status="running",
+        versions=(run.read_results().get("versions") or {})
+        | {"python": platform.python_version(), "torch": str(torch.__version__)},
         backend=config.fleet.backend,
         nodes=config.fleet.nodes,
         world_size=world.size,

@@ -23,7 +23,7 @@ from ..plan.plan import Plan, make_plan
 from ..plan.request import Request
 from ..runs import DATA, RUNS, Run, read_json, run_of
 from ..spelling import suggest
-from . import imaging
+from . import imaging, preflight
 from .experience import experience_of
 
 Variables = Mapping[str, str]
@@ -100,7 +100,10 @@ def plan_of(config: Config, derived: list[Derived], kinds: Iterable[str] = KINDS
     given = {request.job.kind: request for request in _given()}
     config = imaging.named(config, [request.job.image for request in given.values()])
     backend = backend_of(config)
+    if "train" in kinds:
+        preflight.require(config)
     notes, is_tokenized = _data(config, backend)
+    notes += preflight.warnings(config) if "train" in kinds else []
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
     requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from .. import runs
+from .. import origin, runs
 from ..backends import backend_of, lingers
 from ..backends.base import Can, Handle
 from ..backends.place import Place
@@ -82,9 +82,10 @@ def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: 
         runs.write_atomic(run.given, dump_given(plan.config, list(plan.derived)))
     fleet, training = plan.config.fleet, plan.config.train
     state = {} if running else {"status": "running"}  # of what runs on, the ranks say it
+    versions = (run.read_results().get("versions") or {}) | {"trainfleet": origin.version()}
     run.update_results(
         predicted=plan.estimate.predicted(training.steps * training.global_batch * training.sequence_length),
-        name=run.name, started=started, **state, backend=fleet.backend, nodes=fleet.nodes,
+        name=run.name, started=started, versions=versions, **state, backend=fleet.backend, nodes=fleet.nodes,
         world_size=plan.config.world_size, restarts=restarts, unattended=Can.OUTLIVES in backend_of(plan.config).can,
     )  # fmt: skip
     seconds = {}

@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from ..config.room import Room, lack
 from .answers import Host
 from .facts import Facts
 from .finding import Finding
@@ -34,8 +35,8 @@ def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, neuron_devices, memory, cards, mtu,
-        names, clock, mounted, shared, broken,
+        one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, neuron_devices, memory, room, cards,
+        mtu, names, clock, mounted, shared, broken,
     )  # fmt: skip
     for check in checks:
         yield from check(facts, wanted)
@@ -181,6 +182,20 @@ def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if row and gib < MEMORY_SHARE * row.memory_gib:
             message = f"{gib:.0f} GiB of memory, a {row.name} has {row.memory_gib}"
             yield Finding(host, "memory", message, "is it of this type? fleet.instance_type", blames_host=True)
+
+
+def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """What a node's ranks need has room: in each GPU as its driver tells it, or, on CPUs, in the node's memory."""
+    for host, fact in facts.items():
+        least = min((gpu.memory_mib for gpu in fact.gpus), default=0)
+        if wanted.fleet.device == "cpu":
+            has = Room(fact.memory_kib * 2**10, "node", "the node")
+        elif least:
+            has = Room(least * 2**20, "rank", "its GPU")
+        else:
+            continue
+        if found := lack(wanted.config, has):
+            yield Finding(host, "room", found[1], f"make plan SET='…'; key: {found[0]}")
 
 
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 from .. import door
 from ..errors import ConfigError, InputError
@@ -55,6 +56,13 @@ class History:
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
 
     @property
+    def started(self) -> float | None:
+        """When the run's first command began, by unix time: later ones went on with it."""
+        launched = [event for event in self.events if event["event"] == "launched"]
+        first = launched[0] if launched else {}
+        return number(first.get("started")) or number(first.get("time")) or number(self.results.get("started"))
+
+    @property
     def waits_for(self) -> str:
         """Why the job does not run yet, in its engine's words; "" when it does, or nobody says."""
         told = [event for event in self.events if event.get("event") in ("launched", "queued", "running")]
@@ -83,6 +91,15 @@ class History:
     def broke_at(self) -> int | None:
         """The first step whose loss was not a finite number."""
         return next((int(line["step"]) for line in self.metrics if "loss" in line and number(line["loss"]) is None), None)
+
+    @property
+    def rose(self) -> str:
+        """A remark on a loss that ends above where it began; "" for one that does not, or that is too young to tell."""
+        values = self.series("loss")[1]
+        newest = median(values[-5:]) if len(values) >= 10 else None
+        if newest is None or newest <= values[0]:
+            return ""
+        return f"the loss rose from {decimal(values[0])} to {decimal(newest)}: try a lower train.learning_rate"
 
     @property
     def seconds_left(self) -> float | None:

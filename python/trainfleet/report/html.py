@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import html
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 from .. import door
 from ..output import shown
 from ..runs import Run, write_atomic
-from . import plots
+from . import panels, plots, provenance
 from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, quantity, read
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
+REFRESH = 15  # seconds after which a browser reads the page of a run that goes on again
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")  # the statuses that page.html has a colour for
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")  # Okabe and Ito
 CAPTIONS = {
@@ -32,14 +38,18 @@ def write(run: Run) -> Path:
     parts = [
         _header(history),
         *_verdicts(history),
-        *([_tiles(history), _pair(*_figures(history))] if history.metrics else []),
+        *([_tiles(history), _pair(*_figures(plots.figures(history), CAPTIONS))] if history.metrics else []),
         _stages(history),
+        *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
         _pair(_sample(history), _next(history)),
-        _pair(_events(history), _settings(history)),
+        _pair(_rows("Provenance", provenance.facts(history)), _rows("Ranks, the slowest first", provenance.ranks(history))),
+        _pair(_events(history), _rows("Set in the config", provenance.given(history.run))),
+        _settings(history),
         f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",
     ]
     page = Template(PAGE.read_text(encoding="utf-8"))
-    write_atomic(run.report, page.substitute(title=escape(run.name), body="\n".join(filter(None, parts))))
+    fresh = f'<meta http-equiv="refresh" content="{REFRESH}">' if history.status == "running" else ""
+    write_atomic(run.report, page.substitute(title=escape(run.name), refresh=fresh, body="\n".join(filter(None, parts))))
     return run.report
 
 
@@ -64,8 +74,10 @@ def _header(history: History) -> str:
     if nodes and world:
         ranks = f"{world} {results.get('device', '')} rank{'s' * (world > 1)}"
         facts.append(f"{ranks} on {nodes} node{'s' * (nodes > 1)}, {results.get('backend', '')} backend")
-    if results.get("started"):
-        facts.append(f"started {moment(results['started'])} UTC")
+    if history.started:
+        facts.append(f"started {moment(history.started)} UTC")
+    if history.status == "running" and history.seconds_left:
+        facts.append(f"{duration(history.seconds_left)} left")
     kind = history.status if history.status in BADGES else "unknown"
     badge = f'<span class="badge {kind}">{escape(history.status)}</span>'
     return f"<header><h1>{escape(history.run.name)} {badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
@@ -77,6 +89,8 @@ def _verdicts(history: History) -> list[str]:
     if history.broke_at is not None and not told:
         cure = "A lower train.learning_rate or a longer train.warmup_steps is the usual cure."
         told.append((f"The loss stopped being a finite number at step {history.broke_at:,}.", cure))
+    if history.rose:
+        told.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
     return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in told]
 
 
@@ -113,9 +127,10 @@ def _cost(history: History) -> tuple[str, str]:
     return f"${usd:,.2f}", "price of the nodes × their hours"
 
 
-def _figures(history: History) -> list[str]:
-    drawn = plots.figures(history)
-    return [f"<figure>{plots.svg(drawn[name], name)}<figcaption>{text}</figcaption></figure>" for name, text in CAPTIONS.items()]
+def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[str]:
+    return [
+        f"<figure>{plots.svg(figure, name)}<figcaption>{captions[name]}</figcaption></figure>" for name, figure in drawn.items()
+    ]
 
 
 def _stages(history: History) -> str:
@@ -149,6 +164,11 @@ def _events(history: History) -> str:
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
     head = f"{len(shown)} of {len(history.events)} events" if len(shown) < len(history.events) else "Events"
     return _section(f"{head}, UTC", f"<table>{rows}</table>") if rows else ""
+
+
+def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> str:
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return _section(title, f"<table>{body}</table>", "facts") if body else ""
 
 
 def _settings(history: History) -> str:

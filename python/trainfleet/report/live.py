@@ -12,11 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from .. import fence
+from ..beats import newest_step
 from ..errors import S3Error
 from ..output import shown, unguarded
 from ..records import check_metric
 from ..runs import Feed, Lines, Record, Run
 from .history import clock, decimal, describe, duration, number, percent, quantity
+from .refresh import Refresh
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +40,7 @@ class Line:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.fancy = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+        self.fancy = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")  # rich obeys NO_COLOR (no-color.org)
         if self.fancy:
             from rich.console import Console
             from rich.live import Live as Area
@@ -122,12 +125,18 @@ class Live(Shown):
         # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must not be shown again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)
+        self.page = Refresh(run)
         self.newest: Record | None = None
         self.valid: float | None = None
         self.failed = False
         self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
 
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.page.close()
+        super().__exit__(kind, *rest)
+
     def update(self, waits_for: str = "") -> None:
+        self.page.look()
         events = self.events.new()
         for event in (event for event in events if event["event"] not in AFTER_A_STEP):
             self._show(event)
@@ -140,11 +149,17 @@ class Live(Shown):
         if waits_for:
             self.line.wait(waits_for, time.monotonic() - self.started)
         elif self.newest:
-            self.line.bar(self.newest["step"], self.steps_total, self._parts(self.newest))
+            step = max(self.newest["step"], self._steps_done())
+            self.line.bar(step, self.steps_total, self._parts(self.newest, step))
         elif not self.failed:
             # Rank 0 rewrites results.json when the ranks have met and the model and the data are there.
             stage = "starting ranks, loading data" if _written(self.run.results) == self.prepared else "first step"
             self.line.wait(stage, time.monotonic() - self.started)
+
+    def _steps_done(self) -> int:
+        """How many the newest heartbeat tells of, as metrics come once in several steps; 0 where there is no bar to move."""
+        at = newest_step(self.run.folder, fence.current(self.run.folder).order) if self.line.fancy else 0
+        return max(0, min(at - 1, self.steps_total))
 
     def _show(self, event: Record) -> None:
         kind = event["event"]
@@ -161,11 +176,13 @@ class Live(Shown):
         fresh = number(metric.get("valid_loss"))
         self.valid = self.valid if fresh is None else fresh
         if not self.line.fancy:
-            shown = [f"{name}{figure}" for name, figure in self._parts(metric) if fresh is not None or name != "valid "]
+            shown = [
+                f"{name}{figure}" for name, figure in self._parts(metric, metric["step"]) if fresh is not None or name != "valid "
+            ]
             self.line.say("  ".join(shown))
 
-    def _parts(self, metric: Record) -> list[Part]:
-        step, mfu = metric["step"], number(metric.get("mfu"))
+    def _parts(self, metric: Record, step: int) -> list[Part]:
+        mfu = number(metric.get("mfu"))
         return [
             ("step ", f"{step:>{len(str(self.steps_total))}}/{self.steps_total}"),
             ("loss ", f"{decimal(metric.get('loss')):>6}"),

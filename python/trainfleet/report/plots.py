@@ -43,6 +43,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
     "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
 }
+NAMED, LINE = 4, 12  # breaks that are named; points between two such names
 MANY = 5000  # points beyond which a line in an SVG is smaller as an image
 Label = tuple[int, float, str, str]  # the step and height at which a line ends, its text and its colour
 
@@ -84,36 +85,35 @@ def svg(figure: Figure, title: str) -> str:
 
 
 def _draw_loss(history: History) -> Figure:
-    figure, axes = _frame("Loss (nats a token)", history)
+    figure, axes = frame("Loss (nats a token)", history)
     steps, losses = history.series("loss")
     seen, valid = history.series("valid_loss")
     ends: list[Label] = []
     if losses:
-        _curve(axes, steps, losses)
+        curve(axes, steps, losses)
         ends.append((steps[-1], losses[-1], f"train {decimal(losses[-1])}", BLUE))
     if valid:
         _line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
         ends.append((seen[-1], valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
-    broken = [(history.broke_at, "no finite loss")] if history.broke_at is not None else []
-    _mark(axes, [*_breaks(history), *broken])
+    mark_breaks(axes, history)
     _label_ends(axes, ends)
     _count_tokens(axes, history.tokens_per_step)
     return figure
 
 
 def _draw_throughput(history: History) -> Figure:
-    figure, axes = _frame("Throughput (tokens a second)", history)
+    figure, axes = frame("Throughput (tokens a second)", history)
     steps, speeds = history.series("tokens_per_second")
     axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
     if speeds:
         middle = median(speeds[1:] or speeds)  # the first one warms up; so does results.json count
-        _curve(axes, steps, speeds)
+        curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
         below = min(speeds[-len(speeds) // 3 :])
         note(axes, f"median {quantity(middle)}", (history.step, below), (-2, -6), ha="right", va="top")
-    _mark(axes, _breaks(history))
+    mark_breaks(axes, history, named=False)  # they are named in the plot of the loss
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
 
@@ -138,11 +138,12 @@ def _show_mfu(axes: Axes, history: History) -> None:
     right.grid(visible=False)
 
 
-def _frame(title: str, history: History) -> tuple[Figure, Axes]:
+def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Axes]:
+    """A figure of steps, `height` inches high."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, pad=8)
     axes.set_xlabel("step")
@@ -152,7 +153,7 @@ def _frame(title: str, history: History) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _curve(axes: Axes, steps: list[int], values: list[float]) -> None:
+def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
     """What was logged; where that is more than 50 points, thin, with the moving mean over it."""
     noisy = len(values) > 50
     _line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
@@ -193,16 +194,28 @@ def _label_ends(axes: Axes, ends: list[Label]) -> None:
         note(axes, text, (step, height), (7, shift), color=colour, va="center", weight="bold", size=10)
 
 
-def _breaks(history: History) -> list[tuple[int, str]]:
-    return [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
-
-
-def _mark(axes: Axes, marks: list[tuple[int, str]]) -> None:
-    """A dotted line at each step; named where there are few enough to read."""
-    for step, text in marks:
+def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
+    """A dotted line at each step where the run stopped, was resumed or restarted, or lost its loss."""
+    marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
+    if named and history.broke_at is not None:
+        marks.append((history.broke_at, "no finite loss"))
+    told: dict[int, list[str]] = {}
+    for step, text in sorted(marks):
+        told.setdefault(step, []).extend([] if text in told.get(step, ()) else [text])
+    for row, (step, words) in enumerate(told.items()):
         axes.axvline(step, color=FAINT, lw=1, ls=":")
-        if len(marks) <= 4:
-            note(axes, text, (step, 1), (3, -1), xycoords=("data", "axes fraction"), va="top")
+        if named and len(told) <= NAMED:  # each a row below the one before, so that neighbours can be read
+            right = step > 0.6 * axes.get_xlim()[1]
+            shift = (-3 if right else 3, -1 - LINE * row)
+            note(
+                axes,
+                ", ".join(words),
+                (step, 1),
+                shift,
+                xycoords=("data", "axes fraction"),
+                va="top",
+                ha="right" if right else "left",
+            )
 
 
 def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:

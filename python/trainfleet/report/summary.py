@@ -39,7 +39,7 @@ def _outcome(history: History) -> list[Row]:
     rows: list[Row] = []
     if history.metrics:
         mfu = history.measured("mfu")
-        rows = [("loss", _losses(history))]
+        rows = [("loss", _losses(history)), *[("remark", remark) for remark in [history.rose] if remark]]
         speed = history.measured("tokens_per_second")
         rows.append(("speed", f"{quantity(speed)} tokens/s{f' · MFU {percent(mfu)}' if mfu else ''}{_foretold(history, speed)}"))
         rows += _parts(history)

@@ -1,0 +1,46 @@
+"""make watch: serves the run's report on this machine, drawn anew while the run goes on; Ctrl-C ends it, and not the run."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..backends.place import Place
+from ..errors import BackendError, RunError
+from ..launch.settings import run_named
+from ..launch.whereabouts import place_of
+from ..report import html
+from ..report.server import Server
+from ..runs import Run
+from .variables import Variables, number
+
+EVERY = 10.0  # seconds between two looks at the run
+
+
+def main(variables: Variables, started: float) -> int:
+    run, port = run_named(variables), number(variables, "PORT", 0)
+    if not run.config.exists():
+        raise RunError("was never started", where=str(run.folder), next="make train")
+    with place_of(variables) as place:
+        _draw(run, place)
+        server = Server(lambda: run.report.read_bytes(), *([port] if port else []))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(f"{run.name}: {server.link}\nCtrl-C ends this page, and not the run", flush=True)
+        try:
+            while True:
+                time.sleep(max(EVERY, place.pace))
+                _draw(run, place)
+        except KeyboardInterrupt:
+            print()
+        finally:
+            server.shutdown()
+    return 0
+
+
+def _draw(run: Run, place: Place) -> None:
+    """Brings the run folder up to date and draws; a fleet that does not answer leaves the page as it was seen last."""
+    try:
+        place.refresh()
+    except BackendError as error:
+        print(f"as last seen: {error}", flush=True)
+    html.write(run)

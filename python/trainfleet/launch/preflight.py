@@ -1,0 +1,104 @@
+"""What can be known before a run starts, and would end it later: memory, room for checkpoints, folders that can't be written.
+
+Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device holds its part of the model.
+What hosts without a type have, the gate reads off them (nodes/health.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import hardware
+from ..backends import backend_of
+from ..checkpoints.store import store_of
+from ..config import Config
+from ..config.memory import FORMATS
+from ..config.room import Room, device_room, gib, lack
+from ..config.sizes import count_parameters
+from ..errors import ConfigError, Problem
+from ..runs import DATA, run_of
+from ..s3 import SCHEME
+
+
+def require(config: Config) -> None:
+    """Raises ConfigError with everything that can't work, and what would."""
+    if found := list(problems(config)):
+        raise ConfigError(
+            [Problem(0, "", *one) for one in found], next="SET='key=value' tries a value; make plan shows what it needs"
+        )
+
+
+def problems(config: Config) -> Iterator[tuple[str, str]]:
+    """Key and message of each thing that can't work."""
+    here = backend_of(config).is_here
+    room = device_room(config) or (this_machine() if here and config.fleet.device == "cpu" else None)
+    if room and (found := lack(config, room)):
+        yield found
+    if here:
+        shut = dict(_shut(config))
+        yield from shut.items()
+        yield from () if shut else _narrow(config)
+
+
+def warnings(config: Config) -> list[str]:
+    """What may work and is tight: more memory than this machine can spare now."""
+    if not backend_of(config).is_here or config.fleet.device != "cpu":
+        return []
+    wanted, spare = this_machine().wanted(config), hardware.spare_memory()
+    if spare is None or wanted <= spare:
+        return []
+    return [f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
+
+
+def this_machine() -> Room:
+    """The memory that all ranks share where they compute on this machine's CPUs."""
+    return Room(hardware.local_memory(), "all", "this machine")
+
+
+def _shut(config: Config) -> Iterator[tuple[str, str]]:
+    """Folders that the run must write and can't."""
+    own = {"name": run_of(config.name).folder, "data.name": DATA / config.data.name}
+    if config.checkpoint.destination and not config.checkpoint.destination.startswith(SCHEME):
+        own["checkpoint.destination"] = Path(config.checkpoint.destination)
+    for key, folder in own.items():
+        there = _nearest(folder)
+        if not there.is_dir():
+            yield key, f"{folder} can't be made: {there} is a file"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            yield key, f"{folder} can't be written: ls -ld {there} shows who may"
+
+
+def _narrow(config: Config) -> Iterator[tuple[str, str]]:
+    """A disk that does not hold the checkpoints that are kept, and the one that is written before the oldest goes."""
+    checkpoint = config.checkpoint
+    if checkpoint.is_off or (checkpoint.destination or "").startswith(SCHEME):
+        return
+    store, one = store_of(run_of(config.name), checkpoint.destination), checkpoint_bytes(config)
+    made = -(-config.train.steps // checkpoint.every_steps) if checkpoint.every_steps else checkpoint.keep + 1
+    wanted = min(checkpoint.keep + 1, made) - len(store.steps())
+    folder = _nearest(Path(store.address(0)))
+    free = shutil.disk_usage(folder).free
+    if wanted * one > free:
+        fewer = free // one - 1 + len(store.steps())
+        works = f"checkpoint.keep={fewer} fits; or free some" if fewer >= 1 else "free some, or set checkpoint.destination"
+        yield (
+            "checkpoint.keep",
+            (
+                f"{wanted} checkpoints of {one / 1e9:,.1f} GB need {wanted * one / 1e9:,.1f} GB, "
+                f"and the disk of {folder} has {free / 1e9:,.1f} GB free; {works}"
+            ),
+        )
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Of one checkpoint: the weights and the optimizer's moments, of which Muon has one for most weights, and others two."""
+    copies = 2 if config.train.optimizer == "muon" else 3
+    return FORMATS[config.train.weights] * count_parameters(config.model) * copies
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest one above it that is there."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())

@@ -1,0 +1,71 @@
+"""The smaller plots of report.html, one quantity each: parts of a step, gradient norm, learning rate, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .history import History, quantity, size
+from .plots import STYLE, curve, frame, mark_breaks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEIGHT = 2.6  # inches
+PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
+    "data": "#999999", "forward": "#0173b2", "backward": "#56b4e9", "communication": "#d55e00", "optimizer": "#009e73",
+}  # fmt: skip
+CAPTIONS = {
+    "parts": "Seconds of rank 0 in the steps that were timed, stacked",
+    "norm": "L2 norm of all gradients before clipping",
+    "rate": "What the schedule gives",
+    "memory": "Bytes of rank 0 at its fullest so far",
+}
+
+
+def panels(history: History) -> dict[str, Figure]:
+    """The figures for which something was measured, by name."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        drawn = {
+            "parts": _parts(history),
+            "norm": _one(history, "grad_norm", "Gradient norm", lambda value: f"{value:.3g}"),
+            "rate": _one(history, "lr", "Learning rate", lambda value: f"{value:.3g}"),
+            "memory": _one(history, "memory_bytes", "Memory", size),
+        }
+    return {name: figure for name, figure in drawn.items() if figure}
+
+
+def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
+    steps, values = history.series(key)
+    if not values:
+        return None
+    figure, axes = frame(title, history, HEIGHT)
+    curve(axes, steps, values)
+    if min(values) >= 0:
+        axes.set_ylim(0, 1.15 * max(values) or 1)
+    axes.yaxis.set_major_formatter(lambda value, _: write(value))
+    mark_breaks(axes, history, named=False)
+    return figure
+
+
+def _parts(history: History) -> Figure | None:
+    """A stack of what a timed step was spent on, named above it."""
+    by_part = {name: dict(zip(*history.series(f"{name}_seconds"), strict=True)) for name in PARTS}
+    steps = sorted({step for values in by_part.values() for step in values})
+    if not steps:
+        return None
+    figure, axes = frame("Where a step's time goes", history, HEIGHT)
+    heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
+    axes.stackplot(steps, heights, colors=list(PARTS.values()), labels=list(PARTS), baseline="zero")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{quantity(value)} s" if value >= 1 or not value else f"{1000 * value:.3g} ms"
+    )
+    named = [name for name, values in by_part.items() if any(values.values())]
+    handles, labels = axes.get_legend_handles_labels()
+    pairs = [(handle, label) for handle, label in zip(handles, labels, strict=True) if label in named]
+    figure.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs), frameon=False, fontsize=9,
+                  handlelength=1, columnspacing=1.2) if pairs else None  # fmt: skip
+    return figure

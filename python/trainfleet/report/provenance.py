@@ -1,0 +1,73 @@
+"""Where a run comes from: versions, devices, what was set in its config; and how its ranks are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from .. import door, fence
+from ..beats import place, read_beats
+from ..errors import ConfigError, InputError
+from ..runs import Run
+from .history import History, duration, layout, moment
+
+SHOWN_RANKS = 8
+SHOWN_KEYS = 40
+
+
+def facts(history: History) -> Iterator[tuple[str, str]]:
+    """What one needs to know to do the run again."""
+    results = history.results
+    versions = results.get("versions") or {}
+    if versions:
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if device := results.get("device_name") or results.get("device"):
+        yield "device", ", ".join(filter(None, (device, results.get("precision"))))
+    if degrees := results.get("layout"):
+        yield "layout", layout(degrees)
+    launched = [event for event in history.events if event["event"] == "launched"]
+    if history.started:
+        yield "first start", f"{moment(history.started)} UTC"
+    if len(launched) > 1:
+        yield "started again", f"{len(launched) - 1} times, last {moment(launched[-1]['time'])} UTC"
+    causes = [str(event.get("cause")) for event in history.events if event["event"] == "restarted"]
+    yield "restarts", ": ".join(filter(None, (str(len(causes)), ", ".join(causes))))
+
+
+def ranks(history: History) -> Iterator[tuple[str, ...]]:
+    """The ranks by their own work in the newest step, without waiting for others; none where there are no signs of life."""
+    if history.status != "running":
+        return
+    with suppress(OSError, InputError):
+        beats = read_beats(history.run.folder, fence.current(history.run.folder).order)
+        for beat in islice(sorted(beats.values(), key=lambda beat: -beat.busy_seconds), SHOWN_RANKS):
+            yield (
+                f"rank {beat.rank}",
+                f"node {beat.node}",
+                place(beat),
+                f"{duration(beat.busy_seconds)} of {duration(beat.step_seconds)}",
+            )
+
+
+def given(run: Run) -> Iterator[tuple[str, str]]:
+    """The keys that were given other values than their defaults."""
+    import yaml
+
+    from ..config.schema import load_schema
+
+    if not run.given.exists():
+        return
+    with suppress(InputError, ConfigError, yaml.YAMLError):
+        values = yaml.safe_load(door.read_text(run.given, door.RECORD))
+        yield from islice(_changed(values, load_schema()), SHOWN_KEYS)
+
+
+def _changed(values: Any, schema: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items() if isinstance(values, dict) else ():
+        inner = schema.get("properties", {}).get(key, {})
+        if isinstance(value, dict):
+            yield from _changed(value, inner, f"{prefix}{key}.")
+        elif value != inner.get("default") and value not in ([], None):
+            yield f"{prefix}{key}", str(value)

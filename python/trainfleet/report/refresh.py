@@ -1,0 +1,65 @@
+"""Keeps report.html of a run that trains up to date, in a process of its own with the lowest priority.
+
+`python -m trainfleet.report.refresh RUN_FOLDER` draws once and ends: nothing that goes wrong there reaches the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import telling
+from ..output import install
+from ..processes import die_with_parent
+from ..runs import Run
+from .html import write
+
+FIRST, EVERY = 10.0, 20.0  # seconds after the first step, and between two drawings: one takes about 1.5 s of one core
+
+
+class Refresh:
+    """The drawing process, if one runs; `look` starts the next one where it is due and there is something new."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.drawn, self.due = run, 0, time.monotonic() + FIRST
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def look(self) -> None:
+        """Costs one stat while nothing is due. Without a disk or a process to spare the page stays as it is."""
+        if time.monotonic() < self.due or (self.process and self.process.poll() is None):
+            return
+        self.due = time.monotonic() + EVERY
+        with suppress(OSError):
+            if (changed := self.run.metrics.stat().st_mtime_ns) != self.drawn:
+                self.drawn, self.process = changed, _start(self.run)
+
+    def close(self) -> None:
+        """Ends the drawing: what comes next draws the whole run."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def _start(run: Run) -> subprocess.Popen[bytes]:
+    def prepare() -> None:
+        die_with_parent()
+        os.nice(19)
+
+    words = [sys.executable, "-m", __name__, str(run.folder)]
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, preexec_fn=prepare, start_new_session=True)
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    write(Run(Path(arguments[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    install()
+    sys.exit(main(sys.argv[1:]))

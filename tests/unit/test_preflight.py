@@ -1,0 +1,122 @@
+"""What is refused before a start because it can't work, and that what is offered instead does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from trainfleet import hardware
+from trainfleet.backends import terms_of
+from trainfleet.config import Config, Settings, load
+from trainfleet.config.room import Room, lack
+from trainfleet.errors import ConfigError
+from trainfleet.launch import preflight
+
+GIB = 2**30
+HERE = "name: x\nfleet: {backend: local, nodes: 2}\ndata: {vocabulary_size: 2048}\nmodel: {preset: %s}\ntrain: {steps: 100, %s}\n"
+H100 = (
+    "name: x\nfleet: {backend: ssh, nodes: 1, hosts: [a], shared_folder: /f, instance_type: p5.48xlarge}\n"
+    "model: {preset: llama-3-70b}\ndata: {vocabulary_size: 2048}\n"
+    "train: {steps: 9, global_batch: 512, layout: {shard: 1, tensor: 1, pipeline: 1, context: 1}}\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(hardware, "local_memory", lambda: 24 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(10**15))
+    return tmp_path
+
+
+def config(text: str, set: str = "", short: dict[str, tuple[str, str]] | None = None) -> Config:
+    Path("config.yaml").write_text(text)
+    return load(Settings(Path("config.yaml"), set, short or {}), terms_of)[0]
+
+
+def offers(message: str) -> list[str]:
+    return message.partition("what fits: ")[2].split(", or ")
+
+
+@pytest.mark.parametrize(
+    ("preset", "train"),
+    [
+        ("llama-2-7b", ""),
+        ("llama-3.2-1b", "optimizer: adamw"),
+        ("gpt2-large", "micro_batch: 32, global_batch: 64, sequence_length: 1024"),
+    ],
+)
+def test_what_is_offered_in_place_of_a_model_that_is_too_large_is_accepted(preset: str, train: str) -> None:
+    """An offer is what a user types next, so each is loaded as it would be typed, and must pass."""
+    text = HERE % (preset, train)
+    with pytest.raises(
+        ConfigError, match=f"model.preset: {preset} needs .* GiB per rank, .* for 2 ranks, and this machine has 24.0 GiB"
+    ) as caught:
+        preflight.require(config(text))
+    found = offers(caught.value.problems[0].message)
+    assert found and found[0]
+    for words in found:
+        nodes = re.fullmatch(r"NODES=(\d+)", words)
+        smaller = config(text, "" if nodes else words, {"NODES": ("fleet.nodes", nodes[1])} if nodes else {})
+        preflight.require(smaller)
+        assert preflight.this_machine().wanted(smaller) < 24 * GIB
+
+
+def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = config(HERE % ("llama-3.2-1b", "optimizer: adamw"), "fleet.nodes=1")
+    wanted = preflight.this_machine().wanted(tight)
+    for memory, refused in ((wanted / 1.1, False), (wanted / 1.3, True)):
+        monkeypatch.setattr(hardware, "local_memory", lambda memory=memory: int(memory))
+        assert bool(list(preflight.problems(tight))) == refused
+    monkeypatch.setattr(hardware, "spare_memory", lambda: int(wanted * 0.8))
+    assert "to spare now" in preflight.warnings(tight)[0]
+
+
+def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked() -> None:
+    found = dict(preflight.problems(config(H100)))
+    assert "llama-3-70b needs" in found["model.preset"] and "a H100-80GB has 79.2 GiB" in found["model.preset"]
+    assert "NODES=" in found["model.preset"]
+
+
+def test_a_node_has_room_for_its_own_ranks_alone() -> None:
+    two = config(HERE % ("llama-3.2-1b", "optimizer: adamw"))
+    rank = Room(0, "rank", "").wanted(two)
+    assert Room(0, "node", "").wanted(two) == rank and Room(0, "all", "").wanted(two) == 2 * rank
+    assert lack(two, Room(1.1 * rank, "node", "the node")) is None
+    assert lack(two, Room(1.1 * rank, "all", "this machine")) is not None
+
+
+def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = config((HERE % ("small", "optimizer: adamw")) + "checkpoint: {every: 10, keep: 4}\n")
+    one = preflight.checkpoint_bytes(small)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(3.5 * one))
+    assert (
+        "5 checkpoints of" in (message := dict(preflight.problems(small))["checkpoint.keep"])
+        and "checkpoint.keep=2 fits" in message
+    )
+    for step in (10, 20):  # what is there already needs no more room
+        Path(f"runs/x/checkpoints/step-{step:08d}").mkdir(parents=True)
+    assert not list(preflight.problems(small))
+
+
+def test_folders_that_can_not_be_written_are_all_named(desk: Path) -> None:
+    (desk / "file").touch()
+    shut = config(HERE % ("tiny", ""), f"checkpoint.destination={desk}/file/deeper")
+    assert "is a file" in dict(preflight.problems(shut))["checkpoint.destination"]
+    shut = config(HERE % ("tiny", ""), "checkpoint.destination=/proc/1/deeper")
+    assert "can't be written" in dict(preflight.problems(shut))["checkpoint.destination"]
+
+
+def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text("1000\n")
+    (tmp_path / "membership").write_text("0::/a/b\n")
+    assert list(hardware.memory_limits(tmp_path, tmp_path / "membership")) == [1000]
