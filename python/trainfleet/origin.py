@@ -17,9 +17,13 @@ def version() -> str:
     """The release, and of a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:
         return metadata.version("trainfleet")
-    release = next(
-        line.split('"')[1] for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version")
-    )
+    try:
+        lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    except FileNotFoundError:  # the code alone, as it is sent to hosts
+        return "unknown release"
+    release = next(line.split('"')[1] for line in lines if line.startswith("version"))
+    if not (ROOT / ".git").exists():  # nor one that some folder above may belong to
+        return release
     words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=, changed", "--exclude=*"]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)

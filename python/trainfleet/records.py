@@ -64,6 +64,7 @@ class Results(TypedDict, total=False):
     started: Moment | None
     sample: Sample | None
     versions: dict[str, Name]
+    identity: Name
 
 
 class Event(TypedDict, total=False):

@@ -20,6 +20,7 @@ GROUND = {
     "heartbeat",
     "kernel",
     "lease",
+    "loggers",
     "origin",
     "output",
     "runs",

@@ -2,7 +2,7 @@
 
 from .derive import Derived
 from .load import Settings, Terms, dump_given, dump_resolved, load, load_name, load_resolved, load_steps
-from .types import Config
+from .types import Config, flat
 
 __all__ = [
     "Config",
@@ -11,6 +11,7 @@ __all__ = [
     "Terms",
     "dump_given",
     "dump_resolved",
+    "flat",
     "load",
     "load_name",
     "load_resolved",

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .. import hardware
 
@@ -263,6 +265,7 @@ class Train:
     separate_documents: bool
     layout: Layout
     search_micro_batch: bool = False
+    loggers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -324,3 +327,12 @@ class Config:
         """The layout as results.json and checkpoints tell it."""
         layout = self.train.layout
         return {"dp": self.data_parallel, "fsdp": layout.shard, "tp": layout.tensor, "pp": layout.pipeline, "cp": layout.context}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by their dotted keys: `train.steps`."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -6,6 +6,7 @@ cut at the first blank line after every multiple of sources.GRID, wherever the u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from ..s3 import SCHEME
@@ -16,6 +17,8 @@ from .sources import ARROW, JSON, LINES, PACKED_LINES, PACKED_TEXT, PARQUET, SEP
 from .storage import check_unchanged, is_stdlib
 
 READERS = {JSON: tables.read_json, SEPARATED: tables.read_separated, ARROW: tables.read_arrow, TAR: archives.read_tar}
+LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # how a line of a table begins
+TABLE = 0.6  # of a file's lines
 BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little more
 
 
@@ -68,7 +71,22 @@ def _read(piece: Piece, text_field: str) -> Iterator[Document]:
 
 
 def _library_text(piece: Piece) -> Iterator[Document]:
+    """A file of the standard library, if a person would read it: no table, and none that is deliberately broken."""
     try:
-        yield from formats.read_text(piece)
+        yield from (document for document in formats.read_text(piece) if not is_table(document.text))
     except BadText:
-        return  # the library's own tests hold deliberately broken files
+        return
+
+
+def is_table(text: str) -> bool:
+    """Whether most lines begin with a string, a number or a bracket, as in encodings/cp437.py: that teaches no Python."""
+    lines = [line for line in text.splitlines() if line and not line.isspace()]
+    return sum(map(bool, map(LITERAL.match, lines))) > TABLE * len(lines)
+
+
+def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
+    """What a unit's record says of the standard library's files that are no documents of it."""
+    if not is_stdlib(unit.pieces[0].path) or documents == len(unit.pieces):
+        return ()
+    why = "a table of literals, empty, or not UTF-8"
+    return (f"unit {unit.index}: {len(unit.pieces) - documents} of {len(unit.pieces)} files left out: {why}",)

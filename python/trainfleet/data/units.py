@@ -13,7 +13,7 @@ from ..config.types import Data
 from ..config.vocabulary import FILE
 from . import manifest
 from .cutting import LONG, parts
-from .documents import in_batches, read_unit
+from .documents import in_batches, left_out, read_unit
 from .encoders import Encoder, Ids, Offsets
 from .formats import Document
 from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_path
@@ -112,7 +112,7 @@ class UnitWork:
             documents=documents,
             backend=described(encoder),
             checked=checked,
-            notes=notes,
+            notes=(*notes, *left_out(unit, documents)),
             train=None,
             validation=None,
         )

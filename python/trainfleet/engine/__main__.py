@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from .. import devices, events, fence, lease, runs, uplink
-from ..config import Config, load_resolved
+from ..config import Config, flat, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset
 from ..errors import RunError, TrainfleetError
 from ..heartbeat import Heart
+from ..loggers import Loggers
 from ..output import install
 from ..processes import die_with_parent
 from ..runs import Run
@@ -113,7 +116,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
-    recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak)
+    recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak, open_loggers(run, config))
     recorder.update(
         name=config.name,
         status="running",
@@ -136,6 +139,15 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     return recorder
 
 
+def open_loggers(run: Run, config: Config) -> Loggers | None:
+    """The services that train.loggers names; a run that goes on is the same one to them."""
+    if not config.train.loggers:
+        return None
+    identity = run.read_results().get("identity") or f"{run.name}-{secrets.token_hex(4)}"
+    run.update_results(identity=identity)
+    return Loggers(config.train.loggers, run.name, identity, dict(flat(asdict(config))), run.folder)
+
+
 def greeting(trainer: Trainer) -> str:
     """A rank's first line in its node's log: what it is and where it starts."""
     world, train = trainer.world, trainer.train
@@ -155,7 +167,7 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     step = trainer.progress.step
     writes = status == "finished" and not trainer.config.checkpoint.is_off and FAMILIES[trainer.config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
-    recorder.close()
+    recorder.close(status)
     recorder.update(status=status, **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.types import Train
 from ..errors import RunError
+from ..loggers import Loggers
 from ..runs import Record, Run, append_line, write_atomic
 from .checkpoint import Progress, Saved
 from .meter import Stopwatch
@@ -29,7 +30,10 @@ class Recorder:
     `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens a second it is the MFU.
     """
 
-    def __init__(self, run: Run, train: Train, progress: Progress, watch: Stopwatch, load: float) -> None:
+    def __init__(
+        self, run: Run, train: Train, progress: Progress, watch: Stopwatch, load: float, loggers: Loggers | None = None
+    ) -> None:
+        self.loggers = loggers
         self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
         self.resumed = progress.step
         self.mark = progress.step, 0.0  # step and training seconds at the last line
@@ -141,7 +145,7 @@ class Recorder:
                 told = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
                 print(f"training goes on; what it records waits for the disk: {told}", flush=True)
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         """The end of the record.
 
         Raises:
@@ -150,6 +154,8 @@ class Recorder:
         self._settle()
         if self.board is not None:
             self.board.close()
+        if self.loggers:
+            self.loggers.close(status)
 
     def _append(self, line: Record) -> None:
         """To the file and to TensorBoard. What is not finite becomes null: JSON has no NaN."""
@@ -157,6 +163,10 @@ class Recorder:
         self.lines.append(line)
         self._write(lambda: append_line(self.run.metrics, line))
         self._try(lambda: self._show(line))
+        if self.loggers:
+            self.loggers.log(
+                line["step"], {f"train/{key}": value for key, value in line.items() if key not in SPAN and value is not None}
+            )
 
     def _show(self, line: Record) -> None:
         """Adds a line to TensorBoard's file; where that fails, the next one begins another file."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import load_resolved
+from ..config import flat, load_resolved
 from ..errors import TrainfleetError
 from ..runs import RUNS, Run
 from .history import History, decimal, duration, percent, quantity, read
@@ -59,7 +59,7 @@ def _entry(run: Run) -> Entry:
 
 def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
     """The keys in which the runs' configs differ, then what came of each."""
-    configs = [dict(_flat(asdict(load_resolved(run.config)))) for run in runs]
+    configs = [dict(flat(asdict(load_resolved(run.config)))) for run in runs]
     keys = [key for key in dict.fromkeys(key for config in configs for key in config) if key not in NOTHING]
     rows = [(key, *(_shown(config.get(key)) for config in configs)) for key in keys if _differs(key, configs)]
     names = [run.name for run in runs]
@@ -83,14 +83,6 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
         "restarts": [str(history.results.get("restarts", 0)) for history in histories],
     }
     return [(name, *values) for name, values in rows.items()]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:

@@ -1,0 +1,140 @@
+"""Metrics for the services that people look at: Weights & Biases, MLflow and Trackio (train.loggers).
+
+Each library runs in a thread of its own behind a queue, so that neither an error nor a network that hangs reaches training: what
+fails is said once, in the node's log, and the run's own files have every line in any case. Each library's own environment variables
+say where it sends to and with which key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets takes them to the nodes.
+
+docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html, huggingface.co/docs/trackio
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+PROJECT = "trainfleet"
+PATIENCE = 30.0  # seconds that the last lines get to be sent at the end
+MOST = 10_000  # lines that wait for a service: older ones than these go first
+Metrics = Mapping[str, float]
+
+
+class Service(Protocol):
+    """A library that was opened for one run."""
+
+    def log(self, step: int, metrics: Metrics) -> None: ...
+    def close(self, status: str) -> None: ...
+
+
+class Wandb:
+    """A run of wandb's, which a resume goes on with."""
+
+    def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+        wandb = importlib.import_module("wandb")
+        self.run = wandb.init(project=PROJECT, name=name, id=identity, resume="allow", config=dict(config), dir=str(folder))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def close(self, status: str) -> None:
+        self.run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
+
+
+class Mlflow:
+    """A run of MLflow's, found again by its tag."""
+
+    def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+        self.mlflow = importlib.import_module("mlflow")
+        self.mlflow.set_experiment(PROJECT)
+        found = self.mlflow.search_runs(filter_string=f"tags.trainfleet = '{identity}'", output_format="list")
+        known = found[0].info.run_id if found else None
+        self.mlflow.start_run(run_id=known, run_name=name, tags={"trainfleet": identity})
+        if not known:
+            self.mlflow.log_params({key: str(value)[:500] for key, value in config.items()})
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self.mlflow.log_metrics(dict(metrics), step=step)
+
+    def close(self, status: str) -> None:
+        self.mlflow.end_run({"finished": "FINISHED", "stopped": "KILLED"}.get(status, "FAILED"))
+
+
+class Trackio:
+    """A run of Trackio's, known by its name."""
+
+    def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+        self.trackio = importlib.import_module("trackio")
+        self.trackio.init(project=PROJECT, name=identity, resume="allow", config=dict(config))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self.trackio.log(dict(metrics), step=step)
+
+    def close(self, status: str) -> None:
+        self.trackio.finish()
+
+
+SERVICES: dict[str, Callable[[str, str, Mapping[str, Any], Path], Service]] = {
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "trackio": Trackio,
+}
+
+
+class Logger:
+    """One service of a run, in its thread."""
+
+    def __init__(self, kind: str, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+        self.kind, self.lines = kind, queue.Queue[tuple[int, Metrics] | str](MOST)
+        self.thread = threading.Thread(target=self._work, args=(name, identity, config, folder), daemon=True)
+        self.thread.start()
+
+    def put(self, item: tuple[int, Metrics] | str) -> None:
+        """Hands a line over, or the status at the end; never waits."""
+        while True:
+            try:
+                self.lines.put_nowait(item)
+                return
+            except queue.Full:
+                self.lines.get_nowait()
+
+    def _work(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+        try:
+            service: Service = SERVICES[self.kind](name, identity, config, folder)
+            while not isinstance(item := self.lines.get(), str):
+                service.log(*item)
+            service.close(item)
+        except BaseException as error:  # SystemExit too: whatever such a library does, the run goes on
+            missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
+            told = (
+                f"is not installed; {sys.executable} -m pip install {self.kind}"
+                if missing
+                else f"{type(error).__name__}: {error}"
+            )
+            print(f"logger {self.kind} has failed, training goes on without it: {' '.join(told.split())[:400]}", flush=True)
+
+
+class Loggers:
+    """All services of a run."""
+
+    def __init__(self, kinds: Sequence[str], name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+        """`identity` tells the run from others of its name; `config`: dotted keys and their values."""
+        self.all = [Logger(kind, name, identity, config, folder) for kind in kinds]
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for logger in self.all:
+            logger.put((step, metrics))
+
+    def close(self, status: str, patience: float = PATIENCE) -> None:
+        """Has what waits sent; a service that does not answer is left after `patience` seconds."""
+        for logger in self.all:
+            logger.put(status)
+        for logger in self.all:
+            logger.thread.join(patience)
+            if logger.thread.is_alive():
+                print(
+                    f"logger {logger.kind} has not sent its last lines in {patience:.0f} s; they are in metrics.jsonl", flush=True
+                )
