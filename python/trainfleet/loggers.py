@@ -1,8 +1,9 @@
 """Metrics for the services that people look at: Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a thread of its own behind a queue, so that neither an error nor a network that hangs reaches training: what
-fails is said once, in the node's log, and the run's own files have every line in any case. Each library's own environment variables
-say where it sends to and with which key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets takes them to the nodes.
+Each library runs in a thread of its own behind a queue, so that neither an error nor a network that hangs reaches training. A
+failure is reported once, in the node's log; the run's own files have every line in any case. The libraries' own environment
+variables say where they send to and with which key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets takes them
+to the nodes.
 
 docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html, huggingface.co/docs/trackio
 """

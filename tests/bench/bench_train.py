@@ -1,6 +1,6 @@
 """Our training beside others': `python tests/bench/bench_train.py [--threads 1|2] [--steps 16] [--rounds 1] [--peers PYTHON]`.
 
-A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens a step, in turns; each figure is the
+A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens per step, in turns; each figure is the
 median of its steps' tokens/s, then of its rounds. Ours is the whole job: data, guard, vote, metrics; compiled, as any run long enough
 is by itself, and in what `train.precision: auto` comes to here unless its name says fp32. With two threads ours is
 two ranks of one thread each, which is the default of two cores, and the others have both threads in one process. PYTHON is an

@@ -1,7 +1,7 @@
 """A step of each way of computing it, in turns in one process: `python tests/bench/bench_turns.py [TURNS]`.
 
 One thread and CPU seconds, so that other work on the machine counts little. The model is bench_train.py's Llama of 16.9M
-parameters, 8 x 256 tokens a step; a step is forward, backward, clipping and AdamW, of random tokens that are there already.
+parameters, 8 x 256 tokens per step; a step is forward, backward, clipping and AdamW, of random tokens that are there already.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model of bench_train.py in others' trainers: `peers_train.py bare|compiled|hf|litgpt[-bf16] STEPS [THREADS]`.
 
-Prints the median tokens/s of the steps after the first WARM_UP. Every trainer gets a fresh batch of random tokens a step, clips to a
+Prints the median tokens/s of the steps after the first WARM_UP. Every trainer gets a fresh batch of random tokens per step, clips to a
 norm of 1, computes in fp32 as they all do on a CPU unless told, or by its own way to bf16, and logs every 10 steps. `hf` and
 `litgpt` need an interpreter that has them.
 """

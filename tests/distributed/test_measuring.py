@@ -42,7 +42,7 @@ def test_a_profile_leaves_its_trace_and_says_where_the_time_went(folder: Path) -
     lines = list(read_lines(run / "metrics.jsonl"))
     assert len(lines) == 4 and all(0 < line["forward_seconds"] < line["seconds"] * 1.5 for line in lines[1:])
     assert all(line["communication_seconds"] > 0 for line in lines)
-    assert "MFU = tokens/s x FLOPs a token" in (run / "logs/node-0.log").read_text()
+    assert "MFU = tokens/s x FLOPs per token" in (run / "logs/node-0.log").read_text()
     assert not (run / "checkpoints").exists() and not (folder / "runs/small").exists()
 
 

@@ -51,7 +51,7 @@ BEGUN: dict[str, Any] = {
     "model": {"family": "llama", "parameters": 3_212_544},
     "global_batch_sequences": 16,
     "sequence_length": 256,
-    "mfu_formula": "MFU = tokens/s x FLOPs a token / (2 x 0.1664 TFLOP/s a rank)",
+    "mfu_formula": "MFU = tokens/s x FLOPs per token / (2 x 0.1664 TFLOP/s per rank)",
 }
 ENDED: dict[str, Any] = {
     "first_loss": 8.41,

@@ -44,7 +44,7 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
         ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
-        ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches a step"),
+        ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches per step"),
         (
             "train.precision=fp8",
             "train.precision: fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works",

@@ -69,7 +69,7 @@ def test_what_was_given_stays(tmp_path: Path) -> None:
 
 
 def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_would_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.layout: auto: no layout of 8 ranks .* GiB a rank; NODES=2 works"):
+    with pytest.raises(ConfigError, match=r"train.layout: auto: no layout of 8 ranks .* GiB per rank; NODES=2 works"):
         chosen(tmp_path, nodes=1, preset="llama-3-70b", batch=64)
     assert chosen(tmp_path, nodes=2, preset="llama-3-70b", batch=64)[0].fleet.nodes == 2
 
@@ -114,10 +114,10 @@ def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: 
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "16 data-parallel (state over 16, ZeRO 1) x 4 tensor x 2 pipeline", "of 14.4 usable a rank", "an MFU of 42%, predicted")),
-        ("llama-3-8b-p5", ("8 nodes x 8 ranks (p5.48xlarge)", "64 data-parallel (state over 8, ZeRO 3)", "of 71.3 usable a rank", "an MFU of 40%, predicted")),
+        ("llama-2-7b-trn1", ("4 nodes x 32 ranks (trn1.32xlarge)", "16 data-parallel (state over 16, ZeRO 1) x 4 tensor x 2 pipeline", "of 14.4 usable per rank", "an MFU of 42%, predicted")),
+        ("llama-3-8b-p5", ("8 nodes x 8 ranks (p5.48xlarge)", "64 data-parallel (state over 8, ZeRO 3)", "of 71.3 usable per rank", "an MFU of 40%, predicted")),
         ("bert-large-trn1", ("16 nodes x 32 ranks (trn1.32xlarge)", "512 data-parallel\n", "512 x 2 micro-batches of 64")),
-        ("roberta-large-p3dn-ssh", ("8 nodes x 8 ranks (p3dn.24xlarge)", "64 data-parallel\n", "15.7 TFLOP/s a rank, fp32")),
+        ("roberta-large-p3dn-ssh", ("8 nodes x 8 ranks (p3dn.24xlarge)", "64 data-parallel\n", "15.7 TFLOP/s per rank, fp32")),
     ],
 )  # fmt: skip
 def test_a_fleet_that_is_not_there_yet_is_planned(recipe: str, told: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

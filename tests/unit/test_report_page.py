@@ -68,7 +68,7 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         "76.1 %",
         "30 s",
         "learning_rate: 0.003",
-        "MFU = tokens/s x FLOPs a token",
+        "MFU = tokens/s x FLOPs per token",
     ):
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text

@@ -11,7 +11,7 @@ from .prices import Prices
 
 
 def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | None, speed: float | None) -> Iterator[str]:
-    """The lines. `hours`: of the run; `speed`: its tokens a second; None where nobody knows."""
+    """The lines. `hours`: of the run; `speed`: its tokens per second; None where nobody knows."""
     prices, inputs = Prices(fleet.calls), foreseen.inputs
     rows = spending.rows(config, prices, inputs.zone)
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")

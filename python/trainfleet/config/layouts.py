@@ -95,7 +95,7 @@ def _halved(config: Config, asked: set[str], device: hardware.Accelerator) -> st
 
 def _lacking(config: Config, device: hardware.Accelerator) -> str:
     ranks = f"{config.world_size} ranks of {usable_bytes(device) / 2**30:.1f} GiB ({device.name})"
-    return f"auto: no layout of {ranks} holds the model; the least takes {needs(config) / 2**30:.1f} GiB a rank"
+    return f"auto: no layout of {ranks} holds the model; the least takes {needs(config) / 2**30:.1f} GiB per rank"
 
 
 def _is_shown(key: str, settled: Config, given: Config) -> bool:

@@ -151,7 +151,7 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
         needed = f"fewer than the {layout.pipeline} stages" if few else "which interleaved rounds must divide"
         yield (
             "train.micro_batch",
-            f"{train.micro_batch} makes {passes} micro-batches a step, {needed};"
+            f"{train.micro_batch} makes {passes} micro-batches per step, {needed};"
             + (f" sizes that work: {_listed(fit)}" if fit else f" a train.global_batch that {whole} divides does"),
         )
 

@@ -1,4 +1,4 @@
-"""How many numbers a model has, and how many FLOPs a token of it costs: arithmetic, which tests compare with the modules."""
+"""How many numbers a model has, and how many FLOPs one token costs: arithmetic, which tests compare with the modules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def flops_in_words(model: Model) -> str:
     """What counts as a token's FLOPs, in a line: so that an MFU can be compared with another's, whose formula is seldom told."""
     causal = FAMILIES[model.family].causal
     attention = f"{6 if causal else 12} x layers x length x width for attention{', half as it is causal' if causal else ''}"
-    return f"FLOPs a token: 6 x numbers in matrix products, embedding table out; {attention}; recomputation out"
+    return f"FLOPs per token: 6 x numbers in matrix products, embedding table out; {attention}; recomputation out"
 
 
 def _block(model: Model) -> int:

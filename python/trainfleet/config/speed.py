@@ -218,7 +218,7 @@ def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
 
 
 def tokens_per_second(work: Work, device: Device, constants: Constants = FITTED) -> float:
-    """Tokens a second of one rank."""
+    """Tokens per second of one rank."""
     return work.step_tokens / step_of(work, device, constants).total / work.world
 
 
@@ -248,7 +248,7 @@ def _pace(blocks: float, head: float) -> float:
 
 
 def _attention(work: Work, device: Device, c: Constants) -> float:
-    """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs a token, half where later ones are masked."""
+    """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs per token, half if causal."""
     format = "fp32" if work.format == "fp32" else "bf16"
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor

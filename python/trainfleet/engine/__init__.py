@@ -9,7 +9,7 @@ guard          which steps are left out, as they would do harm
 batches        a rank's part of each global batch, fetched ahead
 stopping       how what one rank wishes (to stop, to save) becomes what all ranks do
 notices        EC2's word that a spot instance is about to be taken away
-meter          where the seconds went, tokens a second, MFU
+meter          where the seconds went, tokens per second, MFU
 record         what rank 0 leaves in the run folder
 checkpoint/    saving beside training, and resuming; what exists is trainfleet.checkpoints' to say
 generate       a continuation of a prompt, token by token

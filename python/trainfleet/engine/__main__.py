@@ -151,15 +151,15 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
 def greeting(trainer: Trainer) -> str:
     """A rank's first line in its node's log: what it is and where it starts."""
     world, train = trainer.world, trainer.train
-    work = f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x {train.sequence_length} tokens a step"
+    work = f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x {train.sequence_length} tokens per step"
     start = f"from step {trainer.progress.step}" if trainer.progress.step else "from the beginning"
     return f"rank {world.rank} of {world.size} on {world.device.name}: {work}, {start}"
 
 
 def formula(config: Config, trainer: Trainer) -> str:
     """How the MFU in the metrics is counted."""
-    peak = f"{trainer.world.size} x {trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s a rank"
-    return f"MFU = tokens/s x FLOPs a token / ({peak}, {trainer.precision}). {flops_in_words(config.model)}"
+    peak = f"{trainer.world.size} x {trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
+    return f"MFU = tokens/s x FLOPs per token / ({peak}, {trainer.precision}). {flops_in_words(config.model)}"
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:

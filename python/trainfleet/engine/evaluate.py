@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 def describe(scores: Scores) -> Iterator[str]:
     """The scores for people: what each is, and why it is another than training's."""
-    tokens = "nats a guessed token; training's own validation reads train.validation_sequences of these"
+    tokens = "nats per guessed token; training's own validation reads train.validation_sequences of these"
     yield f"sequences      {scores.sequences:,} of the validation split"
     yield f"loss           {scores.loss:.4f}  {tokens}"
     yield f"perplexity     {scores.perplexity:,.2f}"

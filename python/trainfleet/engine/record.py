@@ -27,7 +27,7 @@ RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits 
 class Recorder:
     """Writes the record of a run from `progress` on; lines that a dead attempt wrote after it are removed.
 
-    `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens a second it is the MFU.
+    `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens per second it is the MFU.
     """
 
     def __init__(

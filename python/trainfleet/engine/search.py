@@ -64,9 +64,8 @@ class Trial:
     def __str__(self) -> str:
         if self.seconds is None:
             return f"micro-batch {self.micro_batch}: does not fit"
-        return (
-            f"micro-batch {self.micro_batch}: {self.tokens_per_second:,.0f} tokens/s, {self.memory_bytes / 2**30:,.2f} GiB a rank"
-        )
+        memory = f"{self.memory_bytes / 2**30:,.2f} GiB per rank"
+        return f"micro-batch {self.micro_batch}: {self.tokens_per_second:,.0f} tokens/s, {memory}"
 
 
 def settle(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> Config:
@@ -123,7 +122,7 @@ def with_size(config: Config, size: int) -> Config:
 
 
 def fastest(trials: list[Trial]) -> Trial | None:
-    """The trial of most tokens a second; None where there was none."""
+    """The trial of most tokens per second; None where there was none."""
     return max((trial for trial in trials if trial.seconds), key=lambda trial: trial.tokens_per_second, default=None)
 
 

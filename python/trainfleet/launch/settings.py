@@ -137,7 +137,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]]:
     """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
 
-    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch a rank.
+    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch per rank.
     """
     whole = {name: value for name, value in variables.items() if name != "NODES"}
     settings = settings_of(whole)

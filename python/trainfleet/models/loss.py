@@ -1,4 +1,4 @@
-"""The losses: in nats a guessed token, over fp32 logits, since a sum over the vocabulary needs them."""
+"""The losses: in nats per guessed token, over fp32 logits, since a sum over the vocabulary needs them."""
 
 from __future__ import annotations
 

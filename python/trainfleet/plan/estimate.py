@@ -1,4 +1,4 @@
-"""What a run will need, from arithmetic alone: parameters, memory a rank, time and money."""
+"""What a run will need, from arithmetic alone: parameters, memory per rank, time and money."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Experience:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Parameters; a rank's bytes, and those it has (None: not known); FLOPs a step; FLOP/s of all ranks; seconds; US dollars.
+    """Parameters; a rank's bytes, and those it has (None: not known); FLOPs per step; FLOP/s of all ranks; seconds; US dollars.
 
     `step`: the seconds of a step by part; None on devices that nobody has figures of. `experience`: what corrected the seconds.
     """

@@ -57,7 +57,7 @@ class Measure:
 
     @property
     def ranks_speed(self) -> float:
-        """Tokens a second of a rank."""
+        """Tokens per second of a rank."""
         return self.tokens_per_second / self.ranks
 
 

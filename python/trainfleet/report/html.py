@@ -101,11 +101,15 @@ def _tiles(history: History) -> str:
     first_step = number((results.get("seconds") or {}).get("first_step"))
     batch = quantity(history.tokens_per_step or None)
     tiles = [
-        ("Training loss", decimal(last), f"nats a token, from {decimal(first)} at the first step"),
+        ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step"),
         ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
         ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
-        ("Tokens a second", quantity(speed), "of all ranks" + (f"; {quantity(speed / world)} a rank" if speed and world else "")),
-        ("MFU", percent(history.measured("mfu")), "model FLOPs a token × tokens a second ÷ peak FLOP/s of all ranks"),
+        (
+            "Tokens per second",
+            quantity(speed),
+            "of all ranks" + (f"; {quantity(speed / world)} per rank" if speed and world else ""),
+        ),
+        ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
         ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),
         ("To the first step", duration(first_step), "from the command, everything included"),
         ("Cost", *_cost(history)),

@@ -104,7 +104,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = figure.add_subplot()
-        axes.set_title("Loss (nats a token)", pad=8)
+        axes.set_title("Loss (nats per token)", pad=8)
         axes.set_xlabel("tokens", color=FAINT)
         axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
         ends = []

@@ -85,7 +85,7 @@ def svg(figure: Figure, title: str) -> str:
 
 
 def _draw_loss(history: History) -> Figure:
-    figure, axes = frame("Loss (nats a token)", history)
+    figure, axes = frame("Loss (nats per token)", history)
     steps, losses = history.series("loss")
     seen, valid = history.series("valid_loss")
     ends: list[Label] = []
@@ -102,7 +102,7 @@ def _draw_loss(history: History) -> Figure:
 
 
 def _draw_throughput(history: History) -> Figure:
-    figure, axes = frame("Throughput (tokens a second)", history)
+    figure, axes = frame("Throughput (tokens per second)", history)
     steps, speeds = history.series("tokens_per_second")
     axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
     if speeds:

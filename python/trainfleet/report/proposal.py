@@ -102,10 +102,10 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
-    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} a rank: {held}"
+    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank: {held}"
     if needs.usable and needs.memory.total > needs.usable:
         yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
-    yield "work", f"{needs.step_flops:.2e} FLOPs a step, {train.global_batch * train.sequence_length:,} tokens a step"
+    yield "work", f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} tokens per step"
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
         mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
@@ -114,7 +114,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         if needs.step:
             yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
         peak = needs.peak / config.world_size / 1e12
-        yield "MFU", f"= tokens/s x FLOPs a token / ({config.world_size} x {peak:,.4g} TFLOP/s a rank, {needs.format})"
+        yield "MFU", f"= tokens/s x FLOPs per token / ({config.world_size} x {peak:,.4g} TFLOP/s per rank, {needs.format})"
         yield "", flops_in_words(config.model)
         yield "time", f"about {duration(needs.seconds)}"
     else:

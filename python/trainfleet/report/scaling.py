@@ -53,7 +53,7 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.8), layout="constrained")
         axes = figure.add_subplot()
-        axes.set_title(f"Throughput (tokens a second), {'weak' if weak else 'strong'} scaling", pad=8)
+        axes.set_title(f"Throughput (tokens per second), {'weak' if weak else 'strong'} scaling", pad=8)
         axes.set_xlabel("nodes")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
