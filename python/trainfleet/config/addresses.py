@@ -77,6 +77,9 @@ def _beginning(config: Config, address: str) -> Iterator[tuple[str, str]]:
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
     """What is named and is not there, where this machine is the nodes and so can tell."""
+    for key, file in (("model.module", config.model.module), ("train.callback", config.train.callback)):
+        if file and not Path(file).is_file():
+            yield key, f"{file!r} is not there; it is looked for in the folder where make runs"
     address = config.train.init_from
     if address and not _fault(address, (S3,), up=True) and not address.startswith(S3) and not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
         if any((RUNS / config.name / "checkpoints").glob("step-*")):

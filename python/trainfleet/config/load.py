@@ -81,7 +81,7 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
         broken.add("model.preset")
         values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
     derived = derive(values, tokens, terms.node)
-    missing = [name for name, value in values["model"].items() if value is None and name not in ("preset", "head_size")]
+    missing = [name for name, value in values["model"].items() if value is None and name not in ("preset", "head_size", "module")]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
     if missing:

@@ -235,6 +235,15 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
+def _own(config: Config) -> Iterator[tuple[str, str]]:
+    """What a network of one's own can't do."""
+    if config.model.module and config.checkpoint.export:
+        yield (
+            "checkpoint.export",
+            f"true: transformers has no network like that of model.module {config.model.module}; false works",
+        )
+
+
 def _sequence(config: Config) -> Iterator[tuple[str, str]]:
     length, model = config.train.sequence_length, config.model
     if length > model.max_sequence_length:
@@ -315,6 +324,6 @@ def _nearest(batch: int, ways: int) -> str:
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 OF_A_LAYOUT: tuple[Rule, ...] = (*DIVISION, _documents, _recompute, _formats, neuron.check_layout)  # which auto must keep to
 RULES: tuple[Rule, ...] = (
-    _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _documents, _sequence,
+    _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own, _documents, _sequence,
     _schedule, _recompute, _formats, _profile, neuron.check_node, neuron.check_layout, neuron.check_training,
 )  # fmt: skip

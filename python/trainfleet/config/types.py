@@ -214,6 +214,7 @@ class Model:
     rope_scaling: float = 1.0
     dropout: float = 0.0
     head_size: int | None = None
+    module: str | None = None
 
     @property
     def head_features(self) -> int:
@@ -266,6 +267,7 @@ class Train:
     layout: Layout
     search_micro_batch: bool = False
     loggers: tuple[str, ...] = ()
+    callback: str | None = None
 
 
 @dataclass(frozen=True)

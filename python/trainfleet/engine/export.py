@@ -40,6 +40,9 @@ def export(run: Run, out: Path) -> list[str]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
+    if module := load_resolved(run.config).model.module:
+        why = f"transformers has no network like that of {module}"
+        raise RunError("has no Hugging Face form", where=str(run.folder), why=why, next="make sample, make eval")
     model, dataset = load(run)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     try:

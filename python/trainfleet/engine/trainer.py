@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import torch
 
 from ..config import Config
 from ..config.families import FAMILIES
+from ..config.types import Train
+from ..errors import RunError
+from ..models.own import module_at
 from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
@@ -35,6 +39,7 @@ class Trainer:
         self.progress = checkpoints.resume(self.parts)  # last: it also restores the random number generators
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.guard = Guard(self.train, world, self.progress.guard)
+        self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
         """Trains to the last step: `finished`, or `stopped` when the ranks agreed to stop before it."""
@@ -45,6 +50,7 @@ class Trainer:
             logged = step in (1, last) or due(step, self.train.log_every)
             self.watch.begin(step, sampled=logged)
             self.advance(step)
+            self.after_step(step, self)
             if step == first:
                 self.device.synchronize()
                 self.watch.first_step()
@@ -98,6 +104,21 @@ class Trainer:
             self.checkpoints.save(self.parts, self.progress, float(self.guard.seen[0]))
             if last:
                 self.checkpoints.settle()
+
+
+def callback_of(train: Train) -> Callable[[int, Trainer], object]:
+    """The function of train.callback, or one that does nothing. What it raises ends the run, as any rank's error does.
+
+    Raises:
+        RunError: the file can't be loaded, or has no such function.
+    """
+    if train.callback is None:
+        return lambda step, trainer: None
+    found = getattr(module_at(train.callback, "train.callback"), "after_step", None)
+    if not callable(found):
+        why = "it must define after_step(step, trainer)"
+        raise RunError("has no callback", where=train.callback, why=why, next="docs/models.md has an example")
+    return found  # type: ignore[no-any-return]
 
 
 def due(step: int, every: int) -> bool:

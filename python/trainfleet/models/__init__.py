@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config.types import Model
+from . import own
 from .bert import Bert, Encoder
 from .gpt2 import GPT2
 from .llama import Llama, Olmo2
@@ -26,5 +27,9 @@ FAMILIES: dict[str, Callable[[Model], Network]] = {
 
 
 def build(shape: Model) -> Network:
-    """The module that `model.family` names, with weights that are not drawn yet: call `initialize`."""
-    return FAMILIES[shape.family](shape)
+    """The module that `model.family` or `model.module` names, with weights that are not drawn yet: call `initialize`."""
+    if shape.module is None:
+        return FAMILIES[shape.family](shape)
+    model = own.load(shape)(shape)
+    own.check(model, shape.module)
+    return model
