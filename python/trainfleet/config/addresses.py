@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ..runs import RUNS
 from .hosts import parse_host
+from .hub import HUB, fault_of
 from .types import Config
 
 S3 = "s3://"
-HUB = "hf://"
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"(?!xn--|sthree-)(?![0-9.]+\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -71,7 +71,7 @@ def _too_wide(source: str) -> str | None:
 
 
 def _beginning(config: Config, address: str) -> Iterator[tuple[str, str]]:
-    if fault := _fault(address, (S3,), up=True):
+    if fault := fault_of(address) if address.startswith(HUB) else _fault(address, (S3,), up=True):
         yield "train.init_from", fault
 
 
@@ -81,7 +81,7 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
         if file and not Path(file).is_file():
             yield key, f"{file!r} is not there; it is looked for in the folder where make runs"
     address = config.train.init_from
-    if address and not _fault(address, (S3,), up=True) and not address.startswith(S3) and not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
+    if address and not _fault(address, (S3,), up=True) and not address.startswith((S3, HUB)) and not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
         if any((RUNS / config.name / "checkpoints").glob("step-*")):
             return  # after its first checkpoint a run no longer looks there
         yield "train.init_from", f"{address!r} is not there; it names a run's folder, a checkpoint, or a Hugging Face folder"

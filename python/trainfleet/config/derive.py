@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from .. import hardware
-from . import huggingface
+from . import hub, huggingface
 from .families import FAMILIES
 from .neuron import XLA
 from .presets import PLAIN, PRESETS, Preset
@@ -85,7 +84,7 @@ def shape_of(preset: str | None) -> Preset | None:
     Raises:
         ValueError: the folder's config.json is missing or of a model that is not built.
     """
-    return huggingface.read(Path(preset)) if preset and preset not in PRESETS else PRESETS.get(preset or "")
+    return huggingface.read(hub.folder_of(preset)) if preset and preset not in PRESETS else PRESETS.get(preset or "")
 
 
 def other_family(model: Values) -> str:

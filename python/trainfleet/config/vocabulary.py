@@ -13,6 +13,7 @@ from ..errors import DataError, InputError
 from ..shapes import fit
 from .conversion import LARGEST, SETTINGS, Settings, convert
 from .families import FAMILIES
+from .hub import folder_of
 from .types import Data
 
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
@@ -117,7 +118,15 @@ def _end_token(path: Path) -> str | None:
 
 def vocabulary_size_of(data: Data) -> int:
     """How many ids the tokenizer of this config has (the largest, plus one), without loading a library for it."""
-    return data.vocabulary_size if data.tokenizer == TRAINED else Vocabulary.read(Path(data.tokenizer)).vocabulary_size
+    return data.vocabulary_size if data.tokenizer == TRAINED else Vocabulary.read(folder_named(data)).vocabulary_size
+
+
+def folder_named(data: Data) -> Path:
+    """Where data.tokenizer lies on this machine. DataError when it can't be fetched."""
+    try:
+        return folder_of(data.tokenizer)
+    except InputError as error:
+        raise DataError(error.what, where=error.where, why=error.why, next=error.next) from error
 
 
 def lack_for(data: Data, family: str) -> str | None:
@@ -127,7 +136,7 @@ def lack_for(data: Data, family: str) -> str | None:
     """
     if FAMILIES[family].causal or data.tokenizer == TRAINED:
         return None
-    vocabulary = Vocabulary.read(Path(data.tokenizer)).vocabulary
+    vocabulary = Vocabulary.read(folder_named(data)).vocabulary
     for role, names in SPECIALS.items():
         if not any(name in vocabulary for name in names):
             return f"has no {role} token, which model.family {family} needs: one of {', '.join(names)}"

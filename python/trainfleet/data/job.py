@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from .. import runs
 from ..config.types import Data
-from ..config.vocabulary import FILE, TRAINED
+from ..config.vocabulary import FILE, TRAINED, folder_named
 from ..errors import DataError, TrainfleetError
 from ..processes import die_with_parent
 from . import bpe, manifest, progress
@@ -79,7 +79,7 @@ def prepare(data: Data, plan: UnitPlan, store: Store) -> Preparation:
         print(f"starts again in {store.describe('')}: what was unfinished there has other settings or files", flush=True)
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
-    tokenizer = Tokenizer(bpe.train(data, plan), "the trained tokenizer") if trained else load(Path(data.tokenizer))
+    tokenizer = Tokenizer(bpe.train(data, plan), "the trained tokenizer") if trained else load(folder_named(data))
     preparation = manifest.preparation_of(data, plan, tokenizer)  # refuses a tokenizer without an end before any work is done
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)

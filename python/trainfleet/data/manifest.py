@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from .. import door, runs
 from ..config.types import Data
-from ..config.vocabulary import TRAINED
+from ..config.vocabulary import TRAINED, folder_named
 from ..errors import DataError, InputError
 from ..shapes import Count, Pattern, Range, fit
 from .sources import UnitPlan
@@ -150,7 +150,7 @@ class Manifest:
 def settings_of(data: Data) -> Settings:
     """The settings that a dataset made from this config has. DataError when the tokenizer can't be read."""
     trained = data.tokenizer == TRAINED
-    tokenizer = f"{TRAINED} {data.vocabulary_size}" if trained else f"sha256 {load(Path(data.tokenizer)).sha256}"
+    tokenizer = f"{TRAINED} {data.vocabulary_size}" if trained else f"sha256 {load(folder_named(data)).sha256}"
     sources = tuple(f"{source.path} ({source.text_field})" if source.text_field else source.path for source in data.mixture)
     return Settings(sources, data.text_field, tokenizer, data.validation_fraction)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.types import Data
-from ..config.vocabulary import TRAINED, Vocabulary
+from ..config.vocabulary import TRAINED, Vocabulary, folder_named
 
 if TYPE_CHECKING:
     from .encoders import Encoder, HuggingFace, Ids, Offsets
@@ -87,7 +87,7 @@ class StreamDecoder:
 def require_use(data: Data) -> None:
     """DataError where data.tokenizer can encode no text: a config is held to the table of its tokens, which tells less."""
     if data.tokenizer != TRAINED:
-        assert load(Path(data.tokenizer)).reference
+        assert load(folder_named(data)).reference
 
 
 def load(path: Path) -> Tokenizer:

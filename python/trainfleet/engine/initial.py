@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import huggingface as shapes
+from ..config.hub import HUB, folder_of
 from ..config.presets import Preset
 from ..config.types import Model
 from ..errors import RunError
@@ -18,7 +19,7 @@ FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not of the weights' sha
 
 def is_folder(address: str) -> bool:
     """Whether an address is a Hugging Face folder of this machine, and not a checkpoint."""
-    return (Path(address) / shapes.CONFIG).is_file()
+    return address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file()
 
 
 def load_folder(address: str, parts: Parts, shape: Model) -> None:
@@ -27,7 +28,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
     Raises:
         RunError: the folder's model has another shape, or lacks a file or a weight; each by name.
     """
-    folder = Path(address)
+    folder = folder_of(address, weights=True)
     try:
         compare(shapes.read(folder), shape, folder)
     except ValueError as error:

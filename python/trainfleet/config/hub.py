@@ -1,0 +1,56 @@
+"""Models and tokenizers by their name on the Hugging Face Hub, where a folder goes: hf://owner/name[@revision].
+
+huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there when the Hub gives no answer, or
+with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are fetched: nothing that could be code or a pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+
+from ..errors import InputError
+
+HUB = "hf://"
+MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w.-]{1,200})?", re.ASCII)
+SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json",
+         "merges.txt", "vocab.txt")  # fmt: skip
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+SECONDS = 5  # that the Hub gets to answer before the cache is asked
+
+
+def folder_of(address: str, weights: bool = False) -> Path:
+    """The folder of this machine that an address means; `weights`: with those of a model from the Hub.
+
+    Raises:
+        InputError: it names no model of the Hub, or that can neither be fetched nor is in the cache.
+    """
+    if not address.startswith(HUB):
+        return Path(address)
+    if fault := fault_of(address):
+        raise InputError(fault, where=address)
+    return _fetched(address, weights)
+
+
+def fault_of(address: str) -> str:
+    """Why an address of the Hub is none; "" where it is one."""
+    named = MODEL.fullmatch(address.removeprefix(HUB))
+    return "" if named else f"{address!r} names no model; hf://owner/name and hf://owner/name@revision do"
+
+
+@functools.cache
+def _fetched(address: str, weights: bool) -> Path:
+    name, _, revision = address.removeprefix(HUB).partition("@")
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(SECONDS))
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # in logs they are noise
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [*SMALL, *(WEIGHTS if weights else ())]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns, etag_timeout=SECONDS))
+    except Exception as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
+        told = " ".join(str(error).split())[:300] or type(error).__name__
+        next = f"hf download {name}, where there is a network; a model behind a licence needs HF_TOKEN; or name a folder"
+        raise InputError("can't be fetched from the Hub, and is not in the cache", where=address, why=told, next=next) from error
