@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -171,3 +172,11 @@ def test_the_page_of_keys_shows_what_stands_between_angle_brackets() -> None:
     page = (ROOT / "schema" / "README.md").read_text()
     outside = "".join(page.split("`")[::2])
     assert "runs/&lt;name>" in outside and "<" not in outside
+
+
+def test_every_test_that_the_table_of_what_users_love_names_is_there() -> None:
+    page = (ROOT / "docs" / "loved.md").read_text()
+    rows = [line for line in page.splitlines() if line[:3].strip("| ").isdigit()]
+    assert len(rows) == 26
+    for file, _, name in re.findall(r"`(tests/[\w/]+\.py)(::(\w+))?`", page):
+        assert f"def {name}(" in (ROOT / file).read_text() if name else (ROOT / file).exists(), (file, name)

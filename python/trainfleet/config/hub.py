@@ -1,6 +1,6 @@
 """Models and tokenizers by their name on the Hugging Face Hub, where a folder goes: hf://owner/name[@revision].
 
-huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there when the Hub gives no answer, or
+huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there when the Hub does not answer or
 with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are fetched: nothing that could be code or a pickle.
 """
 
