@@ -13,6 +13,9 @@ from torch import Tensor
 
 from .. import devices
 from ..config import load_resolved
+from ..config.families import FAMILIES
+from ..data import tokenizer as tokenizers
+from ..data.dataset import Dataset
 from ..errors import telling
 from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
@@ -27,7 +30,11 @@ LARGEST = 700.0  # of a loss whose perplexity is a number
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest token."""
+    """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest token.
+
+    `bits_per_byte`: the loss in bits over the text's bytes in UTF-8, by which models of other tokenizers compare; None where
+    only some tokens are guessed.
+    """
 
     sequences: int
     loss: float
@@ -35,6 +42,7 @@ class Scores:
     accuracy: float
     baseline: float
     pair_accuracy: float | None = None  # of saying whether B follows A
+    bits_per_byte: float | None = None
 
 
 @telling
@@ -53,6 +61,8 @@ def describe(scores: Scores) -> Iterator[str]:
     yield f"sequences      {scores.sequences:,} of the validation split"
     yield f"loss           {scores.loss:.4f}  {tokens}"
     yield f"perplexity     {scores.perplexity:,.2f}"
+    if scores.bits_per_byte is not None:
+        yield f"bits per byte  {scores.bits_per_byte:.4f}  of text in UTF-8: comparable between tokenizers"
     yield f"accuracy       {scores.accuracy:.1%}  of the guesses; the commonest token every time: {scores.baseline:.1%}"
     if scores.pair_accuracy is not None:
         yield f"pair accuracy  {scores.pair_accuracy:.1%}"
@@ -77,7 +87,15 @@ def evaluate(run: Run) -> Scores:
     loss, right, pairs, guesses = totals.tolist()
     commonest = torch.cat(targets).bincount().max().item()
     of_pairs = pairs / count if isinstance(model, Bert) else None
-    return Scores(count, loss / guesses, math.exp(min(loss / guesses, LARGEST)), right / guesses, commonest / guesses, of_pairs)
+    per_byte = loss / math.log(2) / text_bytes(dataset, targets) if FAMILIES[config.model.family].causal else None
+    perplexity = math.exp(min(loss / guesses, LARGEST))
+    return Scores(count, loss / guesses, perplexity, right / guesses, commonest / guesses, of_pairs, per_byte)
+
+
+def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
+    """Bytes of the text that these tokens are; what ends a document has none."""
+    tokenizer = tokenizers.load(dataset.folder)
+    return max(1, sum(len(tokenizer.decode(part.tolist()).encode()) for part in targets))
 
 
 def score(model: Network, batch: Batch) -> Tensor:
