@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import importlib
 import queue
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from .origin import installing_package
 
 PROJECT = "trainfleet"
 PATIENCE = 30.0  # seconds that the last lines get to be sent at the end
@@ -110,11 +111,7 @@ class Logger:
             service.close(item)
         except BaseException as error:  # SystemExit too: whatever such a library does, the run goes on
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
-            told = (
-                f"is not installed; {sys.executable} -m pip install {self.kind}"
-                if missing
-                else f"{type(error).__name__}: {error}"
-            )
+            told = f"is not installed; {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
             print(f"logger {self.kind} has failed, training goes on without it: {' '.join(told.split())[:400]}", flush=True)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -30,3 +32,16 @@ def version() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return release
     return f"{release} ({answer.stdout.strip()})" if answer.returncode == 0 else release
+
+
+def installing(extra: str) -> str:
+    """The command that installs what an extra of pyproject.toml names, for the Python that runs this."""
+    if IS_INSTALLED:  # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
+        return installing_package(f"'trainfleet[{extra}]'")
+    return "scripts/venv.sh apply requirements-extras.lock"
+
+
+def installing_package(package: str) -> str:
+    """The command that installs a package for the Python that runs this; uv makes environments without pip."""
+    has_pip = importlib.util.find_spec("pip") is not None
+    return f"{sys.executable} -m pip install {package}" if has_pip else f"uv pip install --python {sys.executable} {package}"

@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any, BinaryIO, cast
 
 from .errors import S3Error
+from .origin import installing_package
 
 SCHEME = "s3://"
 TRIES = 10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
@@ -262,7 +263,7 @@ def _client(process: int) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise S3Error("needs the package boto3", where=SCHEME, why=str(error), next="pip install boto3") from error
+        raise S3Error("needs the package boto3", where=SCHEME, why=str(error), next=installing_package("boto3")) from error
     tries = {} if "AWS_MAX_ATTEMPTS" in os.environ else {"total_max_attempts": TRIES}
     config = Config(retries={"mode": "standard", **tries}, connect_timeout=10, read_timeout=60, max_pool_connections=4 * AT_ONCE)
     try:

@@ -12,6 +12,7 @@ from ..door import show
 from ..errors import ConfigError, Problem
 from ..launch.settings import run_named, run_started
 from ..launch.whereabouts import carried_out, export
+from ..origin import installing
 from ..processes import run_module
 from ..spelling import distance
 from .variables import Variables
@@ -33,7 +34,7 @@ def judge(variables: Variables, tasks: str) -> int:
     """
     if importlib.util.find_spec("lm_eval") is None:
         message = "needs lm-eval, which is not installed"
-        raise ConfigError([Problem(0, "TASKS", "", message)], next="scripts/venv.sh apply requirements-extras.lock")
+        raise ConfigError([Problem(0, "TASKS", "", message)], next=installing("eval"))
     _require_known(tasks)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
+from ..origin import installing
 from .storage import File
 
 HUB = "hf://"
@@ -58,7 +59,7 @@ def open_dataset(source: str) -> Any:
         import datasets
     except ImportError as error:
         what = "needs the package datasets to be read"
-        raise DataError(what, where=source, why=str(error), next="pip install datasets") from error
+        raise DataError(what, where=source, why=str(error), next=installing("data")) from error
     place = place_of(source)
     try:
         return datasets.load_dataset(place.name, place.config, split=place.split, revision=place.revision, streaming=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...devices import Device
 from ...errors import RunError
+from ...origin import installing
 
 MULTIPLE = 16  # of both sides of a matrix: what the instructions take (torch._scaled_mm)
 
@@ -33,7 +34,7 @@ def convert(blocks: Iterable[nn.Module], device: Device) -> None:
     except ImportError as error:
         raise RunError(
             "train.precision: fp8 needs the package torchao",
-            where=device.name, why=str(error), next="scripts/venv.sh apply requirements-extras.lock, on every node",
+            where=device.name, why=str(error), next=f"{installing('fp8')}, on every node",
         ) from error  # fmt: skip
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=is_taken)

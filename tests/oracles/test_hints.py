@@ -1,0 +1,38 @@
+"""Each command that a message names to install what is missing, run as it is typed (with --dry-run: nothing is installed)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trainfleet import origin
+from trainfleet.loggers import SERVICES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("package", ["boto3", *SERVICES])
+def test_a_hint_installs_the_package(package: str) -> None:
+    command = origin.installing_package(package)
+    assert command == f"{sys.executable} -m pip install {package}"
+    done = subprocess.run(
+        f"{command} --dry-run --no-deps --quiet", shell=True, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_extra_that_a_message_names_is_one_and_is_in_the_lock_that_the_command_installs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    code = "".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
+    named = set(re.findall(r"""installing\(["'](\w+)["']\)""", code))
+    assert named == {"data", "eval", "fp8"} and named <= set(extras)
+    words = origin.installing("data").split()
+    assert words[:2] == ["scripts/venv.sh", "apply"] and (ROOT / words[0]).exists()
+    locked = (ROOT / words[2]).read_text().lower()
+    for extra in named:
+        assert all(re.sub(r"\[.*\]", "", requirement).lower() in locked for requirement in extras[extra])
