@@ -112,7 +112,7 @@ class Logger:
         except BaseException as error:  # SystemExit too: whatever such a library does, the run goes on
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
             told = f"is not installed; {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
-            print(f"logger {self.kind} has failed, training goes on without it: {' '.join(told.split())[:400]}", flush=True)
+            print(f"logger {self.kind} has failed, training continues without it: {' '.join(told.split())[:400]}", flush=True)
 
 
 class Loggers:

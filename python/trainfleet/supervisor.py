@@ -288,7 +288,7 @@ class Log:
         if self.failed is None:
             self.failed, self.why = self.tried, error.strerror or str(error)
             with contextlib.suppress(OSError):
-                print(f"{self.path} can't be written: {self.why}; what it is the log of goes on", file=sys.stderr, flush=True)
+                print(f"{self.path} can't be written: {self.why}; the process continues without it", file=sys.stderr, flush=True)
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float) -> None:

@@ -209,7 +209,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
     follower = Follower(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
     assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
-    assert said == ["what the nodes do is not seen: S3 gives no good answer"]
+    assert said == ["lost sight of the nodes: S3 gives no good answer"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
 
 

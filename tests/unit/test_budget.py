@@ -64,7 +64,7 @@ def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() 
 
 
 def test_a_limit_that_nobody_could_keep_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nobody knows what a host costs"):
+    with pytest.raises(ConfigError, match="the price of a host is unknown"):
         make_plan(config_of("ssh-4-nodes", "fleet.hosts=[a,b,c,d] budget.max_usd=5"), [], [], [], None)
     make_plan(config_of("first-run", "budget.max_usd=5"), [], [], [], 0.0)  # this machine costs nothing
 

@@ -35,7 +35,10 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.asked.append(path)
         if path.startswith("/api/models/me/small"):
-            files = [{"rfilename": name, "type": "file", "path": name, "size": len(text)} for name, text in FILES.items()]
+            files = [
+                {"rfilename": name, "type": "file", "path": name, "size": len(text), "oid": hashlib.sha1(text).hexdigest()}
+                for name, text in FILES.items()
+            ]
             self.answer(json.dumps(files if "/tree/" in path else {"id": "me/small", "sha": COMMIT, "siblings": files}).encode())
         elif path.startswith("/me/small/resolve/") and (name := path.rpartition("/")[2]) in FILES:
             self.answer(FILES[name])

@@ -60,7 +60,7 @@ def test_one_that_fails_or_hangs_is_said_once_and_holds_nothing_up(tmp_path: Pat
         several.log(step, {"loss": 1.0})
     several.close("finished", patience=0.2)
     said = capfd.readouterr().out
-    assert said.count("broken has failed, training goes on without it: SystemExit: no key of yours") == 1
+    assert said.count("broken has failed, training continues without it: SystemExit: no key of yours") == 1
     assert "hung has not sent its last lines" in said and JOINT[-1] == ("close", "finished")
     assert time.monotonic() - began < 60
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def test_the_example_of_the_page_is_a_network_that_learns() -> None:
     model = models.build(SHAPE)
     model.initialize(1)
     assert not any("gate_proj" in name for name, _ in model.named_parameters())
+    assert sys.modules[type(model).__module__].Model is type(model)  # where torch.compile looks for a function's globals
     tokens = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     losses = []

@@ -88,12 +88,10 @@ def test_each_fault_of_a_gpu_node_is_named(odd: dict[str, Any], message: str) ->
 
 
 def test_a_host_without_room_for_its_ranks_is_named_with_what_would_fit() -> None:
-    goal = wanted()
-    small = {"memory_kib": 200_000}
-    assert any(
-        line.startswith("n2: room: ") and "what fits" in line and "the node has 0.2 GiB" in line for line in said(small, goal)
-    )
-    assert not any("room" in line for line in said({"memory_kib": 64 << 20}, goal))
+    found = said({"memory_kib": 20_000}, wanted())
+    assert any(line.startswith("n2: room: tiny needs 0.1 GiB per rank, and the node has 0.0 GiB") for line in found), found
+    assert not any(line.startswith("n1") for line in found)
+    assert not any("room" in line for line in said({"memory_kib": 64 << 20}, wanted()))
 
 
 def test_setup_touches_no_host_that_is_not_fit() -> None:

@@ -21,7 +21,7 @@ HERE = "name: x\nfleet: {backend: local, nodes: 2}\ndata: {vocabulary_size: 2048
 H100 = (
     "name: x\nfleet: {backend: ssh, nodes: 1, hosts: [a], shared_folder: /f, instance_type: p5.48xlarge}\n"
     "model: {preset: llama-3-70b}\ndata: {vocabulary_size: 2048}\n"
-    "train: {steps: 9, global_batch: 512, layout: {shard: 1, tensor: 1, pipeline: 1, context: 1}}\n"
+    "train: {steps: 9, global_batch: 512, layout: {shard: 1, tensor: 1, pipeline: 1, context: 1, zero: 3, interleave: 1}}\n"
 )
 
 

@@ -68,7 +68,7 @@ def test_a_full_disk_ends_no_training_and_its_lines_follow(
     assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1, 2, 3, 4]
     assert [event["event"] for event in recorder.run.read_events()] == ["began", "checkpointed", "unsaved"]
     assert recorder.run.read_results()["steps"] == 4
-    assert capsys.readouterr().out.count("training goes on; what it records waits for the disk") == 1
+    assert capsys.readouterr().out.count("training continues; its records wait for disk space") == 1
     recorder.close()
 
 

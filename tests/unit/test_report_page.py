@@ -89,10 +89,10 @@ def test_the_start_is_the_first_start_and_versions_and_own_keys_are_told(tmp_pat
     run = make_run(tmp_path, started=START + 9000, versions={"trainfleet": "0.2.0 (1a2b3c4)", "torch": "2.13.0"})
     events = "".join(json.dumps({"time": START + add, "event": "launched", "started": START + add}) + "\n" for add in (0, 9000))
     (run.folder / "events.jsonl").write_text(events)
-    run.given.write_text("train: {steps: 77, seed: 0}\nfleet: {nodes: 3}\n")
+    run.given.write_text("train: {steps: 77, seed: 1}\nfleet: {nodes: 3}\n")
     text = page(run).text
     assert text.count(moment(START)) == 2 and "trainfleet 0.2.0 (1a2b3c4), torch 2.13.0" in text
-    assert "train.steps77" in text and "fleet.nodes3" in text and "train.seed0" not in text
+    assert "train.steps77" in text and "fleet.nodes3" in text and "train.seed1" not in text
 
 
 def test_a_loss_that_rose_is_remarked_on_and_one_that_fell_is_not(tmp_path: Path) -> None:

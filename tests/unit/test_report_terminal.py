@@ -6,14 +6,17 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from report_runs import make_run, metric
 
+from trainfleet.beats import Beat, write_beats
 from trainfleet.report.live import Live, TokenizeLive
 from trainfleet.report.summary import print_summary, status
 from trainfleet.runs import Run, append_line, take_lock, write_atomic
@@ -51,9 +54,20 @@ def test_terminal_gets_one_line_that_is_kept_current(tmp_path: Path, monkeypatch
         assert expected in shown
 
 
-@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_plain_terminal_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: dict[str, str]) -> None:
-    shown = on_terminal(make_run(tmp_path, done=0, status="running"), monkeypatch, **plain)
+def test_without_colours_the_bar_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on_terminal(make_run(tmp_path, done=0, status="running"), monkeypatch, NO_COLOR="1")
+    assert "━" in shown and "\r" in shown and " 55/500" in shown
+    assert not re.search(r"\x1b\[[\d;]*(3|4|9|10)[0-9]m", shown)  # the codes of colours
+
+
+def test_the_bar_moves_with_every_step_that_a_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, done=0, status="running")
+    write_beats(run.folder, 0, 0, [Beat(0, 0, 7, 0, "step", 59, 0.1, time.time())])  # it is in step 59: 58 are done
+    assert " 58/500" in on_terminal(run, monkeypatch)
+
+
+def test_plain_terminal_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on_terminal(make_run(tmp_path, done=0, status="running"), monkeypatch, TERM="dumb")
     assert "\x1b" not in shown and "━" not in shown
     assert "step  55/500" in shown
 
@@ -175,7 +189,7 @@ def test_status_tells_running_from_interrupted(tmp_path: Path) -> None:
         text = status(run)
     assert "running · step 210 of 500 (42 %)" in text and "1 min" in text and "make stop" in text
     assert "checkpoint  step 200" in text
-    assert "interrupted" in status(run) and "goes on from step 200" in status(run)
+    assert "interrupted" in status(run) and "resumes from step 200" in status(run)
     run.update_results(unattended=True)  # its launcher need not stay
     assert "running" in status(run)
 

@@ -26,7 +26,7 @@ def main(variables: Variables, started: float) -> int:
                         for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())  # fmt: skip
     broken = [entry for entry in entries if entry.fault]
     if broken:
-        print("next: make train goes on from the newest good one")
+        print("next: make train resumes from the newest good one")
     else:
         print("next: make verify reads the bytes of the newest; good says that no file is missing or cut")
     return 1 if broken else 0

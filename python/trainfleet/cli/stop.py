@@ -23,5 +23,5 @@ def main(variables: Variables, started: float) -> int:
             whereabouts.end(variables)
             place.refresh()
             whereabouts.require_over(place, run)
-    print(f"stopped; nothing runs any more\nnext: make train {'resumes it' if calmly else 'goes on from the last checkpoint'}")
+    print(f"stopped; nothing runs any more\nnext: make train {'resumes it' if calmly else 'resumes from the last checkpoint'}")
     return 0

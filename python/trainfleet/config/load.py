@@ -77,7 +77,7 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
             report("model.family", against)
             broken.add("model.family")
     except InputError as error:
-        report("model.preset", error.head)
+        report("model.preset", f"{error.head}: {error.why}" if error.why else error.head)
         broken.add("model.preset")
         values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
     derived = derive(values, tokens, terms.node)

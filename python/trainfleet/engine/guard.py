@@ -76,7 +76,7 @@ class Guard:
         first, batch = last - row + 1, self.train.global_batch
         loss, norm = self.seen.tolist()
         samples = f"samples {(first - 1) * batch} to {last * batch - 1} of the training order"
-        cured = "lower train.learning_rate or raise train.warmup_steps; make train then goes on from the last checkpoint"
+        cured = "lower train.learning_rate or raise train.warmup_steps; make train then resumes from the last checkpoint"
         if broken:
             why = f"numbers in the weights are not finite: {', '.join(broken)}"
         else:

@@ -143,7 +143,7 @@ class Recorder:
             if not self.complained:
                 self.complained = True
                 told = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
-                print(f"training goes on; what it records waits for the disk: {told}", flush=True)
+                print(f"training continues; its records wait for disk space: {told}", flush=True)
 
     def close(self, status: str = "finished") -> None:
         """The end of the record.

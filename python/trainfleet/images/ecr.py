@@ -146,7 +146,7 @@ class Registry:
         try:
             user, _, password = base64.b64decode(granted["authorizationToken"]).decode().partition(":")
         except (binascii.Error, ValueError, KeyError) as error:
-            raise ImageError("AWS gave a token that is none", where=self.host, next="the same again") from error
+            raise ImageError("AWS returned an invalid token", where=self.host, next="the same again") from error
         return user, password
 
     def push(self, recipe: Recipe, builder: Builder, say: Say, tags: Mapping[str, str]) -> str:

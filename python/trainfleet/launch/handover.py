@@ -235,7 +235,7 @@ def look_on(place: Hosts, words: Words) -> int:
             words.show()
             return tenure.code
         if tenure and is_vacant(place):
-            next = "make train goes on from the last checkpoint"
+            next = "make train resumes from the last checkpoint"
             raise RunError("its launcher is gone, and no other took over", where=tenure.host, next=next)
         time.sleep(LOOK_EVERY)
 

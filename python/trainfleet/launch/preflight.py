@@ -18,6 +18,7 @@ from ..config import Config
 from ..config.memory import FORMATS
 from ..config.room import Room, device_room, gib, lack
 from ..config.sizes import count_parameters
+from ..data.manifest import MANIFEST
 from ..errors import ConfigError, Problem
 from ..runs import DATA, run_of
 from ..s3 import SCHEME
@@ -60,7 +61,9 @@ def this_machine() -> Room:
 
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
     """Folders that the run must write and can't."""
-    own = {"name": run_of(config.name).folder, "data.name": DATA / config.data.name}
+    own = {"name": run_of(config.name).folder}
+    if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():  # a finished one is only read
+        own["data.name"] = dataset
     if config.checkpoint.destination and not config.checkpoint.destination.startswith(SCHEME):
         own["checkpoint.destination"] = Path(config.checkpoint.destination)
     for key, folder in own.items():
@@ -82,7 +85,7 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     folder = _nearest(Path(store.address(0)))
     free = shutil.disk_usage(folder).free
     if wanted * one > free:
-        fewer = free // one - 1 + len(store.steps())
+        fewer = int(free // one) - 1 + len(store.steps())
         works = f"checkpoint.keep={fewer} fits; or free some" if fewer >= 1 else "free some, or set checkpoint.destination"
         yield (
             "checkpoint.keep",

@@ -26,7 +26,7 @@ def tokenize(plan: Plan, started: float) -> int:
         for request in plan.requests:
             runs.write_atomic(run.config, dump_resolved(plan.config))
             if not execution.tokenize(plan, request, place, interrupts):
-                print("stopped; the units that were done stay: make tokenize goes on from there")
+                print("stopped; the units that were done stay: make tokenize resumes from there")
                 office.code = execution.STOPPED
                 return office.code
         office.code = 0

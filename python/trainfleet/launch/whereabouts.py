@@ -98,7 +98,7 @@ def alone(run: Run, variables: Variables) -> str:
     nodes = left(variables)
     if nodes:
         return f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes over, make stop ends it"
-    return "\nits launcher is gone, and nothing of it runs: make train goes on from the last checkpoint"
+    return "\nits launcher is gone, and nothing of it runs: make train resumes from the last checkpoint"
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -37,10 +38,11 @@ def module_at(path: str, key: str) -> ModuleType:
     Raises:
         RunError: it is not there, or fails when it is loaded.
     """
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", path), Path(path).absolute())
+    name = re.sub(r"\W", "_", path)
+    spec = importlib.util.spec_from_file_location(name, Path(path).absolute())
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise RunError("is not there", where=path, why=f"{key} names it, from the folder where make runs", next=f"ls {path}")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # torch.compile looks it up by its name
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's file does

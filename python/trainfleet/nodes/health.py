@@ -188,9 +188,9 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """What a node's ranks need has room: in each GPU as its driver tells it, or, on CPUs, in the node's memory."""
     for host, fact in facts.items():
         least = min((gpu.memory_mib for gpu in fact.gpus), default=0)
-        if wanted.fleet.device == "cpu":
+        if wanted.fleet.device == "cpu" and fact.memory_kib:
             has = Room(fact.memory_kib * 2**10, "node", "the node")
-        elif least:
+        elif wanted.fleet.device == "cuda" and least:
             has = Room(least * 2**20, "rank", "its GPU")
         else:
             continue

@@ -59,7 +59,7 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
         what = f"no figures of {config.fleet.instance_type or 'this machine'} to predict from"
         raise ConfigError([Problem(0, "", "fleet.instance_type", what)], next="name a type that hardware.py has: p5.48xlarge ...")
     if wish.usd is not None and price is None:
-        what = f"no list price of {config.fleet.instance_type}, so nobody knows what USD buys"
+        what = f"no list price of {config.fleet.instance_type}, so USD can't be turned into nodes"
         raise ConfigError([Problem(0, "USD", "", what)], next="make plan DAYS=... TOKENS=...")
     found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, price, device))]
     if not found:

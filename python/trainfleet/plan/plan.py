@@ -53,7 +53,7 @@ def _over_budget(config: Config, needs: Estimate) -> str:
     if limit is None:
         return ""
     if needs.price is None:
-        return f"${limit:,.2f}: no limit can be kept, as nobody knows what a host costs; fleet.instance_type may tell"
+        return f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set fleet.instance_type"
     if needs.usd is None or needs.usd <= limit:
         return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
     fit = int(config.train.steps * limit / needs.usd)

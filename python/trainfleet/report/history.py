@@ -150,7 +150,7 @@ class History:
             write = (f"make sample{which} PROMPT='def '", "lets the model write")
             return [(f"{train} SET='train.steps={more}'", f"trains on, to step {more:,}"), write]
         saved = self.steps_of("checkpointed")
-        again = f"goes on from step {saved[-1]:,}" if saved else "starts it"
+        again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
         quiet = self.status in ("not started", "stopped")  # nothing is wrong
         return ([] if quiet else [(logs, "shows what the ranks said")]) + [(train, again)]
 

@@ -52,7 +52,7 @@ def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wi
     yield from ("", f"answer: NODES={chosen.nodes}: {asked}", f"        {remark(config, chosen.tokens)}")
     if wish.tokens is not None:
         batch = config.train.global_batch * config.train.sequence_length
-        yield f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on so many"
+        yield f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that many tokens"
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:

@@ -100,7 +100,7 @@ def without_taken(
         following = first_that_fits(follower.backend, following_of(request, jobs), [broken])
     except BackendError as error:
         follower.say(f"saved, and stopped: {', '.join(hosts)} is taken away, and there are no others\n{error}")
-        follower.say("next: make setup replaces it, then make train goes on from the checkpoint")
+        follower.say("next: make setup replaces it, then make train resumes from the checkpoint")
         return None
     follower.say(f"saved: {', '.join(hosts)} is taken away; going on with {following.job.nodes} nodes")
     return following

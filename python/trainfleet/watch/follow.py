@@ -120,7 +120,7 @@ class Follower:
             self.trouble = False
         except BackendError as error:
             if not self.trouble:
-                self.say(f"what the nodes do is not seen: {error}")
+                self.say(f"lost sight of the nodes: {error}")
             self.trouble, self.seen, self.sentry = True, None, None
         self.refreshed = time.monotonic()
 
@@ -182,7 +182,7 @@ class Follower:
     def _is_over(self) -> bool:
         """Whether the machines are about to be taken back, all at a time that was known from the beginning."""
         if over := self.ends is not None and time.time() > self.ends - TO_SAVE:
-            self.say("the capacity block ends; next: make setup with another one, then make train goes on from the checkpoint")
+            self.say("the capacity block ends; next: make setup with another one, then make train resumes from the checkpoint")
         return over
 
     def _is_spent(self) -> bool:
