@@ -11,6 +11,8 @@ import torch
 from trainfleet.cli import main as command
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.engine.generate import choose
+from trainfleet.errors import ConfigError
+from trainfleet.launch.judging import require_known
 
 TEXT = """
 name: {name}
@@ -86,3 +88,12 @@ def test_how_to_sample_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("TEMPERATURE=-1", "TOP_P=0", "LENGTH=0", "SEED=x", "TEMPERATURE=nan"):
         assert command(["sample", "RUN=fast", word]) == 2
         assert word.partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_task_that_lm_eval_does_not_have_is_refused_with_the_nearest_it_has() -> None:
+    known = ["hellaswag", "arc_easy", "arc_challenge", "winogrande"]
+    require_known("hellaswag, arc_easy,arc_*", known)
+    require_known("anything", [])  # it could not be asked
+    with pytest.raises(ConfigError, match=r"TASKS: lm-eval has no task 'helaswag'; nearest: hellaswag, ") as told:
+        require_known("helaswag,arc_easy,nonsense", known)
+    assert len(told.value.problems) == 2
