@@ -15,7 +15,7 @@ import pytest
 from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import formats, sources
-from trainfleet.data.documents import read_piece, read_unit
+from trainfleet.data.documents import is_table, left_out, read_piece, read_unit
 from trainfleet.data.sources import Piece, have_changed, plan_units
 from trainfleet.data.storage import stat
 from trainfleet.errors import DataError
@@ -115,6 +115,21 @@ def test_the_standard_library_is_a_source() -> None:
     assert not any("site-packages" in piece.path for unit in plan.units for piece in unit.pieces)
     json_files = [unit for unit in plan.units if any(piece.path == "stdlib:json/__init__.py" for piece in unit.pieces)]
     assert any("JavaScript Object Notation" in document.text for document in read_unit(json_files[0], "text"))
+
+
+def test_tables_of_the_standard_library_are_no_documents_and_that_is_said() -> None:
+    units = plan_units(data_of("stdlib")).units
+    unit = next(unit for unit in units if any(piece.path == "stdlib:encodings/cp437.py" for piece in unit.pieces))
+    texts = [document.text for document in read_unit(unit, "text")]
+    assert not any("Python Character Mapping Codec cp437" in text for text in texts) and len(texts) > 20
+    assert left_out(unit, len(texts))[0].endswith(
+        f"{len(unit.pieces) - len(texts)} of {len(unit.pieces)} files left out: a table of literals, empty, or not UTF-8"
+    )
+    assert (
+        is_table("# codes\n" + "    0x41: 'a',\n" * 9)
+        and not is_table("import os\n\nNAMES = [\n    'a',\n]\n")
+        and not is_table("")
+    )
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from trainfleet.config.hub import fault_of
 
@@ -22,8 +24,8 @@ SHAPE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_s
          "num_key_value_heads": 2, "intermediate_size": 80, "vocab_size": 320, "max_position_embeddings": 64, "rope_theta": 10000.0,
          "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu"}  # fmt: skip
 WORDS = {"<|endoftext|>": 0} | {chr(code): code for code in range(1, 300)}
-TOKENIZER = {"model": {"type": "BPE", "vocab": WORDS, "merges": []}, "added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}
-FILES = {"config.json": json.dumps(SHAPE).encode(), "tokenizer.json": json.dumps(TOKENIZER).encode(), "modeling.py": b"raise SystemExit",
+TOKENIZER = Tokenizer(BPE(WORDS, [])).to_str()
+FILES = {"config.json": json.dumps(SHAPE).encode(), "tokenizer.json": TOKENIZER.encode(), "modeling.py": b"raise SystemExit",
          "pytorch_model.bin": b"a pickle"}  # fmt: skip
 CONFIG = "name: x\nmodel: {preset: 'hf://me/small'}\ndata: {tokenizer: 'hf://me/small', sources: [text.txt]}\ntrain: {sequence_length: 32}\n"
 

@@ -127,11 +127,12 @@ def test_a_fleet_that_is_not_there_yet_is_planned(recipe: str, told: tuple[str, 
     assert all(" ".join(part.split()) in words for part in (*told, "FI_PROVIDER", "hosts: none yet", "MFU")), said
 
 
-def test_a_layout_that_was_written_and_hardly_fits_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layout_that_was_written_and_can_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     whole = " ".join(f"train.layout.{name}=1" for name in ("shard", "tensor", "pipeline", "context", "zero", "interleave"))
     for settings, warned in ((whole, True), ("", False)):
-        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == 0
-        assert ("warning: that will hardly fit" in capsys.readouterr().out) == warned
+        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == (2 if warned else 0)
+        said = capsys.readouterr()
+        assert ("warning: that will hardly fit" in said.out) == ("model.preset: llama-3-8b needs" in said.err) == warned
 
 
 def test_a_micro_batch_that_is_searched_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
