@@ -104,7 +104,7 @@ test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
 
 drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
-	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills \
+	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills tests/oracles/test_aws_templates.py \
 	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
 
 check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions

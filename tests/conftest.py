@@ -35,9 +35,13 @@ def environment() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` tries the backends' contract on this machine; on sshd nodes and over S3 it is tried with the drills."""
+    """`make test` tries the backends' contract on this machine; on sshd nodes and over S3 it is tried with the drills.
+
+    So are all cases of what it only samples.
+    """
     if config.args_source is config.ArgsSource.TESTPATHS:
-        items[:] = [item for item in items if "conformance" not in item.path.parts or "local" in item.name]
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")
+                    and ("conformance" not in item.path.parts or "local" in item.name)]  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)

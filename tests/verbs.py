@@ -11,13 +11,14 @@ from typing import Any
 from trainfleet.runs import read_lines
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = f"{ROOT / 'python'}{os.pathsep}{ROOT / 'tests/strict'}"  # the program, and what checks its requests to AWS
 
 
 def begin(
     folder: Path, verb: str, *words: str, python: str = sys.executable, variables: dict[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[str]:
     """The process of a verb typed in a folder, with these variables in its environment; all that it says is its stdout."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "python"), "NO_COLOR": "1"} | (variables or {})
+    environment = os.environ | {"PYTHONPATH": PACKAGES, "NO_COLOR": "1"} | (variables or {})
     return subprocess.Popen([python, "-m", "trainfleet", verb, *words], cwd=folder, env=environment, text=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
 

@@ -31,11 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import events, fence, supervisor, vault
+from .courier import courier
 from .errors import BackendError, RunError, TrainfleetError, tell, telling
 from .muster import muster
 from .output import hide, visible
 from .parting import Parting, code_of
-from .runs import Run, make_folder, node_log, scratch
+from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from .seat import READERS, Seat, card, engine, torchrun
 from .supervisor import Log
 from .uplink import BUCKET, carrier
@@ -123,7 +124,8 @@ def carry_out(order: Order) -> int:
     os.chdir(order.home)
     log = Log(node_log(order.folder, seat.node), sys.stdout.fileno() if order.terms.echoes else None)
     command = command_of(order, seat)
-    with reasoned(order, seat, log) as outcome, supervisor.on_own_disk(scratch(log.path)), carrier(log.path):
+    with reasoned(order, seat, log) as outcome, supervisor.on_own_disk(scratch(log.path)), carrier(log.path), courier(log.path):
+        copy_dataset(order, log)
         gather(order, seat, log)
         began = time.time()
         outcome.code = supervisor.run(log, command, order.terms.grace)
@@ -175,6 +177,18 @@ def command_of(order: Order, seat: Seat) -> list[str]:
         return [*torchrun(seat, order.ranks, module, sys.executable, scratch(log)), *words]
     os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
     return [sys.executable, "-m", module, *words]
+
+
+def copy_dataset(order: Order, log: Log) -> None:
+    """Brings the dataset to this node's own disk where the job says so. Where that fails ranks read S3, and the log says why."""
+    if not order.ranks or COPY not in os.environ:
+        return
+    words = [sys.executable, "-m", "trainfleet.data.replica", str(order.folder), os.environ[COPY]]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    for line in answer.stderr.splitlines():
+        log.note("node", line)
+    if answer.returncode == 0:
+        os.environ[MOUNTED] = answer.stdout.strip()
 
 
 def gather(order: Order, seat: Seat, log: Log) -> None:

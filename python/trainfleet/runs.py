@@ -36,6 +36,7 @@ from .shapes import fit
 RUNS = Path("runs")
 DATA = Path("data")
 MOUNTED = "TRAINFLEET_MOUNTED"  # names the folder where an engine has put the whole dataset on this node, to be read
+COPY = "TRAINFLEET_COPY"  # names this node's own disk, to which a dataset in S3 is copied before ranks read it
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = "lock"
 ENGINE = "engine:"  # the first word of a stop file that no person asked for

@@ -33,6 +33,7 @@ from types import FrameType
 from typing import Any
 
 from . import door, fence, temporary
+from .courier import courier
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
 from .output import hide_bytes
@@ -90,7 +91,7 @@ def supervise(arguments: list[str]) -> int:
     """Runs `LOG -- COMMAND...` to its end; its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
-    with on_own_disk(scratch_of(Path(log))), carrier(Path(log)):
+    with on_own_disk(scratch_of(Path(log))), carrier(Path(log)), courier(Path(log)):
         return run(Log(Path(log)), command)
 
 

@@ -97,14 +97,15 @@ def main(arguments: list[str]) -> int:
     with suppress(BrokenPipeError):
         print("ready", flush=True)
     ended = threading.Event()
-    threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
+    threading.Thread(target=await_end, args=(ended,), daemon=True).start()
     while not ended.is_set():
         uplink.look()
         ended.wait(EVERY)
     return 0 if uplink.end() else 1
 
 
-def _await_end(ended: threading.Event) -> None:
+def await_end(ended: threading.Event) -> None:
+    """Sets `ended` when stdin ends."""
     sys.stdin.buffer.read()
     ended.set()
 
@@ -181,11 +182,11 @@ def is_obeyed(name: str) -> bool:
     return name == "stop"
 
 
-def say(log: Path, words: str) -> None:
+def say(log: Path, words: str, who: str = "uplink") -> None:
     """A line in the node's log, as the supervisor writes its own."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with suppress(OSError), open(log, "ab", buffering=0) as file:
-        file.write(f"uplink  {time.strftime('%H:%M:%S')}.000 | {words}\n".encode())
+        file.write(f"{who:7} {time.strftime('%H:%M:%S')}.000 | {words}\n".encode())
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ class Account:
         self.throttled: Callable[[int], bool] = lambda number: False
         self.expires_at: int | None = None
         self.dies: tuple[int, str] | None = None
+        self.killer: type[BaseException] = Killed
         self.no_credentials = False
         self.began = time.time()
         self._now = START
@@ -146,7 +147,7 @@ class Account:
         number = len(self.calls)
         self.calls.append((service, operation, dict(request)))
         if self.dies == (number, "before"):
-            raise Killed
+            raise self.killer
         self._now += SECOND_A_CALL
         self.settle()
         try:
@@ -162,7 +163,7 @@ class Account:
 
     def _die_after(self, number: int) -> None:
         if self.dies == (number, "after"):
-            raise Killed
+            raise self.killer
 
     def _admit(self, service: str, operation: str, number: int) -> None:
         if self.no_credentials:

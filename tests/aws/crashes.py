@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import yaml
@@ -29,10 +30,11 @@ Prepare = Callable[[Account], None]
 
 
 class World:
-    """An account with others' things in it."""
+    """An account with others' things in it. `changes` are of the config (world.said); `told` and `before`: what the last verb said, and how many
+    requests there were before it."""
 
-    def __init__(self, prepare: Prepare = lambda account: None) -> None:
-        self.account = Account()
+    def __init__(self, prepare: Prepare = lambda account: None, **changes: Any) -> None:
+        self.account, self.changes, self.told, self.before = Account(), changes, "", 0
         self.theirs = {
             id: (thing.state, dict(thing.tags), dict(thing.properties)) for id, thing in strangers(self.account).items()
         }
@@ -45,6 +47,7 @@ class World:
         None where its process died. Hosts are not set up and not reached, as there are none behind the account's instances.
         """
         heard, before = io.StringIO(), Path.cwd()
+        self.before = len(self.account.calls)
         with tempfile.TemporaryDirectory() as folder, aws(self.account) as patch:
             for module, name, value in ((stack, "POLL", 60.0), (sweep, "AGAIN", 60.0), (inventory, "AGAIN", 5.0)):
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
@@ -52,13 +55,14 @@ class World:
             patch.setattr(Transport, "ask", lambda *_, **__: Failure("down", "nothing answers", ""))
             backend_of.cache_clear()
             os.chdir(folder)
-            Path("config.yaml").write_text(yaml.safe_dump(said()))
+            Path("config.yaml").write_text(yaml.safe_dump(said(**self.changes)))
             try:
                 with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard), mock.patch("sys.stdin", io.StringIO()):
                     return cli.main([verb, *words]), heard.getvalue()
             except Killed:
                 return None, heard.getvalue()
             finally:
+                self.told = heard.getvalue()
                 os.chdir(before)
                 self.account.dies = None
 
@@ -85,9 +89,8 @@ def data(account: Account) -> None:
 
 
 def deaths(verb: str, *words: str, after: tuple[str, ...] = (), prepare: Prepare = lambda account: None, holds_data: bool = False,
-           step: int = 1) -> Iterator[tuple[str, World]]:  # fmt: skip
+           step: int = 1, killer: type[BaseException] = Killed) -> Iterator[tuple[str, World]]:  # fmt: skip
     """A world for each request at which the verb dies, before AWS has heard it and after AWS has done it; what came `after` first."""
-
     ready = World(prepare)
     for earlier in after:
         code, told = ready.type(earlier)
@@ -100,8 +103,8 @@ def deaths(verb: str, *words: str, after: tuple[str, ...] = (), prepare: Prepare
     for number in range(first, len(whole.account.calls), step):
         for moment in ("before", "after"):
             world = copy.deepcopy(ready)
-            world.account.dies = (number, moment)
+            world.account.dies, world.account.killer = (number, moment), killer
             code, told = world.type(verb, *words)
-            assert code is None, f"{number} {moment}: {told}"
+            assert code == (None if killer is Killed else 130), f"{number} {moment}: {told}"
             service, operation, _ = world.account.calls[number]
             yield f"{verb} died {moment} {service} {operation}, its request {number - first}", world

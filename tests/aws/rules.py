@@ -191,6 +191,20 @@ def what_holds_data_stays(resources: dict[str, Any], template: dict[str, Any]) -
             yield f"{name}: without a version it is Lustre 2.10, which has no links to S3"
 
 
+def logs_end_and_nodes_may_write_them(resources: dict[str, Any], template: dict[str, Any]) -> Iterator[str]:
+    for name, properties in kinds(resources, "AWS::Logs::LogGroup"):
+        if not 0 < properties.get("RetentionInDays", 0) <= 365:
+            yield f"{name}: logs are kept for ever"
+        write = {
+            "Effect": "Allow",
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+            "Resource": [{"Fn::GetAtt": [name, "Arn"]}],
+        }
+        policies = resources["NodeRole"]["Properties"].get("Policies", []) if "NodeRole" in resources else []
+        if "Template" in resources and write not in [one for policy in policies for one in policy["PolicyDocument"]["Statement"]]:
+            yield f"{name}: nodes may not write to it"
+
+
 def user_data_is_a_script(resources: dict[str, Any], template: dict[str, Any]) -> Iterator[str]:
     for name, properties in kinds(resources, "AWS::EC2::LaunchTemplate"):
         if data := properties["LaunchTemplateData"].get("UserData"):
@@ -202,5 +216,5 @@ def user_data_is_a_script(resources: dict[str, Any], template: dict[str, Any]) -
 
 RULES = (
     requests_are_valid, interfaces_fit_the_type, capacity_is_asked_for_as_ec2_takes_it, groups_are_open_to_themselves_alone,
-    what_is_kept_secret_is, all_is_tagged, what_holds_data_stays, user_data_is_a_script,
+    what_is_kept_secret_is, all_is_tagged, what_holds_data_stays, logs_end_and_nodes_may_write_them, user_data_is_a_script,
 )  # fmt: skip

@@ -105,6 +105,11 @@ def delete_backup(account: Account, BackupId: str, **_: Any) -> dict[str, Any]:
 @answers("cloudwatch", "GetMetricStatistics")
 def metric(account: Account, Namespace: str, MetricName: str, Dimensions: list[dict[str, str]], **_: Any) -> dict[str, Any]:
     thing = account.things.get(Dimensions[0]["Value"])
+    if Namespace == "AWS/S3" and thing and "size" in thing.more:
+        return {
+            "Label": MetricName,
+            "Datapoints": [{"Timestamp": moment_of(account.now), "Average": thing.more["size"], "Unit": "Bytes"}],
+        }
     if thing is None or Namespace != "AWS/FSx" or MetricName != "DataWriteBytes" or thing.state != "AVAILABLE":
         return {"Label": MetricName, "Datapoints": []}
     return {
@@ -196,6 +201,12 @@ def repository_tags(account: Account, resourceArn: str) -> dict[str, Any]:
 def list_images(account: Account, repositoryName: str, **_: Any) -> dict[str, Any]:
     images = account.get("repository", repositoryName, "RepositoryNotFoundException").more.get("images", [])
     return {"imageIds": [{"imageDigest": image} for image in images]}
+
+
+@answers("ecr", "DescribeImages")
+def describe_images(account: Account, repositoryName: str, **_: Any) -> dict[str, Any]:
+    images = account.get("repository", repositoryName, "RepositoryNotFoundException").more.get("images", [])
+    return {"imageDetails": [{"imageDigest": image, "imageSizeInBytes": 2**30} for image in images]}
 
 
 @answers("ecr", "DeleteRepository")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import (
     ClientError,
     EndpointConnectionError,
     NoCredentialsError,
+    ParamValidationError,
     ProfileNotFound,
     UnauthorizedSSOTokenError,
 )
@@ -17,6 +22,7 @@ from aws import validation
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
 from trainfleet.errors import CloudError
+from verbs import PACKAGES
 
 ACCESS = "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/x is not authorized to perform: "
 
@@ -154,3 +160,19 @@ def test_most_patterns_of_the_services_in_use_can_be_checked() -> None:
                 all_.add(pattern)
                 unsaid |= {pattern} if validation.translate(pattern) is None else set()
     assert len(all_) > 300 and len(unsaid) <= 3  # a tag's `${1,128}`, and letters above the first plane: nobody's
+
+
+BAD = """
+import boto3, botocore.exceptions
+client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x", endpoint_url="http://127.0.0.1:9")
+client.put_object(Bucket="bucket", Key="key", ACL="everybody")
+"""
+
+
+def test_every_process_of_the_test_suite_refuses_what_no_service_takes() -> None:
+    """In this one, where tests/conftest.py has put the check, and in those that tests start (tests/strict)."""
+    client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x", endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(ParamValidationError, match="'everybody' is not one of"):
+        client.put_object(Bucket="bucket", Key="key", ACL="everybody")
+    ran = subprocess.run([sys.executable, "-c", BAD], env=os.environ | {"PYTHONPATH": PACKAGES}, capture_output=True, text=True)
+    assert ran.returncode == 1 and "'everybody' is not one of" in ran.stderr, ran.stderr

@@ -6,6 +6,7 @@ import pytest
 
 from aws.crashes import World, deaths
 
+ASKS_ONLY = ("Describe", "Get", "List", "Simulate", "Head")
 STEP = 37  # of so many requests one is a case here
 
 
@@ -28,6 +29,15 @@ def test_setup_and_clean_as_they_are_typed() -> None:
 
 def test_a_setup_that_died_is_cleaned_up() -> None:
     for what, world in deaths("setup", step=STEP):
+        proven_empty(world, what)
+
+
+@pytest.mark.parametrize(("verb", "after"), [("setup", ()), ("clean", ("setup",))])
+def test_ctrl_c_says_what_goes_on_and_how_to_end_it(verb: str, after: tuple[str, ...]) -> None:
+    for what, world in deaths(verb, after=after, step=STEP, killer=KeyboardInterrupt):
+        assert world.told.splitlines()[-1] == "stopped" and "Traceback" not in world.told, f"{what}: {world.told}"
+        if any(not operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[world.before :]):
+            assert "make ls shows what there is" in world.told and "make clean" in world.told, f"{what}: {world.told}"
         proven_empty(world, what)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ def engine_config(folder: Path, engine: str, **more: Any) -> Config:
     path = folder / "cloudy.yaml"
     path.write_text(yaml.safe_dump(said))
     return load(Settings(path, ""), terms_of)[0]
-
-
-@pytest.fixture
-def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    monkeypatch.chdir(tmp_path)
-    found = Account()
-    strangers(found)
-    with aws(found):
-        yield found
 
 
 def mine(account: Account) -> list[Thing]:

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aws.account import Account
-from aws.world import aws, config_of, strangers
+from aws.world import config_of, strangers
 from trainfleet.cloud.fleet import Fleet, next_slots
 from trainfleet.config import Config
 from trainfleet.errors import CloudError
-
-
-@pytest.fixture
-def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    monkeypatch.chdir(tmp_path)
-    found = Account()
-    strangers(found)
-    with aws(found):
-        yield found
 
 
 @pytest.fixture

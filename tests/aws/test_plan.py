@@ -17,13 +17,17 @@ from aws.rules import judge
 from aws.validation import problems_of
 from aws.world import aws, config_of
 from trainfleet.backends import backend_of, terms_of
+from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
 from trainfleet.cloud import reading
 from trainfleet.cloud.changeset import compare, describe
 from trainfleet.cloud.fleet import Fleet
+from trainfleet.cloud.inventory import weighed
+from trainfleet.cloud.storage import LOG_DAYS
 from trainfleet.cloud.template import template
 from trainfleet.config import Settings, load
 from trainfleet.errors import CloudError, ConfigError
+from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.recipes import FOLDER
 
 ASKS_ONLY = ("Describe", "Get", "List", "Simulate", "Head")
@@ -54,6 +58,9 @@ def test_a_plan_tells_dollars_changes_and_what_stands_against_it(
     assert "+ a new stack of" in said and "4 EC2 Instance" in said
     assert "  nodes              4.29  3 x c7i.8xlarge, on-demand" in said and "  all                6.11  an hour" in said
     assert "list price in us-east-1, 2026-11-22: nodes, volumes, file system, NAT, addresses, head" in said
+    assert "FSx writes runs and datasets back to s3://trainfleet-cloudy-111122223333-us-east-1/cloudy/ as they change" in said
+    assert "access\n  SSH from 198.51.100.0/24, through the head, c7i.8xlarge" in said
+    assert "logs\n  to the log group /trainfleet/cloudy, kept for 30 days in CloudWatch: $0.50 a GB" in said
     assert "account: nothing stands against it" in said and "first batch after a second" in said and "next: make setup" in said
     assert not [operation for _, operation, _ in account.calls if not operation.startswith(ASKS_ONLY)], "a plan makes nothing"
 
@@ -181,3 +188,31 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
 def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:
     config = replace(fleet(), data=replace(fleet().data, store="s3://bucket/sets"))
     assert "one prefix is enough" in "\n".join(reading.describe(config, 5e6))
+
+
+def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_path: Path) -> None:
+    config = config_of(tmp_path, instance_type="p5.4xlarge")
+    stored = replace(config, data=replace(config.data, store="s3://bucket/sets"))
+    logs = {"TRAINFLEET_LOGS": "us-east-1 /trainfleet/cloudy"}
+    assert Ec2(config).extras(train_job(config)) == logs
+    assert Ec2(stored).extras(train_job(stored)) == logs | {"TRAINFLEET_COPY": "/scratch"}
+    assert Ec2(stored).extras(tokenize_job(stored)) == logs
+    group = template(config, INPUTS)["Resources"]["Log"]["Properties"]
+    assert group["LogGroupName"] == "/trainfleet/cloudy" and group["RetentionInDays"] == LOG_DAYS
+
+
+def test_what_is_paid_by_what_is_stored_is_weighed_for_people(account: Account, tmp_path: Path) -> None:
+    fleet = Fleet(config_of(tmp_path))
+    fleet.make(frozenset(), lambda *row: None, lambda text: None)
+    own = {thing.kind: thing for thing in account.ours() if thing.kind in ("bucket", "repository", "log-group")}
+    own["bucket"].more |= {"objects": {"runs/a": 1}, "size": 730 * 2**30}
+    own["repository"].more["images"] = ["sha256:1", "sha256:2"]
+    own["log-group"].more["bytes"] = 2**30
+    found = {one.kind: one for one in weighed(fleet.calls, fleet.left())}
+    assert "$0.55 a day" in found["bucket"].line() and "730.0 GiB" in found["bucket"].line()
+    assert found["repository"].what == "2.0 GiB" and found["log group"].what == "1.0 GiB"
+    assert None not in [one.usd for one in found.values()]
+    del own["bucket"].more["size"]  # CloudWatch tells of a new bucket on the next day
+    assert [one.usd for one in weighed(fleet.calls, fleet.left()) if one.kind == "bucket"] == [None]
+    account.denied |= {"ecr:DescribeImages", "cloudwatch:GetMetricStatistics"}
+    assert [one.usd for one in weighed(fleet.calls, found.values()) if one.kind == "repository"] == [found["repository"].usd]

@@ -73,6 +73,8 @@ def drop(*path: Any) -> Callable[[Any], None]:
         (drop("Resources", "Bucket", "Properties", "LifecycleConfiguration"), "for ever"),
         (set_at("Resources", "Vpc", "Properties", "Tags", value=[]), "Vpc lacks tags"),
         (set_at(*DATA, "UserData", value="aWYgdGhlbg=="), "Template"),
+        (drop("Resources", "Log", "Properties", "RetentionInDays"), "kept for ever"),
+        (set_at("Resources", "NodeRole", "Properties", "Policies", 0, "PolicyDocument", "Statement", -1, "Resource", value=["*"]), "may not write to it"),
     ],
 )  # fmt: skip
 def test_our_rules_would_see_what_is_wrong(change: Callable[[Any], None], said: str) -> None:

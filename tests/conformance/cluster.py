@@ -20,6 +20,7 @@ from typing import Any
 
 from s3server import Application, serve
 from trainfleet.processes import die_with_parent
+from verbs import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 GATE = "10.79.0.1"  # where S3 listens for the nodes
@@ -100,7 +101,7 @@ class Cluster:
         disk.mkdir(parents=True)
         (disk / "node.sh").write_text(script)
         environment = {
-            "PATH": os.environ["PATH"], "HOME": str(disk), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/python:{self.folder}",
+            "PATH": os.environ["PATH"], "HOME": str(disk), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PACKAGES}:{self.folder}",
             MARK: mark, **more, **self.environment,
         }  # fmt: skip
         enter = ["nsenter", f"--net=/proc/{self.holders[int(node) + 1].pid}/ns/net"] if self.isolated else []

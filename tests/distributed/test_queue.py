@@ -51,7 +51,7 @@ class Site:
     def begin(self, machine: str, verb: str, *words: str) -> subprocess.Popen[str]:
         program = [sys.executable, str(verbs.ROOT / "tests/aws/elsewhere.py"), verb, *words]
         environment = os.environ | self.account.environment | {
-            "PYTHONPATH": str(verbs.ROOT / "python"),
+            "PYTHONPATH": verbs.PACKAGES,
             "NO_COLOR": "1",
             "THE_KEY": SECRET,
         }  # fmt: skip

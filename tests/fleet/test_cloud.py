@@ -30,7 +30,7 @@ from trainfleet.nodes.answers import Host
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.runs import Run
 from trainfleet.watch.budget import Budget
-from verbs import ROOT, finish, losses, write_text
+from verbs import PACKAGES, ROOT, finish, losses, write_text
 
 SPEED = 60.0
 
@@ -59,7 +59,7 @@ class Place:
         (folder / "config.yaml").write_text(yaml.safe_dump(said))
 
     def begin(self, verb: str, *words: str) -> subprocess.Popen[str]:
-        path = f"{ROOT / 'python'}{os.pathsep}{ROOT / 'tests'}"
+        path = f"{PACKAGES}{os.pathsep}{ROOT / 'tests'}"
         environment = os.environ | {
             "PYTHONPATH": path,
             "NO_COLOR": "1",

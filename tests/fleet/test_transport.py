@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from fleet.lab import Lab, address_of
+from trainfleet.backends import ec2
 from trainfleet.config.hosts import Host, parse_hosts
 from trainfleet.config.types import Ssh
 from trainfleet.nodes.answers import Result
@@ -149,3 +151,38 @@ def test_nothing_of_the_lab_outlives_it(pair: Lab) -> None:
     assert pair.pids(0) == [] and len(pair.processes(1, "sleep 88")) == 1
     pair.recreate(0)
     assert pair.processes(0, "sleep 88") == []
+
+
+SSM = """#!{python}
+import os, select, socket, sys
+words = sys.argv[1:]
+assert words[:3] == ["ssm", "start-session", "--target"] and words[4:] == {rest!r}, words
+link = socket.create_connection(({addresses!r}[words[3]], 22))
+while True:
+    for ready in select.select([0, link], [], [])[0]:
+        data = link.recv(65536) if ready is link else os.read(0, 65536)
+        if not data:
+            sys.exit()
+        os.write(1, data) if ready is link else link.sendall(data)
+"""
+
+
+def test_ssh_through_a_session_of_ssm(pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in place of the AWS CLI takes its documented words, and carries the bytes to the instance's sshd."""
+    ids = {"i-0123456789abcdef0": 0, "i-0123456789abcdef1": 1}
+    rest = ["--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=22", "--region", "us-east-1"]
+    program = tmp_path / "aws"
+    addresses = {id: address_of(node) for id, node in ids.items()}
+    program.write_text(SSM.format(python=sys.executable, rest=rest, addresses=addresses))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    known = tmp_path / "known_hosts"
+    known.write_text("".join(f"{id} {pair.host_key(node)}\n" for id, node in ids.items()))
+    ssh = replace(SSH, **(pair.ssh("root") | {"known_hosts": str(known)}))
+    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
+        assert [answer.stdout for answer in fleet.run("hostname", timeout=20).ok.values()] == ["node0\n", "node1\n"]
+        first, again = (fleet.run("echo $SSH_CONNECTION", timeout=20) for _ in range(2))
+        assert [one.stdout for one in first.ok.values()] == [one.stdout for one in again.ok.values()], "one kept session"
+    known.write_text("".join(f"{id} {pair.host_key(1 - node)}\n" for id, node in ids.items()))
+    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
+        assert {failure.kind for failure in fleet.run("true", timeout=20).failed.values()} == {"host-key"}

@@ -68,9 +68,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def script(host: Path, *words: str, stack: str = "cpu") -> str:
+def script(host: Path, *words: str, stack: str = "cpu", **more: str) -> str:
     job = Job("tokenize", "x", Path("data/x"), 1, 1, "part", words, False, secrets=("THE_KEY",), image=IMAGE)
-    environment = {"PYTHONPATH": f"{ROOT / 'python'}:{host}"} | Seat(0, 1, "127.0.0.1").environment()
+    environment = {"PYTHONPATH": f"{ROOT / 'python'}:{host}"} | Seat(0, 1, "127.0.0.1").environment() | more
     return node_script(job, Seat(0, 1, "127.0.0.1"), host, "python3", environment, "h", stack).text
 
 
@@ -118,6 +118,12 @@ def test_sigterm_reaches_the_node_s_part(host: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143 and (host / "exit").read_text() == "143\n"
+
+
+def test_a_disk_of_the_node_s_own_is_given_over_where_the_dataset_is_copied_to_it(host: Path) -> None:
+    (host / "node.sh").write_text(script(host, "0", TRAINFLEET_COPY="/scratch"))
+    assert subprocess.run(["sh", host / "node.sh"], timeout=20, check=False).returncode == 0
+    assert "--volume=/scratch:/scratch" in logged(host)[0]
 
 
 def test_gpus_are_given_over_where_the_stack_has_them(host: Path) -> None:

@@ -6,11 +6,13 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,21 @@ import pytest
 
 from s3server import Application, serve
 from s3server import busy as refuse
-from trainfleet import s3, streams
+from trainfleet import entrypoint, s3, streams
+from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
-from trainfleet.data import lock, manifest, sources, storage
+from trainfleet.data import lock, manifest, replica, sources, storage
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.job import Share, tokenize
 from trainfleet.data.lock import Claim
 from trainfleet.data.progress import read_progress
 from trainfleet.data.sources import plan_units
+from trainfleet.data.store import Folder
+from trainfleet.data.verify import verify
 from trainfleet.errors import DataError, S3Error
 from trainfleet.report.live import TokenizeLive
+from trainfleet.runs import COPY, MOUNTED, Run, write_atomic
+from trainfleet.supervisor import Log
 
 ALONE = Share(0, 1, 1)
 CONDITIONS = ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH")
@@ -117,6 +124,74 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
     for first in range(0, 200, 20):
         assert np.array_equal(here.batch("train", first, 20, 64, 1), there.batch("train", first, 20, 64, 1))
     assert list((tmp_path / "elsewhere" / "set" / "cache").iterdir())
+
+
+@pytest.fixture
+def run(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run that reads a dataset in S3 twice, in a folder of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    (home / "given.yaml").write_text("name: x\n")
+    config = load(Settings(home / "given.yaml"))[0]
+    data = replace(data, name=f"set-{tmp_path.name}", sources=(str(tmp_path / "text"),), store="s3://bucket/copied")
+    made = tokenize(data, ALONE, tmp_path / "made")
+    assert made
+    train = replace(config.train, steps=2 * made.tokens // (16 * 64) + 1, global_batch=16, sequence_length=64)
+    config = replace(config, data=data, train=train)
+    write_atomic(Run(Path("runs/x")).config, dump_resolved(config))
+    return config
+
+
+def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = replica.copy(run, tmp_path)
+    streamed = Dataset.open(Path("data") / run.data.name, run.data)
+    monkeypatch.setenv(MOUNTED, str(folder))
+    copied = Dataset.open(Path("data") / run.data.name, run.data)
+    assert copied.identity == streamed.identity and isinstance(copied.store, Folder)
+    assert len(list(verify(copied.store, copied.manifest))) == 2 * len(copied.manifest.shards)
+    for first in range(0, 200, 20):
+        assert np.array_equal(copied.batch("train", first, 20, 64, 1), streamed.batch("train", first, 20, 64, 1))
+    read, asked = s3.read_range, list[str]()
+    monkeypatch.setattr(s3, "read_range", lambda address, *where: (asked.append(address), read(address, *where))[1])
+    assert replica.copy(run, tmp_path) == folder and not asked, "it is there already"
+    (folder / "manifest.json").unlink()
+    assert replica.copy(run, tmp_path) == folder
+    assert asked and not [name for name in asked if name.endswith(".bin")], "tokens that came before are not fetched again"
+
+
+def test_a_copy_that_is_damaged_or_not_worth_it_is_none(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="of which this run reads"):
+        replica.copy(replace(run, train=replace(run.train, steps=1)), tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(DataError, match="are free"):
+        replica.copy(run, tmp_path)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    found = s3.list_objects(f"s3://bucket/copied/{run.data.name}/train/")
+    name = next(one.address for one in found if one.address.endswith(".bin"))
+    content = bytearray(s3.read(name) or b"")
+    content[7] ^= 1
+    s3.write(name, bytes(content))
+    with pytest.raises(DataError, match="is damaged"):
+        replica.copy(run, tmp_path)
+    assert not list(tmp_path.glob("trainfleet/*/*/manifest.json"))
+
+
+def test_a_node_says_where_its_dataset_is(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, log = entrypoint.parse(["--on", "fleet", "--folder", "runs/x", "--ranks", "1", "--", "m"]), Log(tmp_path / "log")
+    monkeypatch.setenv("PYTHONPATH", str(Path(entrypoint.__file__).parents[1]))
+    monkeypatch.delenv(MOUNTED, raising=False)
+    entrypoint.copy_dataset(order, log)
+    monkeypatch.setenv(COPY, str(tmp_path))
+    entrypoint.copy_dataset(order, log)
+    assert MOUNTED not in os.environ and "is no disk of this node's own" in log.path.read_text()
+    monkeypatch.setenv(COPY, "/dev/shm")
+    try:
+        entrypoint.copy_dataset(order, log)
+        assert Path(os.environ[MOUNTED], "manifest.json").exists() and "is on this node's own disk" in log.path.read_text()
+    finally:
+        shutil.rmtree(Path("/dev/shm/trainfleet") / run.data.name, ignore_errors=True)
 
 
 def test_of_two_jobs_on_two_machines_one_is_refused(

@@ -35,6 +35,7 @@ GROUND = {
     "streams",
     "travel",
     "link",
+    "courier",
     "uplink",
     "watchdog",
     "wires",

@@ -14,12 +14,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..cloud import demands, spending
+from ..cloud import demands, reading, spending
 from ..cloud.fleet import Fleet, Node
+from ..cloud.region import region_of
+from ..cloud.storage import log_group
 from ..config import Config
+from ..courier import LOGS
 from ..errors import BackendError
 from ..nodes.fleet import hosts_of
+from ..nodes.operations import SCRATCH
 from ..nodes.transport import Transport
+from ..plan.job import Job
+from ..runs import COPY
 from .base import Can, Machines
 from .instances import Instances
 from .known import keep_keys
@@ -47,7 +53,7 @@ class Ec2(Ssh):
         if not self.hands_over:
             return self.config
         nodes, head = self.cloud.nodes(), self.cloud.head()
-        fleet = replace(self.fleet, hosts=())
+        fleet = replace(self.fleet, hosts=(), aws=replace(self.fleet.aws, region=self.cloud.calls.region))
         if nodes:
             known, _ = keep_keys(self.cloud, [*nodes, *([head] if head else [])], self.by_agent)
             jump = fleet.ssh.jump or (f"{self.user}@{head.public}" if head and head.public else None)
@@ -82,6 +88,11 @@ class Ec2(Ssh):
         yield from demands.refuse(config)
         if config.fleet.hosts and HEAD not in os.environ:  # where it is told what hosts there are
             yield "fleet.hosts", "the ec2 backend makes its machines; for hosts that you have there is fleet.backend ssh"
+
+    def extras(self, job: Job) -> dict[str, str]:
+        """Where nodes send their logs, and whether they copy the dataset to their own disks first."""
+        told = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
+        return told | ({COPY: SCRATCH} if job.torchrun and reading.copies(self.config) else {})
 
     @property
     def ends(self) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import yaml
 
 from ..cloud import clock, outlook
 from ..cloud.fleet import Fleet, Foreseen, Node
-from ..cloud.inventory import Found, total
+from ..cloud.inventory import Found, total, weighed
 from ..cloud.sweep import strangers
 from ..config.hosts import Host
 from ..errors import BackendError
@@ -27,6 +29,16 @@ STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok"
 KEYS_IN = 600.0  # seconds until the last console has its host keys
 AGAIN = 10.0
 ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the first
+
+
+@contextlib.contextmanager
+def told_of(what: str, next: str) -> Iterator[None]:
+    """Ctrl-C ends this program, and nothing that AWS was asked for: that is said."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"{what}, and it may cost money\n  next: make ls shows what there is; {next}", file=sys.stderr, flush=True)
+        raise
 
 
 class Stacked:
@@ -61,7 +73,7 @@ class Stacked:
 
     def make(self) -> None:
         """Makes the stack as it should be, and shows how that goes."""
-        with Board([]) as board:
+        with told_of("AWS goes on with what was begun", "make setup goes on with it, make clean ends it"), Board([]) as board:
             rows: dict[str, Host] = {}
 
             def show(logical: str, state: str, text: str) -> None:
@@ -73,6 +85,7 @@ class Stacked:
     def left(self) -> list[str]:
         return [one.line() for one in self.cloud.left()]
 
+    @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:
         """Takes all down, says what stays because it holds data, and proves that nothing else is left.
 
@@ -85,7 +98,7 @@ class Stacked:
             left = [one for one in self.cloud.left() if one.id not in stay]
             if not left:
                 break
-        kept = [one for one in self.cloud.left() if one.id in stay]
+        kept = list(weighed(self.cloud.calls, [one for one in self.cloud.left() if one.id in stay]))
         for one in kept:
             if one.holds_data:
                 print(f"kept {one.line()}")

@@ -161,8 +161,13 @@ class Ssh:
         else:
             own = {"WORKERS": str(facts.cores)}
         own |= {ALONE: "1"} if self.fleet.exclusive else {}
+        own |= self.extras(job)
         environment = own | {"PYTHONPATH": f"{self.code}/python"} | seat.environment() | dict(job.environment)
         return node_script(job, seat, self.folder, self.interpreter, environment, host.name, self.fleet.stack)
+
+    def extras(self, job: Job) -> dict[str, str]:
+        """Further variables of a job's nodes."""
+        return {}
 
     def submit(self, request: Request) -> Handle:
         """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""

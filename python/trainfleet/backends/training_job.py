@@ -32,6 +32,7 @@ METRICS = {
     "tokens_per_second": r"  ([0-9.]+) tokens/s",
     "validation_loss": r"  validation ([0-9.]+)",
 }
+NOT_THERE = ("trn2.3xlarge", "trn2u.48xlarge")  # botocore 1.44.5, TrainingInstanceType
 OWN_DISKS = ("p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "trn1", "trn1n", "trn2", "g5", "g6", "g6e")  # instance store
 
 
@@ -67,6 +68,8 @@ def input_of(config: Config, size: int | None) -> Input:
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """What of fleet.sagemaker goes with what not: (key, message) each."""
     own, row = config.fleet.sagemaker, hardware.instance(config.fleet.instance_type)
+    if row and row.name in NOT_THERE:
+        yield "fleet.instance_type", f"{row.name}: SageMaker trains on no such machines; trn2.48xlarge works"
     if own.input_mode == "fsx" and not own.file_system:
         yield "fleet.sagemaker.file_system", "is missing: input_mode fsx mounts it, as in fs-0123456789abcdef0:/fsx/sets"
     if own.file_system and not own.subnets:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import hardware
 from ..config import Config
-from .inputs import Inputs, slug, stack_name, tags_of
+from .inputs import Inputs, stack_name, tags_of
 from .machines import interfaces
 from .network import Resource, Resources, attribute, network, ref, resource, subnet, walls
 from .roles import statements
@@ -167,8 +167,3 @@ def user_data(config: Config) -> str:
     head = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', "", f"--{BOUNDARY}",
             'Content-Type: text/x-shellscript; charset="us-ascii"', ""]  # fmt: skip
     return "\n".join([*head, *lines, "", f"--{BOUNDARY}--", ""])
-
-
-def log_group(config: Config) -> str:
-    """The stack's log group."""
-    return f"/trainfleet/{slug(config.name)}"

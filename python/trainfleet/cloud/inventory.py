@@ -6,7 +6,7 @@ import datetime
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import CloudError
@@ -62,6 +62,35 @@ def surely(calls: Calls, config: str | None) -> list[Found]:
         clock.pause(AGAIN)
         before, now = now, find(calls, config)
     return now
+
+
+def weighed(calls: Calls, found: Iterable[Found]) -> Iterator[Found]:
+    """The same things, those that are paid by what is in them with size and price: for people, as it takes more requests."""
+    for one in found:
+        try:
+            size = _size(calls, one) if one.kind in ("bucket", "repository") else None
+        except CloudError:  # who may not ask for it, or came too late, has it listed without a price
+            size = None
+        what, usd = (one.what, one.usd) if size is None else worth.stored(one.kind, size)
+        yield replace(one, what=what, usd=usd)
+
+
+def _size(calls: Calls, one: Found) -> float | None:
+    """Bytes in a bucket, of which CloudWatch tells a day later, or in a repository."""
+    if one.kind == "repository":
+        images = calls.pages("ecr", "DescribeImages", "imageDetails", repositoryName=one.id)
+        return float(sum(image.get("imageSizeInBytes", 0) for image in images))
+    if not one.holds_data:
+        return 0.0
+    now, days = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC), datetime.timedelta(days=3)
+    answer = calls(
+        "cloudwatch", "GetMetricStatistics", Namespace="AWS/S3", MetricName="BucketSizeBytes", Period=86400,
+        Statistics=["Average"],
+        Dimensions=[{"Name": "BucketName", "Value": one.id}, {"Name": "StorageType", "Value": "StandardStorage"}],
+        StartTime=now - days, EndTime=now,
+    )  # fmt: skip
+    newest = max(answer.get("Datapoints", ()), key=lambda point: point["Timestamp"], default=None)
+    return newest and float(newest["Average"])
 
 
 def table(found: Iterable[Found]) -> Iterator[str]:

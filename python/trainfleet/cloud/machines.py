@@ -1,10 +1,11 @@
 """What EC2 says of the types in hardware.py beyond their size: network interfaces, local disks, how they are sold, quotas.
 
 Sources: DescribeInstanceTypes (cards, EFA interfaces, disks and usage classes, read 2026-11-22 in the copy that moto 5.2.5
-carries; tests/aws/test_machines.py compares); the layout of interfaces, EC2 user guide, "Maximize network bandwidth on
-instances with multiple network cards" (efa-acc-inst-types, read 2026-11-22), and for Trn1 Neuron's
-setup-trn1-multi-node-execution; quota codes, Service Quotas' own list for EC2. Trn3 is not in the table: EC2's API names no
-such type yet (botocore 1.44.5).
+carries; tests/aws/test_templates.py compares), which agree with EC2's instance types guide, "Accelerated computing", Network
+specifications (read 2026-11-22); the layout of interfaces, EC2 user guide, "Maximize network bandwidth on instances with multiple
+network cards" (efa-acc-inst-types, read 2026-11-22), and for Trn1 Neuron's setup-trn1-multi-node-execution; quota codes, Service
+Quotas' own list for EC2, as public listings of it have them (read 2026-11-22). Not in the table: Trn3, of which neither EC2's API
+(botocore 1.44.5) nor that guide names a type yet, and P6e-GB200, whose processors are ARM's.
 """
 
 from __future__ import annotations
@@ -44,10 +45,13 @@ MACHINES = {
     "trn1.2xlarge": Machine(474, NO_BLOCK),
     "trn1.32xlarge": Machine(7600),
     "trn1n.32xlarge": Machine(7600, NO_BLOCK),
+    "trn2.3xlarge": Machine(470, efa_only=True),
     "trn2.48xlarge": Machine(7600, efa_only=True),
+    "trn2u.48xlarge": Machine(7600, SOLD - {"spot"}, efa_only=True),
     "p3dn.24xlarge": Machine(1800, NO_BLOCK),
     "p4d.24xlarge": Machine(8000),
     "p4de.24xlarge": Machine(8000),
+    "p5.4xlarge": Machine(3800, efa_only=True),
     "p5.48xlarge": Machine(30400, efa_only=True),
     "p5e.48xlarge": Machine(30400, efa_only=True),
     "p5en.48xlarge": Machine(30400, efa_only=True),

@@ -7,19 +7,37 @@ from collections.abc import Iterator
 from ..config import Config
 from . import changeset, checks, reading, spending
 from .fleet import Fleet, Foreseen
-from .prices import Prices
+from .inputs import bucket_of, slug
+from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices
+from .storage import LOG_DAYS, log_group, makes_file_system
 
 
 def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | None, speed: float | None) -> Iterator[str]:
     """The lines. `hours`: of the run; `speed`: its tokens per second; None where nobody knows."""
-    prices, inputs = Prices(fleet.calls), foreseen.inputs
+    calls, inputs = fleet.calls, foreseen.inputs
+    prices = Prices(calls)
     rows = spending.rows(config, prices, inputs.zone)
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     yield from changeset.describe(foreseen.changes, not foreseen.before)
     yield from ("", "dollars an hour", *spending.describe(rows, hours))
+    if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in rows):
+        yield f"  {calls.region} may ask up to half more than that list"
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
-    found = checks.findings(config, fleet.calls, inputs)
+    found = checks.findings(config, calls, inputs)
     yield from ("", "account: nothing stands against it" if not found else "account")
     yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
+    yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *reading.describe(config, speed))
+    if makes_file_system(config) and config.fleet.fsx.export:
+        yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.name)}/ as they change"
+    yield from ("", "logs", f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${LOG_GB:.2f} a GB")
+
+
+def access(config: Config) -> str:
+    """How nodes are reached."""
+    aws = config.fleet.aws
+    if aws.ssm_only:
+        return "SSH through SSM Session Manager: no port is open to the outside"
+    through = f", through the head, {aws.head}" if aws.head else ", and from nowhere else"
+    return f"SSH from {', '.join(aws.ssh_from)}{through}"

@@ -12,7 +12,7 @@ from ..config import Config
 from ..errors import CloudError
 from .calls import Calls
 from .inputs import Inputs, bucket_of, slug, stack_name
-from .storage import makes_file_system
+from .storage import log_group, makes_file_system
 
 STACK = ("CreateChangeSet", "ExecuteChangeSet", "DescribeStacks", "DescribeStackEvents", "UpdateStack", "DeleteStack")
 MACHINES = (
@@ -49,7 +49,7 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...
     yield (
         "logs",
         ("CreateLogGroup", "DeleteLogGroup", "PutRetentionPolicy"),
-        here % ("logs", f"log-group:/trainfleet/{slug(config.name)}"),
+        here % ("logs", f"log-group:{log_group(config)}"),
     )
     if makes_file_system(config):
         yield "fsx", FILE_SYSTEM, "*"

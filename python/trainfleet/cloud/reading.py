@@ -20,6 +20,7 @@ PIECE = 16e6  # bytes of one GET
 WINDOW = 1024  # MiB that are shuffled among each other where a dataset is in S3 (data.shuffle_window)
 SMALL_VOCABULARY = 65_536  # tokens that two bytes can tell apart
 COPY_PAYS = 60.0  # seconds that a copy before the first batch may take
+COPY = "NVMe copy"
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,23 @@ def ways(config: Config) -> Iterator[Way]:
     window = min(size, (config.data.shuffle_window or WINDOW) * 2.0**20)
     yield Way("S3 stream", window / node_rate(config), node_rate(config) * fleet.nodes, "data.store: s3://bucket/prefix")
     if machine and machine.nvme_gb * 1e9 > size:
-        yield Way("NVMe copy", size / node_rate(config), 0.0, "data.store, and a shuffle window of it all")
+        yield Way(COPY, size / node_rate(config), 0.0, "data.store: s3://bucket/prefix")
 
 
 def choose(config: Config) -> tuple[Way, str]:
     """The way that is taken, and why. What the config says of data.store is what is done."""
     found = {way.name: way for way in ways(config)}
-    stream, copy = found["S3 stream"], found.get("NVMe copy")
+    stream, copy = found["S3 stream"], found.get(COPY)
     if not config.data.store and (own := found.get("FSx") or found.get("shared folder")):
         return own, "data.store is null: the tokens lie beside the run, and every node has them at once"
     if copy and copy.seconds <= COPY_PAYS and copy.seconds <= 2 * stream.seconds:
         return copy, "the whole dataset is on each node within a minute, and is read once from S3"
     return stream, "the first batch needs one shuffle window, and the rest comes while the ranks compute"
+
+
+def copies(config: Config) -> bool:
+    """Whether each node brings the dataset to its own disks before its ranks read it (data/replica.py)."""
+    return bool(config.data.store) and choose(config)[0].name == COPY
 
 
 def _soon(seconds: float) -> str:

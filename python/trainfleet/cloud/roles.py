@@ -53,7 +53,7 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
             yield _allow(actions, [f"{arn}/*" for arn in arns])
     yield _allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
     yield _allow(PULL, [attribute("Repository", "Arn")])
-    yield _allow(["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], [attribute("Log", "Arn")])
+    yield _allow(["logs:CreateLogStream", "logs:PutLogEvents"], [attribute("Log", "Arn")])
 
 
 def _allow(actions: list[str], resources: list[Any]) -> dict[str, Any]:

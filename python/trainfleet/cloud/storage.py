@@ -115,6 +115,11 @@ def _link(path: str, address: str, **policy: Any) -> Resource:
     )  # fmt: skip
 
 
+def log_group(config: Config) -> str:
+    """The name of the stack's log group, to which nodes send what they log (courier.py)."""
+    return f"/trainfleet/{slug(config.name)}"
+
+
 def repository(config: Config) -> Resources:
     """Where images are pushed and the nodes' logs go. Images that lost their tag are gone after a while."""
     old = {"tagStatus": "untagged", "countType": "sinceImagePushed", "countUnit": "days", "countNumber": IMAGE_DAYS}
@@ -125,5 +130,5 @@ def repository(config: Config) -> Resources:
             ImageScanningConfiguration={"ScanOnPush": True}, EncryptionConfiguration={"EncryptionType": "AES256"},
             LifecyclePolicy={"LifecyclePolicyText": json.dumps({"rules": rules})},
         ),
-        "Log": resource("AWS::Logs::LogGroup", LogGroupName=f"/trainfleet/{slug(config.name)}", RetentionInDays=LOG_DAYS),
+        "Log": resource("AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS),
     }  # fmt: skip

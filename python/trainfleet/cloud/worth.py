@@ -29,7 +29,14 @@ def of(kind: str, row: Row, region: str) -> tuple[str, float | None]:
             return str(row.get("PublicIp", "")), listed("address", "", 1)
         case "file system":
             return _file_system(row)
+        case "log group":
+            return stored(kind, float(row.get("storedBytes", 0)))
     return "", 0.0 if kind in FREE else None
+
+
+def stored(kind: str, size: float) -> tuple[str, float | None]:
+    """The same of what is paid by the bytes that are in it: a bucket, a repository or a log group."""
+    return f"{size / 2**30:,.1f} GiB", listed(kind, "", size / 2**30)
 
 
 def _instance(row: Row) -> tuple[str, float | None]:

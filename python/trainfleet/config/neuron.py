@@ -12,7 +12,7 @@ from .. import hardware
 from .types import Config
 
 XLA = "neuron-xla"
-GENERATIONS = {"neuron": ("trn2", "trn3"), XLA: ("trn1", "trn1n")}  # families that a stack is made for
+GENERATIONS = {"neuron": ("trn2", "trn2u", "trn3"), XLA: ("trn1", "trn1n")}  # families that a stack is made for
 FAMILIES = ("llama", "gpt2", "bert", "roberta")  # whose plans engine/parallel realises with NxD Core's layers
 RANKS = (1, 2, 8, 32)  # of a trn1 node, whose collectives run on these numbers of cores alone (optimum-neuron issue 761)
 LENGTHS = 128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of so many tokens

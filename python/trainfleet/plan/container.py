@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from ..hardware import device_of
 
-# The devices that are there at start are given over, as their number follows from the instance type; files belong to who trains.
+# The devices that are there at start are given over, as their number follows from the instance type; so is the node's own
+# disk where the dataset is copied to it (runs.COPY); files belong to who trains.
 RUN = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- "--device=$device" "$@"; done; '
+    '[ -z "${TRAINFLEET_COPY:-}" ] || set -- "--volume=$TRAINFLEET_COPY:$TRAINFLEET_COPY" "$@"; '
     'exec docker run --user "$(id -u):$(id -g)" --volume "$HOME/.trainfleet:$HOME/.trainfleet" "$@"'
 )
 

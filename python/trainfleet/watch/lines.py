@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..courier import COURIER
+
 DAY = 86400.0
 HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start and before its end
 ALL = 96 << 20  # bytes of all logs together
@@ -74,6 +76,8 @@ def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]
         text = text[:LONGEST]
         if match := _STAMP.fullmatch(text):
             number, other, clock, text = match.groups()
+            if other == COURIER:  # which says nothing of the job
+                continue
             time, rank, who = _seconds(clock, began), int(number) if number else None, other or "rank"
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
             time = _seconds(match[1], began)

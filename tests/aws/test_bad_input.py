@@ -1,0 +1,81 @@
+"""What a user may have wrong with his account or his config: one message, with what to type, and nothing is made or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aws.account import Account
+from aws.crashes import World
+from aws.fleets import RESERVATION, SUBNET, VPC
+
+ELSEWHERE = {"vpc": VPC, "subnets": [SUBNET], "head": None, "capacity": "reservation", "reservation": RESERVATION}
+
+
+def no_credentials(account: Account) -> None:
+    account.no_credentials = True
+
+
+def expired(account: Account) -> None:
+    account.expires_at = 0
+
+
+def denied(account: Account) -> None:
+    account.denied.add("ec2:CreatePlacementGroup")
+
+
+def not_offered(account: Account) -> None:
+    account.offered = {zone: {"p5.48xlarge"} for zone in account.zones}
+
+
+def no_quota(account: Account) -> None:
+    account.quotas["L-1216C47A"] = 0.0
+
+
+def reserved_elsewhere(account: Account) -> None:
+    room = {"InstanceType": "c7i.8xlarge", "AvailabilityZone": "us-east-1c", "AvailableInstanceCount": 2}
+    account.add("capacity-reservation", RESERVATION, room, {}).state = "active"
+    account.add("vpc", VPC, {"CidrBlock": "10.0.0.0/16"}, {})
+    account.add("subnet", SUBNET, {"CidrBlock": "10.0.0.0/20", "VpcId": VPC, "AvailabilityZone": "us-east-1b"}, {})
+
+
+BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
+    "no credentials": (no_credentials, {}, "AWS can't be asked without credentials", "set AWS_PROFILE"),
+    "expired ones": (expired, {}, "your credentials have expired", "aws sso login"),
+    "one action denied": (denied, {}, "your credentials may not do ec2:CreatePlacementGroup", "have them allowed"),
+    "a region without the type": (not_offered, {}, "us-east-1 does not have c7i.8xlarge", "another fleet.aws.region"),
+    "quota 0": (no_quota, {}, "your quota 'Running On-Demand Standard", "aws service-quotas request-service-quota-increase"),
+    "a subnet in another zone": (
+        reserved_elsewhere,
+        {"aws": ELSEWHERE},
+        "none is in us-east-1c: subnet-",
+        "a subnet in that zone",
+    ),
+    "no such FSx size": (lambda account: None, {"fsx": {"size_gib": 3600}}, "fleet.fsx.size_gib: 3600", "4800 works"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_each_is_one_message_and_nothing_is_made(name: str) -> None:
+    prepare, changes, what, next = BAD[name]
+    world = World(prepare, **changes)
+    code, told = world.type("setup")
+    assert code not in (0, None) and what in told and next in told, told
+    assert told.count("error:") == 1 and "Traceback" not in told, told
+    made = [row for row in world.account.calls if row[1].startswith(("Create", "Run", "Put", "Delete"))]
+    assert not made and world.untouched
+
+
+def test_a_name_of_a_foreign_stack_is_one_message_and_the_stack_stays() -> None:
+    world = World()
+    assert world.type("setup")[0] == 0
+    stack = next(iter(world.account.stacks.values()))
+    for thing in (stack, *(world.account.things[id] for id in world.ours)):
+        thing.tags = {"team": "theirs"}
+    before = world.ours
+    for verb in ("setup", "clean"):
+        code, told = world.type(verb)
+        assert code not in (0, None) and told.count("error:") == 1 and "this config has not made it" in told, told
+        assert stack.status == "CREATE_COMPLETE" and world.ours == before
