@@ -45,7 +45,10 @@ class Results(TypedDict, total=False):
     model: Shape | None
     global_batch_sequences: Count
     micro_batch_sequences: Count
+    gradient_accumulation_steps: Count
     sequence_length: Count
+    total_steps: Step
+    dataset: Name
     steps: Step
     tokens: Count | None
     first_loss: Number

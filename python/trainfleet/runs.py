@@ -146,7 +146,8 @@ def scratch(log: Path) -> Path:
 
 def write_atomic(path: Path, text: str) -> None:
     """Leaves either the old file or the whole new one, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    unique = int.from_bytes(os.urandom(6))  # threads, and hosts that share the folder, may write the same file at once
+    temporary = path.with_name(f".{path.name}.{unique}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +15,19 @@ import yaml
 
 from fleet.lab import Lab, lab
 from fleet.slurmlab import Slurm, cluster
+from trainfleet.backends import terms_of
+from trainfleet.backends.slurm import Slurm as Backend
+from trainfleet.config import Settings, load, load_resolved
+from trainfleet.plan.estimate import list_price
+from trainfleet.plan.job import tokenize_job
+from trainfleet.plan.request import Request
 from trainfleet.runs import Run
+from trainfleet.watch.causes import Then
+from trainfleet.watch.follow import Outcome
+from trainfleet.watch.verdict import judge, mark
 from verbs import begin, enter, finish, losses, write_text
 
-STEPS = 60
-PACE = 0.05  # seconds that a step takes at least, so that a run can be met under way
+STEPS, LONG = 120, 300  # the longer ones can be met under way
 
 
 def config(name: str, **changes: object) -> dict[str, object]:
@@ -82,7 +89,8 @@ def job_of(run: Run) -> str:
 
 def hasten(slurm: Slurm, number: str) -> None:
     """Lets a job that was queued again begin now: Slurm holds it for two minutes."""
-    until(lambda: "PENDING" in slurm.run("squeue", "-h", "-j", number, "-o", "%T").stdout, "the queue", 240)
+    until(lambda: re.search("Restarts=[1-9]", slurm.run("scontrol", "show", "job", number).stdout), "the queue", 240)
+    until(lambda: "PENDING" in slurm.run("squeue", "-h", "-j", number, "-o", "%T").stdout, "the queue", 60)
     slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
 
 
@@ -90,6 +98,8 @@ def test_tokenize_train_status_logs_scaling(desk: Path, slurm: Slurm) -> None:
     write(desk, "whole")
     run = Run(desk / "runs/whole")
     assert len(losses(run.folder)) == STEPS and run.read_results()["nodes"] == 2
+    told = {"dataset": "text", "total_steps": STEPS, "gradient_accumulation_steps": 1, "global_batch_sequences": 8}
+    assert told.items() <= run.read_results().items(), "as the article's results.json has them"
     assert "finished" in enter(desk, "status")
     said = enter(desk, "logs")
     assert "node-0  rank 0" in said and "node-1  rank 1" in said
@@ -116,31 +126,37 @@ def test_a_stop_saves_and_the_same_command_goes_on_bit_for_bit(desk: Path, slurm
     assert losses(run.folder) == losses(desk / "runs/whole")
 
 
-def test_a_launcher_is_killed_and_another_one_attaches_to_the_same_job(desk: Path, slurm: Slurm) -> None:
-    run = write(desk, "attached", train={"steps": 400})
+def test_slurmctld_is_restarted_a_launcher_is_killed_and_another_one_attaches_to_the_same_job(desk: Path, slurm: Slurm) -> None:
+    run = write(desk, "attached", train={"steps": LONG})
     first = begin(desk, "train")
     until(lambda: steps(run) >= 5, "step 5")
+    slurm.stop_controller()
+    time.sleep(3)
+    slurm.start_controller()
+    before = steps(run)
+    until(lambda: steps(run) > before, "the next step")
+    assert first.poll() is None, "its launcher goes on too"
     first.kill()
     first.communicate()
     number = job_of(run)
     assert "attached" in enter(desk, "status")
     said = enter(desk, "train")
     assert "runs on, as the launcher before this one left it" in said and job_of(run) == number
-    assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 400
+    assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == LONG
     assert not [event for event in run.read_events() if event["event"] == "restarted"]
 
 
 def test_the_time_limit_comes_and_no_step_is_lost(desk: Path, slurm: Slurm) -> None:
-    fleet = {"slurm": {"time_limit": 10, "notice": 60, "partition": "short"}}
+    """Slurm's own signal, before the limit of the shortest job that there can be: one minute."""
+    fleet = {"slurm": {"time_limit": 1, "notice": 20, "partition": "short"}}
     run = write(desk, "limited", fleet=fleet, train={"steps": 100000}, checkpoint={"every": 100000})
     first = begin(desk, "train")
-    until(lambda: steps(run) >= 5, "step 5")
+    until(lambda: (run.folder / "handle.json").exists() or first.poll() is not None, "a job")
+    assert first.poll() is None, finish(first)
     number = job_of(run)
-    slurm.run(
-        "scancel", "--signal=USR1", "--batch", number
-    )  # what Slurm sends itself a minute before the limit (--signal=B:USR1@60)
     hasten(slurm, number)
     before = steps(run)
+    assert before, "it had begun when its limit came"
     until(lambda: steps(run) > before, "the next step", 240)
     enter(desk, "stop")
     finish(first, code=130)
@@ -149,22 +165,20 @@ def test_the_time_limit_comes_and_no_step_is_lost(desk: Path, slurm: Slurm) -> N
     assert [event["step"] for event in resumed] == [before], "it went on from the very step at which it was told to leave"
     lines = [line["step"] for line in run.read_metrics()]
     assert lines == sorted(set(lines)) == list(range(1, lines[-1] + 1))
+    assert "engine: the time limit is near" in (run.logs / "slurm.log").read_text() or not run.read_results()["restarts"]
 
 
 def test_a_node_dies_without_any_launcher_and_slurm_goes_on_bit_for_bit(desk: Path, nodes: Lab, slurm: Slurm) -> None:
-    whole, run = write(desk, "long", train={"steps": 300}), write(desk, "killed", train={"steps": 300})
-    write(desk, "long", train={"steps": 300})
-    enter(desk, "train")
-    write(desk, "killed", train={"steps": 300})
+    run = write(desk, "killed")
     first = begin(desk, "train")
+    until(lambda: steps(run) >= 1, "step 1")
+    number = job_of(run)
+    hosts = slurm.run("squeue", "-h", "-j", number, "-o", "%N").stdout.strip()
+    host = slurm.run("scontrol", "show", "hostnames", hosts).stdout.split()[1]
     until(lambda: (run.checkpoints / "step-00000010").exists(), "a checkpoint")
+    nodes.destroy(int(host.removeprefix("node")))
     first.kill()
     first.communicate()
-    number = job_of(run)
-    host = slurm.run(
-        "scontrol", "show", "hostnames", slurm.run("squeue", "-h", "-j", number, "-o", "%N").stdout.strip()
-    ).stdout.split()[1]
-    nodes.destroy(int(host.removeprefix("node")))
     try:
         hasten(slurm, number)
         said = enter(desk, "train")
@@ -173,50 +187,107 @@ def test_a_node_dies_without_any_launcher_and_slurm_goes_on_bit_for_bit(desk: Pa
         nodes.recreate(int(host.removeprefix("node")))
         slurm.start_node(int(host.removeprefix("node")))
     assert run.read_results()["status"] == "finished" and job_of(run) == number
-    assert losses(run.folder) == losses(whole.folder)
+    assert losses(run.folder) == losses(desk / "runs/whole")
     slurm.await_idle()
 
 
 def test_what_waits_says_why_and_costs_nothing(desk: Path, slurm: Slurm) -> None:
+    """First for nodes that others have, then for nodes that are drained."""
     blocker = slurm.run("sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300").stdout.strip()
     run = write(desk, "waits", fleet={"instance_type": "c7i.8xlarge"}, train={"steps": 5})
     first = begin(desk, "train")
     until(lambda: (run.folder / "handle.json").exists(), "a job")
     until(lambda: "queued: (Resources): it is the next one" in enter(desk, "status"), "the reason", 60)
-    slurm.run("scancel", blocker)
+    slurm.run("scontrol", "update", "nodename=node[1-3]", "state=drain", "reason=test")
+    try:
+        slurm.run("scancel", blocker)
+        until(lambda: "nodes that it needs are down, drained or reserved" in enter(desk, "status"), "the other reason", 60)
+        assert "node1 is drained, test" in enter(desk, "status")
+    finally:
+        slurm.run("scontrol", "update", "nodename=node[1-3]", "state=resume")
     said = finish(first)
     assert re.search(r"\((Resources|Priority)\): .*; next: ", said), said
     assert not [event for event in run.read_events() if event["event"] in ("verdict", "slow")]
-    waited = next(event for event in run.read_events() if event["event"] == "running")["time"] - run.read_results()["started"]
-    assert waited > 3 and run.read_results()["usd"] < 2 * 1.43 * (run.read_results()["seconds"].get("total", 60)) / 3600
+    times = {event["event"]: event["time"] for event in run.read_events() if event["event"] != "queued"}
+    queued = next(event["time"] for event in run.read_events() if event["event"] == "queued")
+    assert times["running"] - queued > 3
+    paid = run.read_results()["usd"] * 3600 / (2 * (list_price(load_resolved(run.config)) or 0))  # seconds of both nodes
+    assert paid < time.time() - times["running"], "what it waited costs nothing"
+
+
+def test_what_somebody_else_cancels_is_named_and_not_tried_again(desk: Path, slurm: Slurm) -> None:
+    run = write(desk, "cancelled", train={"steps": 100000})
+    first = begin(desk, "train")
+    until(lambda: steps(run) >= 5, "step 5")
+    slurm.run("scancel", job_of(run))
+    said = finish(first, code=1)
+    assert "failed: the job: somebody cancelled the job (cancelled)" in said and "CANCELLED" in said, said
+    assert not [event for event in run.read_events() if event["event"] == "restarted"]
+    waiting = slurm.run("sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300").stdout.strip()
+    first = begin(desk, "train")
+    until(lambda: "queued" in enter(desk, "status"), "the queue", 60)
+    slurm.run("scancel", job_of(run), waiting)
+    assert "somebody cancelled the job (cancelled)" in finish(first, code=1)
+
+
+def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then_on(desk: Path, nodes: Lab, slurm: Slurm) -> None:
+    run = write(desk, "gated", fleet={"nodes": 3, "slurm": {"gate": True, "notice": 10}}, train={"steps": 10, "global_batch": 12})
+    nodes.slow(1, "200mbit")
+    try:
+        said = enter(desk, "train")
+    finally:
+        nodes.fast(1)
+    verdict = next(event for event in run.read_events() if event["event"] == "verdict")
+    assert (verdict["cause"], verdict["host"], verdict["node"]) == ("hardware", "node1", 1), said
+    assert "the gate finds it broken: its link carries 0.0" in said and run.read_results()["status"] == "finished", said
+    assert "all-reduce over 3 nodes" in (run.logs / "slurm.log").read_text()
+    write(desk, "after")
+    enter(desk, "plan", "OUT=excluded")
+    assert "#SBATCH --exclude=node1\n" in next((desk / "excluded").glob("train-job.sbatch")).read_text()
+    assert "let out of quarantine: node1" in enter(desk, "doctor", "LIFT=node1")
+    enter(desk, "plan", "OUT=included")
+    assert "--exclude" not in next((desk / "included").glob("train-job.sbatch")).read_text()
+
+
+def probe(desk: Path, name: str, program: str) -> tuple[Backend, Request]:
+    """A request for two nodes that run this program."""
+    write(desk, name)
+    settings, _ = load(Settings(desk / "config.yaml"), terms_of)
+    (desk / f"{name}.py").write_text(program)
+    job = replace(tokenize_job(settings), module=name, arguments=("x",), launch="once", name=name, folder=Path("runs/probes"))
+    return Backend(settings), Backend(settings).plan(job, {})
 
 
 def test_two_who_submit_one_token_at_once_have_one_job(desk: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfleet.backends import terms_of
-    from trainfleet.backends.slurm import Slurm as Backend
-    from trainfleet.config import Settings, load
-    from trainfleet.plan.job import tokenize_job
-
     monkeypatch.chdir(desk)
-    write(desk, "twice")
-    settings, _ = load(Settings(desk / "config.yaml"), terms_of)
-    job = replace(
-        tokenize_job(settings), module="probe", arguments=("x",), launch="twice", name="twice", folder=Path("runs/twice")
-    )
-    (desk / "probe.py").write_text("print('here')\n")
-    request = Backend(settings).plan(job, {})
-    request = replace(request, artifacts=(replace(request.artifacts[0]),))
-    threads = [threading.Thread(target=lambda: Backend(settings).submit(request)) for _ in range(2)]
+    backend, request = probe(desk, "twice", "print('here')\n")
+    threads = [threading.Thread(target=lambda: Backend(backend.config).submit(request)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    backend = Backend(settings)
     handle = backend.submit(request)
     until(lambda: backend.status(handle).ended, "its end")
     until(lambda: not slurm.run("squeue", "-h", "--me", "-t", "R,PD,CG").stdout.strip(), "the end of all")
-    said = Path("runs/twice/logs/node-0.log").read_text() + Path("runs/twice/logs/node-1.log").read_text()
+    said = Path("runs/probes/logs/node-0.log").read_text() + Path("runs/probes/logs/node-1.log").read_text()
     assert said.count("here") == 2, said
+
+
+def test_a_job_that_is_to_follow_another_waits_for_it_and_ends_where_that_fails(
+    desk: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk)
+    for name, end, code in (("leads", "", 0), ("fails", "raise SystemExit(3)", 137)):
+        backend, first = probe(desk, name, f"import time\ntime.sleep(4)\n{end}\n")
+        second = backend.plan(replace(first.job, module="twice", after=backend.submit(first).id), {})
+        handle = backend.submit(second)
+        assert backend.submit(second) == handle, "submitting twice is submitting once"
+        assert backend.status(handle).reason.startswith("(Dependency): it waits for the job that it depends on")
+        until(lambda: backend.status(handle).ended, "its end")  # noqa: B023
+        status = backend.status(handle)
+        assert dict(status.exits) == {0: code, 1: code}, status
+    verdict = judge(second, Outcome(status, None), Run(Path("runs/probes")), mark(second))
+    assert (verdict.cause, verdict.then) == ("dependency", Then.STOP), verdict
 
 
 def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) -> None:
@@ -245,83 +316,3 @@ def subprocess_of(desk: Path, verb: str) -> str:
     said = process.communicate(timeout=60)[0]
     assert process.returncode in (1, 2), said
     return str(said)
-
-
-def test_a_node_that_is_drained_is_named_while_the_job_waits(desk: Path, slurm: Slurm) -> None:
-    slurm.run("scontrol", "update", "nodename=node[1-3]", "state=drain", "reason=test")
-    run = write(desk, "drained", train={"steps": 5})
-    first = begin(desk, "train")
-    try:
-        until(lambda: "nodes that it needs are down, drained or reserved" in enter(desk, "status") if run.config.exists() else False,
-              "the reason", 60)  # fmt: skip
-        assert "node1 is drained, test" in enter(desk, "status")
-    finally:
-        slurm.run("scontrol", "update", "nodename=node[1-3]", "state=resume")
-    finish(first)
-
-
-def test_slurmctld_is_restarted_under_a_run(desk: Path, slurm: Slurm) -> None:
-    run = write(desk, "restarted", train={"steps": 400})
-    first = begin(desk, "train")
-    until(lambda: steps(run) >= 5, "step 5")
-    slurm.stop_controller()
-    time.sleep(5)
-    slurm.start_controller()
-    finish(first)
-    assert run.read_results()["status"] == "finished" and not run.read_results()["restarts"]
-
-
-@pytest.mark.parametrize("accounting", [True, False])
-def test_with_accounting_and_without_a_job_of_old_is_known(accounting: bool) -> None:
-    with lab(2) as nodes, cluster(nodes, accounting=accounting, age=2) as slurm:
-        folder = nodes.shared / "work"
-        folder.mkdir()
-        write_text(folder / "text")
-        run = write(folder, "kept", fleet={"slurm": {"account": "vision"}} if accounting else {}, train={"steps": 10})
-        enter(folder, "train")
-        number = job_of(run)
-        until(lambda: not slurm.run("squeue", "-h", "-t", "all", "--me").stdout.strip(), "that squeue forgets", 90)
-        assert "finished" in enter(folder, "status")
-        assert "nothing is left to do" in enter(folder, "train")
-        accounted = subprocess.run(
-            ["sacct", "-X", "-n", "-P", "-j", number, "-o", "State"], capture_output=True, text=True, check=False
-        )
-        assert ("COMPLETED" in accounted.stdout) is accounting
-        if not accounting:
-            return
-        for fleet, expected in (
-            (
-                {"account": "vision", "qos": "long"},
-                "fleet.slurm.qos: the account has no such quality of service; root has account",
-            ),
-            ({"account": "nobody"}, "fleet.slurm.account: the account may not run jobs there; root has account"),
-        ):
-            write(folder, "bad", fleet={"slurm": fleet})
-            said = subprocess_of(folder, "train")
-            assert expected in said and "account vision with " in said, said
-        slurm.stop_accounting()
-        run = write(folder, "without", fleet={"slurm": {"account": "vision"}}, train={"steps": 10})
-        enter(folder, "train")
-        assert run.read_results()["status"] == "finished" and "finished" in enter(folder, "status")
-
-
-def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_path: Path) -> None:
-    with lab(2) as nodes, cluster(nodes) as slurm:
-        write_text(nodes.shared / "text")
-        for node in range(2):  # the second one is the login node too: it has sbatch, and finds the cluster as others do
-            (nodes.root(node) / "etc/profile.d/slurm.sh").write_text(f"export SLURM_CONF={slurm.folder}/slurm.conf\n")
-            nodes.run(node, "ln", "-sfn", str(slurm.folder), "/etc/slurm-lab")
-        fleet = nodes.fleet(backend="slurm", hosts=[nodes.hosts()[1]], nodes=2, slurm={"notice": 10})
-        changes = {"data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1}}
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config("afar", train={"steps": 40}) | changes | {"fleet": fleet}))
-        bare = {"SLURM_CONF": "/nowhere/slurm.conf"}
-        assert "partition main: 2 nodes" in enter(tmp_path, "setup", variables=bare)
-        said = enter(tmp_path, "train", variables=bare)
-        run = Run(nodes.shared / "trainfleet/runs/afar")
-        assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 40, said
-        assert "finished" in enter(tmp_path, "status", variables=bare)
-        (tmp_path / "config.yaml").write_text(
-            yaml.safe_dump(config("bad") | changes | {"fleet": fleet | {"slurm": {"partition": "gpu"}}})
-        )
-        process = begin(tmp_path, "train", variables=bare)
-        assert "there is no partition gpu; there are: main, short, shut" in process.communicate(timeout=60)[0]

@@ -15,23 +15,31 @@ from typing import Any
 import pytest
 import yaml
 
+from aws.account import Account
+from aws.world import aws
 from requirement import need_program
 from trainfleet import s3
 from trainfleet.backends import terms_of
-from trainfleet.backends.base import Phase
-from trainfleet.backends.slurm import Slurm, engine, parallelcluster, template, words
+from trainfleet.backends.base import Phase, Status
+from trainfleet.backends.slurm import Slurm, batch, engine, parallelcluster, template, traces, words
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
-from trainfleet.cloud.calls import Calls
-from trainfleet.config import Config, Settings, load
+from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.errors import BackendError, ConfigError
+from trainfleet.launch import admission
+from trainfleet.nodes import gate
 from trainfleet.plan.job import tokenize_job, train_job
+from trainfleet.plan.request import Request
+from trainfleet.runs import Run, node_log
+from trainfleet.watch.causes import Then
+from trainfleet.watch.follow import Outcome
+from trainfleet.watch.verdict import Mark, Verdict, judge
 
 FLEET: dict[str, Any] = {"backend": "slurm", "nodes": 2, "shared_folder": "/fsx/work"}
 
 
 def config_of(folder: Path, **fleet: Any) -> Config:
-    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "ours", "fleet": FLEET | fleet}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "ours", "fleet": FLEET | fleet, "train": {"global_batch": 12}}))
     return load(Settings(folder / "config.yaml"), terms_of)[0]
 
 
@@ -59,7 +67,7 @@ def test_every_entry_of_the_catalogue_says_what_to_do() -> None:
 
 def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_path: Path) -> None:
     slurm = {"partition": "gpu", "account": "vision", "qos": "long", "time_limit": 90, "constraint": "a&b", "gres": "gpu:8"}
-    config = config_of(tmp_path, slurm=slurm | {"reservation": "ours"})
+    config = config_of(tmp_path, slurm=slurm | {"reservation": "ours", "gate": True})
     for job in (tokenize_job(config), replace(train_job(config), arguments=("it's", "#SBATCH --evil\n#SBATCH --worse"))):
         text = Slurm(config).plan(job, {"node7": "broken"}).artifacts[0].text
         asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
@@ -67,6 +75,8 @@ def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_p
                        "--gres=gpu:8", "--reservation=ours", "--exclude=node7", "--exclusive", "--requeue",
                        "--signal=B:USR1@300", "--chdir=/fsx/work"):  # fmt: skip
             assert option in asked, option
+        gated = "trainfleet.devices.bandwidth cpu" in text and text.count("trainfleet.launch.admission") == 2
+        assert gated is (job.kind == "train"), "the gate is for ranks that meet"
         script = tmp_path / "job.sh"
         script.write_text(text)
         subprocess.run(["dash" if shutil.which("dash") else "sh", "-n", str(script)], check=True)
@@ -140,6 +150,90 @@ def test_what_squeue_has_forgotten_accounting_knows_or_nobody() -> None:
     assert (slurm.look("7").state, slurm.look("7").reason) == ("CANCELLED", "by 0")
     assert slurm.look("8").state == engine.GONE
     assert words.PHASES.get("CANCELLED", Phase.ENDED) is Phase.ENDED
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "a" * 64, "fleet": FLEET}))
+    with pytest.raises(ConfigError, match=r"name: .* at most 63"):
+        load(Settings(tmp_path / "config.yaml"), terms_of)
+
+
+def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
+    asked = list[Sequence[str]]()
+
+    def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
+        asked.append(line)
+        out = (
+            "7|CANCELLED|None|0|node0|x|\n8|CANCELLED|DependencyNeverSatisfied|0||x|\n"
+            if line[0] == "squeue"
+            else "7|CANCELLED by 0|node0\n"
+        )
+        return Said(0, out, "")
+
+    slurm = Engine(ask)
+    assert engine.how_it_ended(slurm.look("7")) == "slurm: job 7 CANCELLED by root"
+    assert engine.how_it_ended(slurm.look("8")) == "slurm: job 8 CANCELLED DependencyNeverSatisfied"
+    slurm.wake()
+    slurm.look("7")
+    assert [line[0] for line in asked].count("sacct") == 1
+    assert engine.how_it_ended(engine.Job("9", "CANCELLED", "by 4294967294")) == "slurm: job 9 CANCELLED by user 4294967294"
+
+
+def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> None:
+    log, start = traces.log_of(tmp_path), tmp_path / traces.NODES / "slurm-7-1"
+    for folder in (log.parent, start):
+        folder.mkdir(parents=True)
+    said = "slurmstepd: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
+    log.write_text(said.format(" DUE TO TIME LIMIT"))
+    (start / "logs").write_text(f"{log.stat().st_size} {log}\n{log.stat().st_size} total\n")
+    assert traces.why_cancelled(tmp_path, "7", 1) == ""
+    log.write_text(log.read_text() + "slurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T10:00:00 ***\n")
+    assert traces.why_cancelled(tmp_path, "7", 1) == "", "srun ends a step too, when a task of it fails"
+    log.write_text(log.read_text() + said.format(""))
+    assert traces.why_cancelled(tmp_path, "7", 1) == "slurm: job 7 CANCELLED"
+    log.write_text(log.read_text() + said.format(" DUE TO PREEMPTION"))
+    assert traces.why_cancelled(tmp_path, "7", 1).endswith("DUE TO PREEMPTION ***")
+
+
+FACTS = "== facts\nhostname={name}\nkernel=6.1\nmemory_kib=1000\ndisk=123456789 ext4 /dev/root\nshared_folder={shared}\nmtu=ens5 9001\n== end\n"
+
+
+def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdict_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, nodes=3)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(admission.NODES, "n[0-2]")
+    run, start = Run(Path("runs/ours")), Path("runs/ours/nodes/slurm-7-0")
+    request, since = Request(replace(train_job(config), folder=run.folder), ()), Mark(0.0, {})
+    trial = node_log(batch.trial_of(start), 0)
+    trial.parent.mkdir(parents=True)
+    run.config.write_text(dump_resolved(config))
+
+    def judged(bandwidth: dict[str, Any], *shared: str) -> tuple[int, Verdict]:
+        for node, word in enumerate(shared):
+            batch.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
+            node_log(run.folder, node).unlink(missing_ok=True)
+        trial.write_text(f"rank 0  10:00:00.000 | {gate.MARK}{json.dumps(bandwidth)}\n")
+        code = admission.main([str(run.folder), str(start)])
+        ended = Status(Phase.ENDED, "", exits={0: 69, 1: 137, 2: 137}, hosts=("n0", "n1", "n2"), leaves=True)
+        return code, judge(request, Outcome(ended, None), run, since)
+
+    sound = {"bandwidth": 5.0, "bytes": 4, "nodes": 3, "pairs": [[0, 1, 5.0], [0, 2, 5.0], [1, 2, 5.0]]}
+    assert judged(sound, *["writable"] * 3)[0] == admission.OPEN
+    code, verdict = judged(sound | {"pairs": [[0, 1, 0.1], [0, 2, 5.0], [1, 2, 0.1]]}, *["writable"] * 3)
+    assert (code, verdict.cause, verdict.host, verdict.then) == (admission.SHUT, "hardware", "n1", Then.ELSEWHERE), verdict
+    code, verdict = judged(sound, "writable", "writable", "read-only")
+    assert (verdict.cause, verdict.host, verdict.then) == ("environment", "n2", Then.ELSEWHERE), verdict
+    assert "is read-only" in verdict.words
+    trial.unlink()
+    node_log(batch.trial_of(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
+    batch.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
+    assert admission.main([str(run.folder), str(start)]) == admission.SHUT
+    assert (
+        "the gate is shut: the trial of the links failed: n2: RuntimeError: Connection refused"
+        in node_log(run.folder, 0).read_text()
+    )
 
 
 @pytest.mark.parametrize(("text", "minutes"), [("1-00:30:00", 1470), ("00:10:00", 10), ("UNLIMITED", None), ("NONE", None)])
@@ -285,27 +379,29 @@ def test_a_cluster_that_is_still_being_made_is_named_with_the_next_command(made:
 
 
 def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
-    made: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone: list[str] = []
-
-    class Account:
-        def __init__(self, region: str) -> None: ...
-        def pages(self, service: str, operation: str, key: str, **request: Any) -> list[dict[str, Any]]:
-            if service == "fsx":
-                tags = [{"Key": "trainfleet:config", "Value": "ours"}]
-                return [{"FileSystemId": "fs-1", "Tags": tags}, {"FileSystemId": "fs-2", "Tags": []}]
-            assert request == {"TagFilters": [{"Key": "trainfleet:config", "Values": ["ours"]}]}
-            return [{"ResourceARN": "arn:aws:fsx:us-west-2:1:file-system/fs-1"}]
-
-        def __call__(self, service: str, operation: str, **request: Any) -> None:
-            gone.append(f"{operation} {request['FileSystemId']}")
-
-    assert Calls  # which Account stands in for: AWS itself would answer
-    monkeypatch.setattr(parallelcluster, "Calls", Account)
-    answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE"), state("DELETE_IN_PROGRESS"), MISSING], delete_cluster=[[0, {}]])
-    Cluster(made).remove(purge=False)
-    assert [verb for verb, _, _ in asked(tmp_path)] == ["delete-cluster"] and not gone
-    assert Cluster(made).left() == ["arn:aws:fsx:us-west-2:1:file-system/fs-1"]
-    Cluster(made).remove(purge=True)
-    assert gone == ["DeleteFileSystem fs-1"]
+    account, ours = Account("us-west-2"), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
+    head = account.add(
+        "instance", "i-0123456789abcdef0", {"InstanceType": "c5.4xlarge"}, ours, zone="us-west-2a", address="10.0.0.9"
+    )
+    lustre = {"StorageCapacity": 1200, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
+    account.add("file-system", "fs-0123456789abcdef0", lustre, ours, mount="abcdefgh", written=9.0).state = "AVAILABLE"
+    account.add("file-system", "fs-0f0e1a2b3c4d5e6f7", lustre, {}, mount="theirs", written=9.0).state = "AVAILABLE"
+    head.state = "running"
+    with aws(account):
+        answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE")])
+        cluster, instance, system = Cluster(made).left()
+        assert cluster == "cluster ours: CREATE_COMPLETE"
+        assert "i-0123456789abcdef0" in instance and "$16.32 a day" in instance and "$5.52 a day" in system
+        account.things.pop(head.id)  # as pcluster deletes it
+        answer(
+            tmp_path, describe_cluster=[state("CREATE_COMPLETE"), state("DELETE_IN_PROGRESS"), MISSING], delete_cluster=[[0, {}]]
+        )
+        Cluster(made).remove(purge=False)
+        said = capsys.readouterr().out
+        assert [verb for verb, _, _ in asked(tmp_path)] == ["delete-cluster"] and "fs-0123456789abcdef0" in account.things
+        assert "what is kept costs $5.52 a day; make clean PURGE=1 removes it too" in said
+        Cluster(made).remove(purge=True)
+        assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
+    assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]

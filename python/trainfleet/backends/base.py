@@ -63,6 +63,7 @@ class Status:
     exits     node → exit code of its part in this attempt; while the engine will try again by itself, none is told
     lost      node → why it can't be reached any more
     hosts     the machines by node, where they are known
+    leaves    whether another attempt can leave some of those out, by these names
     silent    of the lost, those of which nothing else is known: they may be at work, and it is for their ranks' beats to tell
     """
 
@@ -72,6 +73,7 @@ class Status:
     exits: Mapping[int, int] = field(default_factory=dict)
     lost: Mapping[int, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
+    leaves: bool = False
     silent: frozenset[int] = frozenset()
 
     @property

@@ -6,12 +6,13 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import yaml
 
 from ..cloud import clock, outlook
+from ..cloud.calls import Calls
 from ..cloud.fleet import Fleet, Foreseen, Node
 from ..cloud.inventory import Found, total, weighed
 from ..cloud.sweep import strangers
@@ -92,31 +93,11 @@ class Stacked:
         Raises:
             BackendError: something else is left; what, and what it costs.
         """
-        left: list[Found] = []
         for _ in range(ROUNDS):
-            stay = self.cloud.remove(purge, lambda text: print(text, flush=True))
-            left = [one for one in self.cloud.left() if one.id not in stay]
-            if not left:
+            stay = self.cloud.remove(purge, say)
+            if all(one.id in stay for one in self.cloud.left()):
                 break
-        kept = list(weighed(self.cloud.calls, [one for one in self.cloud.left() if one.id in stay]))
-        for one in kept:
-            if one.holds_data:
-                print(f"kept {one.line()}")
-        if kept:
-            print(f"what is kept costs {total(kept)}; make clean PURGE=1 removes it too")
-        if left:
-            raise BackendError(
-                "\n".join(self._account(left)), next="make ls shows it; mend what AWS names, then make clean again"
-            )
-        where = f"{self.cloud.config.name} is left in {self.cloud.calls.region}"
-        print(f"nothing {'else ' if kept else ''}of {where}: looked for by tag, twice")
-
-    def _account(self, left: list[Found]) -> Iterator[str]:
-        yield f"{len(left)} things are left in {self.cloud.calls.region}, which cost {total(left)}"
-        for one in left:
-            trouble = self.cloud.troubles.get(one.id, "")
-            yield f"  {one.line()}{f': {trouble}' if trouble else ''}"
-        yield from (f"  {line}" for line in strangers(self.cloud.calls, left))
+        prove_gone(self.cloud.left(), stay, self.cloud.config.name, self.cloud.calls, self.cloud.troubles)
 
 
 class Instances(Stacked):
@@ -157,3 +138,28 @@ class Instances(Stacked):
                 print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
                 told = True
             clock.pause(AGAIN)
+
+
+def prove_gone(found: list[Found], stay: set[str], config: str, calls: Calls, troubles: Mapping[str, str]) -> None:
+    """Says what of a config was kept because it holds data, and that nothing else is there; by two looks that agree.
+
+    Raises:
+        BackendError: something else is left; what, and what it costs.
+    """
+    kept = list(weighed(calls, [one for one in found if one.id in stay]))
+    left = [one for one in found if one.id not in stay]
+    for one in kept:
+        if one.holds_data:
+            say(f"kept {one.line()}")
+    if kept:
+        say(f"what is kept costs {total(kept)}; make clean PURGE=1 removes it too")
+    if left:
+        rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
+        rows += [f"  {line}" for line in strangers(calls, left)]
+        what = "\n".join([f"{len(left)} things are left in {calls.region}, which cost {total(left)}", *rows])
+        raise BackendError(what, next="make ls shows it; mend what AWS names, then make clean again")
+    say(f"nothing {'else ' if kept else ''}of {config} is left in {calls.region}: looked for by tag, twice")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

@@ -236,6 +236,18 @@ class Ssh:
             return Here(run)
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
+    def learn(self, run: Run) -> None:
+        """Keeps in this machine's quarantine list what the newest launch of a run found against hosts."""
+        events = run.read_events()
+        launch = max((index for index, event in enumerate(events) if event["event"] == "launched"), default=0)
+        for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
+            if event["event"] == "quarantined" and (host := self.known(event.get("host", ""))):
+                self.quarantine.add(host, event.get("evidence", ""), "watchdog")
+
+    def known(self, name: str) -> Host | None:
+        """The host of this name, if it is one of the fleet."""
+        return next((host for host in self.transport.hosts if host.name == name), None)
+
     def price(self) -> float | None:
         return list_price(self.config)
 

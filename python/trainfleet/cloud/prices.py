@@ -29,8 +29,8 @@ GIB_MONTH = {  # a GiB for a month
 HOUR = {"nat": 0.045, "address": 0.005}
 NAT_GB = 0.045  # for each GB that goes through it
 LOG_GB = 0.50  # for each GB that CloudWatch Logs takes in (aws.amazon.com/cloudwatch/pricing)
-HEADS = {"c7i.large": 0.0893, "c7i.xlarge": 0.1785, "c7i.2xlarge": 0.357, "m7i.large": 0.1008, "m7i.xlarge": 0.2016,
-         "t3.medium": 0.0416, "t3.large": 0.0832}  # fmt: skip
+HEADS = {"c5.4xlarge": 0.68, "c7i.large": 0.0893, "c7i.xlarge": 0.1785, "c7i.2xlarge": 0.357, "m7i.large": 0.1008,
+         "m7i.xlarge": 0.2016, "t3.medium": 0.0416, "t3.large": 0.0832}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class Slurm:
     gres: str | None
     container: str | None
     requeue: bool
+    gate: bool
     create: str | None
     parallelcluster: ParallelCluster
 

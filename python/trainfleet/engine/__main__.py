@@ -133,7 +133,10 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
         global_batch_sequences=train.global_batch,
         micro_batch_sequences=train.micro_batch,
+        gradient_accumulation_steps=trainer.batches.per_step,
         sequence_length=train.sequence_length,
+        total_steps=train.steps,
+        dataset=config.data.name,
         restarts=run.read_results().get("restarts", 0),
     )
     return recorder

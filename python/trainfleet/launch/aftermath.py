@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
     """Whether another start can do better, by the verdict, which is kept and told."""
     status = Status(Phase.ENDED, exits=exits)
-    verdict = judge(request, Outcome(status, None), run, Mark(start.stat().st_ctime, logs_before(start, request)))
+    verdict = judge(request, Outcome(status, None), run, Mark(start.stat().st_ctime, traces.lengths(start)))
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
     print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
     if again:
@@ -60,16 +60,6 @@ def fruitless(run: Run) -> int:
     events = [event["event"] for event in run.read_events()]
     last = max((place for place, event in enumerate(events) if event == "checkpointed"), default=-1)
     return events[last + 1 :].count("restarted")
-
-
-def logs_before(start: Path, request: Request) -> dict[Path, int]:
-    """How long the nodes' logs were when this start began, as the batch script left it (wc -c)."""
-    ends = {}
-    for line in (start / "logs").read_text().splitlines() if (start / "logs").exists() else ():
-        size, _, name = line.strip().partition(" ")
-        if size.isdecimal() and Path(name) in request.logs:
-            ends[Path(name)] = int(size)
-    return ends
 
 
 def say(code: int, words: str) -> int:

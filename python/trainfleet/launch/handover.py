@@ -13,6 +13,7 @@ from typing import Self
 
 from .. import runs
 from ..backends import backend_of, lingers
+from ..backends.base import Can
 from ..backends.hosts import Hosts
 from ..backends.node import values_of
 from ..backends.ssh import Ssh
@@ -100,7 +101,7 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     sound, unsound = backend.survey(backend.transport.hosts)
     for host, why in unsound.items():
         print(f"{host.name} is left out: {why}", flush=True)
-    if not execution.left_running(plan.config, run):  # which the gate would disturb
+    if Can.EXAMINE in backend.can and not execution.left_running(plan.config, run):  # which the gate would disturb
         backend.refuse_other_runs(sound)  # before the gate, which would disturb them
         if without := pass_gate(backend.located, backend, sound):
             sound = [host for host in sound if host.name not in without]
@@ -198,7 +199,7 @@ def attend(place: Hosts, backend: Ssh, words: Words, summarize: bool) -> int:
     before = [signal.signal(number, leave) for number in DETACHED]
     try:
         code = look_on(place, words)
-        learn(place, backend)
+        backend.learn(place.run)
         if summarize and code != 1 and place.run.metrics.exists():
             html.write(place.run)  # the head's own is not brought: a browser would run what it says
             print_summary(place.run)
@@ -244,13 +245,3 @@ def is_vacant(place: Hosts) -> bool:
     """Whether the launcher has been silent for so long that no host will take over any more."""
     tenure = read_tenure(place.run.folder)
     return tenure is not None and tenure.code is None and place.now - tenure.time > SILENCE
-
-
-def learn(place: Hosts, backend: Ssh) -> None:
-    """Keeps in this machine's quarantine list what the watchdog found against hosts."""
-    hosts = {host.name: host for host in backend.transport.hosts}
-    events = place.run.read_events()
-    launch = max((index for index, event in enumerate(events) if event["event"] == "launched"), default=0)
-    for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
-        if event["event"] == "quarantined" and (host := hosts.get(event.get("host", ""))):
-            backend.quarantine.add(host, event.get("evidence", ""), "watchdog")

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from ..backends import backend_of
 from ..backends.base import Can
+from ..backends.slurm.machines import Partitions
 from ..config import Config
 
 
 def holdings(config: Config) -> Iterator[str]:
     """What is ours in the region, by config, for people."""
-    if Can.MACHINES not in backend_of(config).can:
+    if Can.MACHINES not in backend_of(config).can or isinstance(backend_of(config).machines(), Partitions):
         yield f"the {config.fleet.backend} backend makes no machines: there is nothing that costs money by itself"
         return
     from ..cloud.calls import Calls

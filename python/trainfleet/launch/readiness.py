@@ -9,6 +9,7 @@ from ..backends.base import Can
 from ..backends.engines import Engine
 from ..backends.instances import Instances
 from ..config import Config
+from ..nodes.quarantine import Quarantine
 from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
@@ -63,21 +64,22 @@ def shares_one_machine(config: Config) -> bool:
 
 def examine(config: Config, lift: Sequence[str]) -> int:
     """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
-    if Can.EXAMINE not in backend_of(config).can:
-        return make_ready(config)
-    return examine_hosts(config, lift)
+    quarantine = Quarantine()
+    for name in lift:
+        print(f"let out of quarantine: {quarantine.lift(name)}")
+    if Can.EXAMINE in backend_of(config).can:
+        return examine_hosts(config, quarantine)
+    for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend_of(config).can else ():
+        print(f"in quarantine: {entry}; make doctor LIFT={entry.host} lets it out")
+    return make_ready(config)
 
 
-def examine_hosts(config: Config, lift: Iterable[str]) -> int:
+def examine_hosts(config: Config, quarantine: Quarantine) -> int:
     """A line a host with what is wrong, then the fabric, and what to type."""
     from ..backends.ssh import Ssh
     from ..nodes.board import Board
     from ..nodes.gate import examine as examine_fleet
-    from ..nodes.quarantine import Quarantine
 
-    quarantine = Quarantine()
-    for name in lift:
-        print(f"let out of quarantine: {quarantine.lift(name)}")
     backend = backend_of(config)
     assert isinstance(backend, Ssh)
     with backend.transport as transport, Board(transport.hosts) as board:

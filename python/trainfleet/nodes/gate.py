@@ -32,6 +32,7 @@ PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 MARK = "== bandwidth "
+TOLD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # so that NCCL says over what it talks
 SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 
@@ -160,20 +161,25 @@ done
 def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> tuple[Bandwidth | None, list[Finding]]:
     """The all-reduce bandwidth over these nodes, and what is wrong with it."""
     fleet, hosts = wanted.fleet, list(facts)
-    least = least_bandwidth(fleet.instance_type)
     code = send_code(transport, fleet.shared_folder or "", hosts)
-    answers = run_together(
-        transport, lambda host: trial_command(wanted, facts, host, code, least), timeout=FABRIC_SECONDS, hosts=hosts
-    )
-    report = next((line[len(MARK) :] for line in _printed(answers, hosts[0]).splitlines() if line.startswith(MARK)), None)
+    answers = run_together(transport, lambda host: trial_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
+    said = _printed(answers, hosts[0]).splitlines()
+    return judge_trial(said, fleet.instance_type, hosts) or (None, _explain_silence(answers, hosts))
+
+
+def judge_trial(
+    lines: Sequence[str], instance_type: str | None, hosts: Sequence[Host]
+) -> tuple[Bandwidth | None, list[Finding]] | None:
+    """The bandwidth that the trial's first node printed, and what is wrong with it; None where it has printed none. Pure."""
+    report = next((line[len(MARK) :] for line in lines if line.startswith(MARK)), None)
     if report is None:
-        return None, _explain_silence(answers, hosts)
+        return None
     try:
         found = read_bandwidth(report, len(hosts))
     except Untrue as error:
         return None, [Finding(hosts[0], "fabric", untrue(error, "what the trial prints").message, "make doctor again")]
-    findings = [Finding(None, "nccl", said) for said in judge_nccl(_printed(answers, hosts[0]).splitlines(), fleet.instance_type)]
-    return found, findings + judge_bandwidth(found, least, hosts)
+    findings = [Finding(None, "nccl", said) for said in judge_nccl(lines, instance_type)]
+    return found, findings + judge_bandwidth(found, least_bandwidth(instance_type), hosts)
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
@@ -199,24 +205,31 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
     return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
 
 
-def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str, least: float | None) -> str:
+def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
     """torchrun's words for one node of the trial. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
-    kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
-    device = fleet.device if fleet.device in ("cpu", "cuda") else "cpu"  # of NeuronCores by gloo, which tries the network
     port = fleet.port or PORT
     environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
-        "PYTHONPATH": f"{code}/python", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **TOLD,
     }  # fmt: skip
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
-    module = "trainfleet.devices.bandwidth"
+    module, *own = trial_of(wanted)
     if fleet.ranks_per_node == 1:  # 64 hosts that are played by two cores take half as long
         environment, start = environment | lone_rank(seat), [wanted.interpreter, "-m", module]
     else:
         start = [*torchrun(seat, fleet.ranks_per_node, module, wanted.interpreter)]
-    words = [*start, device, str(ALL_REDUCE_BYTES[kind]), str(least if least is not None else 1e9)]
+    words = [*start, *own]
     settings = [f"{name}={value}" for name, value in environment.items()]
     return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"
+
+
+def trial_of(wanted: Wanted) -> tuple[str, ...]:
+    """The module that each rank of the trial runs, and its words. Pure."""
+    kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
+    # Of NeuronCores the trial is gloo's, which tries the network.
+    device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
+    least = least_bandwidth(wanted.fleet.instance_type)
+    return "trainfleet.devices.bandwidth", device, str(ALL_REDUCE_BYTES[kind]), str(1e9 if least is None else least)
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
@@ -250,15 +263,16 @@ def slow_nodes(found: Bandwidth) -> dict[int, float]:
 def _explain_silence(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
     """Why the trial brought no figure: by host, the last thing that each said."""
     failed = {host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"} or answers.failed
-    said = {host: _last_error(answers, host) or failure.message for host, failure in failed.items()}
+    said = {host: last_error(_printed(answers, host)) or failure.message for host, failure in failed.items()}
     if not said:
         return [Finding(None, "fabric", "the trial ended without a figure", "make doctor again")]
     remedy = "make setup, then make doctor"
     return [Finding(host, "fabric", f"the bandwidth trial failed: {words[:200]}", remedy) for host, words in said.items()]
 
 
-def _last_error(answers: Answers, host: Host) -> str:
-    lines = [line.strip() for line in _printed(answers, host).splitlines() if "Error" in line and "ChildFailedError" not in line]
+def last_error(text: str) -> str:
+    """The last line of a trial that names an error; "" where none does."""
+    lines = [line.strip() for line in text.splitlines() if "Error" in line and "ChildFailedError" not in line]
     return lines[-1] if lines else ""
 
 

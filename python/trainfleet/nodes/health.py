@@ -42,6 +42,12 @@ def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         yield from check(facts, wanted)
 
 
+def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The same for nodes that an engine has chosen and somebody else looks after."""
+    for check in (disk, versions, gpus, neuron_devices, memory, cards, mtu, shared, broken):
+        yield from check(facts, wanted)
+
+
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Two nodes of one name are one machine listed twice, or clones whose logs get mixed up."""
     for host, fact in facts.items():

@@ -32,6 +32,7 @@ class Written(TypedDict):
     launch: Name
     attempt: Count
     image: Name
+    after: Name
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Job:
     launch     what tells this launch of the run from every other; "" in a plan that nobody carries out
     attempt    counts the attempts of a launch, from 1
     image      what it runs in, as registry/name:tag; "" for the nodes' own environment
+    after      the id of the job's handle that must have ended well before this begins; "" for none
     """
 
     kind: str  # tokenize or train
@@ -59,6 +61,7 @@ class Job:
     launch: str = ""
     attempt: int = 1
     image: str = ""
+    after: str = ""
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it; `of` makes the same job of it."""

@@ -63,6 +63,10 @@ class Request:
         """The machine of a node; "" where the plan names none."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""
 
+    def placed(self, hosts: Sequence[str]) -> Request:
+        """The request with the machines that its engine chose, where the plan has left that to it."""
+        return self if self.hosts else replace(self, hosts=tuple(hosts))
+
     def with_environment(self, environment: Mapping[str, str]) -> Request:
         """The same request with more in the environment of every node."""
         return replace(self, environment={**self.environment, **environment})

@@ -20,7 +20,8 @@ from ..beats import read_beats
 from ..errors import BackendError, RunError
 from ..plan.job import Job
 from ..plan.request import Request
-from .causes import Then
+from .catalogue import first_sign
+from .causes import Then, Weight
 from .follow import Follower, Outcome
 from .verdict import Verdict, judge, mark
 
@@ -28,6 +29,7 @@ ATTEMPTS = 4  # in a row without a new checkpoint
 BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
 PATIENCE = 900.0  # seconds in which lost nodes may come back when there are no others
 ASK_AGAIN = 3.0
+TAKEN_BACK = ("cancelled", "preempted")  # causes that an engine tells of
 
 
 def persevere(
@@ -45,11 +47,12 @@ def persevere(
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = follower.carry_out(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
-            if (following := without_taken(follower, request, outcome, jobs, broken, told)) is None:
+            if following := without_taken(follower, request, outcome, jobs, broken, told):
+                request, restarts = following, restarts + 1
+                begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
+                continue
+            if not is_taken_back(follower, request, outcome):
                 return None
-            request, restarts = following, restarts + 1
-            begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
-            continue
         verdict = judge(request, outcome, run, since)
         fruitless = 1 if progress(run) > saved else fruitless + 1
         if not worth_it(verdict, fruitless, run) or follower.asked:
@@ -91,7 +94,9 @@ def without_taken(
     `told`: how many notices there had been before this attempt. Nobody waits for a machine in the place of one that AWS takes: it
     would be a new one, and `make setup` makes it.
     """
-    hosts = [request.host(node) for node in notices(follower.run)[told:] if request.host(node)]
+    status = outcome.status
+    placed = request.placed(status.hosts if status.leaves else ())
+    hosts = [placed.host(node) for node in notices(follower.run)[told:] if placed.host(node)]
     over = follower.run.read_results().get("status") == "finished" or outcome.failed or follower.asked
     if over or not hosts or follower.interrupts.count:
         return None
@@ -104,6 +109,14 @@ def without_taken(
         return None
     follower.say(f"saved: {', '.join(hosts)} is taken away; going on with {following.job.nodes} nodes")
     return following
+
+
+def is_taken_back(follower: Follower, request: Request, outcome: Outcome) -> bool:
+    """Whether ranks saved and left as the engine ended their job (`slurm: job 7 CANCELLED`), which nobody here had asked for."""
+    status, asked = outcome.status, follower.asked or follower.interrupts.count
+    sign = first_sign(("agent",), status.reason) if status.ended and request.job.torchrun and not asked else None
+    stopped = follower.run.read_results().get("status") == "stopped"
+    return stopped and sign is not None and sign[0].cause in TAKEN_BACK and sign[0].weight == Weight.PROOF
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: runs.Run) -> bool:

@@ -29,7 +29,8 @@ JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception th
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
-OF_A_NODE = ("lost-node", "preempted", "rendezvous", "busy", "capacity", "quota")  # no rank is to blame for these
+# No rank is to blame for these.
+OF_A_NODE = ("lost-node", "preempted", "cancelled", "dependency", "rendezvous", "busy", "capacity", "quota")
 
 
 @dataclass(frozen=True)

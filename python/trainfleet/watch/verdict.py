@@ -91,6 +91,7 @@ class Verdict:
 def judge(request: Request, outcome: Outcome, run: runs.Run, since: Mark) -> Verdict:
     """The verdict on a job that failed, from what was written and seen since the mark."""
     status = outcome.status
+    request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
     faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
     lines: list[Line] = []

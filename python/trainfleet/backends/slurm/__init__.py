@@ -25,12 +25,12 @@ from pathlib import Path
 
 from ... import runs
 from ...config import Config
+from ...config.hosts import Host
 from ...entrypoint import CARDS
 from ...errors import BackendError
 from ...nodes import setup
 from ...nodes.answers import Failure
 from ...origin import CODE
-from ...plan.estimate import list_price
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
 from ...plan.request import Artifact, Request
@@ -41,13 +41,13 @@ from ..node import values_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
 from . import batch, room, template, traces
-from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, refused
+from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
 from .machines import Partitions
 from .parallelcluster import Cluster
 from .place import Shared
 from .template import name_of
-from .words import PHASES, WELL, is_for_nodes, why_waiting
+from .words import PHASES, is_for_nodes, why_waiting
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
@@ -115,11 +115,12 @@ class Slurm(Ssh):
             yield from template.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """One batch script. Slurm chooses the nodes, but for those in `without`.
+        """One batch script. Slurm chooses the nodes, but for those in `without` and in quarantine.
 
         Raises:
             BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
         """
+        without = {entry.host: f"in quarantine: {entry.evidence}" for entry in self.quarantine.entries().values()} | dict(without)
         ground = batch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
         code = f"{self.code}/python" if self.hands_over else str(CODE)
         own = {} if job.image else {"PYTHONPATH": code}  # an image has the code that it was built with
@@ -179,7 +180,7 @@ class Slurm(Ssh):
         if phase is Phase.ENDED:
             told = job.state != GONE or start >= 0
             exits = {node: exits.get(node, KILLED) for node in range(handle.nodes)} if told else {}
-            return Status(phase, _how_it_ended(job), max(start, 0) + 1, exits, {}, hosts)
+            return Status(phase, how_it_ended(job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job.reason), job.restarts + 1)
         exits = exits if start == job.restarts else {}
@@ -187,7 +188,8 @@ class Slurm(Ssh):
             self.engine.wake()  # Slurm will have something to say soon
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
-        return Status(phase, STARTS.get(job.state, ""), job.restarts + 1, exits, {}, hosts)
+        words = STARTS.get(job.state) or (traces.why_cancelled(folder, number, start) if any(exits.values()) else "")
+        return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
 
     def _why_waiting(self, reason: str) -> str:
         words = why_waiting(reason)
@@ -244,8 +246,8 @@ class Slurm(Ssh):
             return super().place(run)
         return Shared(run, lambda: not self.status(self.find(run)).ended)
 
-    def price(self) -> float | None:
-        return list_price(self.config)
+    def known(self, name: str) -> Host | None:
+        return Host(name, name)  # as Slurm says it
 
     def machines(self) -> Machines:
         cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.config, self.engine)
@@ -281,10 +283,3 @@ def _ours(job: Known) -> list[str]:
 def _token(job: Known) -> str:
     """The token that a job of ours carries out."""
     return "".join(_ours(job)[1:2])
-
-
-def _how_it_ended(job: Known) -> str:
-    """Slurm's own word, where the nodes do not tell more."""
-    if job.state in (WELL, "FAILED", GONE):
-        return ""
-    return f"slurm: job {job.id} {job.state}" + (f" {job.reason}" if job.reason not in ("", "None") else "")

@@ -12,13 +12,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ... import runs
 from ...config import Config
+from ...nodes import gate
+from ...nodes.fleet import wanted_of
 from ...plan.job import Job
 from ...plan.request import WIDTH, Artifact, fold
 from ...seat import Seat, torchrun
 from ...supervisor import EXIT, WATCH
+from . import traces
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
@@ -32,7 +36,7 @@ claim={folder}/nodes/${{{token}:-by-hand-$SLURM_JOB_ID}}
 (set -C && echo "$SLURM_JOB_ID" > "$claim") 2> /dev/null
 [ "$(cat "$claim")" = "$SLURM_JOB_ID" ] || {{ echo "job $(cat "$claim") carries this out"; exit 0; }}
 grep -qs ^{engine} "$stop" && rm -f "$stop"
-wc -c {folder}/logs/node-*.log > "$mine/logs" 2> /dev/null
+wc -c {folder}/logs/*.log > "$mine/logs" 2> /dev/null
 trap 'near=1; {notice}' USR1
 {start}
 child=$!
@@ -48,6 +52,9 @@ AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 """
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'  # the ranks look for it at each step
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
+ADMISSION = "trainfleet.launch.admission"
+# Of the gate, what each node runs: where its words go.
+LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
 # What each node is started by: where its exit code goes, and that the first one watches over all ranks while no launcher does.
 NODE = '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export {watch}={ranks}; exec "$@"'
 
@@ -89,13 +96,10 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     ):  # fmt: skip
         if value:
             yield f"--{name}={value}"
+    if job.after:  # where that one fails, this one goes
+        yield from (f"--dependency=afterok:{job.after.rpartition(':')[2]}", "--kill-on-invalid-dep=yes")
     yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
-    yield from (f"--chdir={ground.folder}", f"--output={log_of(job)}", "--open-mode=append")
-
-
-def log_of(job: Job) -> str:
-    """Where the batch script's and srun's own words go. Its folder must be there, or Slurm ends the job without a word."""
-    return f"{job.folder}/logs/slurm.log"
+    yield from (f"--chdir={ground.folder}", f"--output={traces.log_of(job.folder)}", "--open-mode=append")
 
 
 def _heading(job: Job, ground: Ground) -> Iterator[str]:
@@ -122,15 +126,42 @@ def _threads(job: Job) -> Iterator[str]:
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
     watched = job.nodes * job.ranks_per_node if job.torchrun else 0
     node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
-    start = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words]), "&"], WIDTH)
+    start = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])], WIDTH)
     notice = ASK.format(engine=runs.ENGINE) if job.torchrun else TERMINATE
-    folder, line = shlex.quote(str(job.folder)), "\n".join(start)
+    folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, start)])
     yield BODY.format(folder=folder, token=TOKEN, engine=runs.ENGINE, notice=notice, start=line).rstrip()
     if config.fleet.slurm.requeue:
         judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
         judged = " ".join([*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"'])
         yield AGAIN.format(judge=judged).rstrip()
     yield 'exit "$code"'
+
+
+def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> Iterator[str]:
+    """`start` in the background; where that is asked for, once the nodes of a job of several have passed the gate."""
+    if not (config.fleet.slurm.gate and job.torchrun and job.nodes > 1):
+        *lines, last = start
+        yield from [*lines, f"{last} &"]
+        return
+    all, one, admission = _srun(config, job, ground, job.nodes), _srun(config, job, ground, 1), [ground.python, "-m", ADMISSION]
+    env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in gate.TOLD.items())]
+    entry = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", '"$mine/gate"', *_ranks(job), "--"]
+    yield "{ # the gate first: what each node is, and what the links between them carry"
+    yield from fold([*all, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
+    yield from fold([*all, *env, shlex.quote(ground.python), *entry, *gate.trial_of(wanted_of(config))], WIDTH)
+    yield from fold([*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH)
+    yield from start
+    yield "} &"
+
+
+def facts_of(start: Path, node: int) -> Path:
+    """Where a node has said what it is, in a start's folder."""
+    return start / f"facts-{node}"
+
+
+def trial_of(start: Path) -> Path:
+    """The folder of the trial of links, in a start's."""
+    return start / "gate"
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:

@@ -8,21 +8,23 @@ restarted under running jobs.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import BackendError
 from ..ssh import HEAD
-from .words import why_refused
+from .words import WELL, why_refused
 
 TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
 SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
 SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
 FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "Comment")
+CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
 GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
 FORGOTTEN = re.compile(r"(?i)invalid job id")
 COMMENT = "trainfleet"
@@ -133,7 +135,7 @@ class Engine:
             self.pause = min(2 * self.pause, SILENT)
             self.next_look = time.monotonic() + self.pause
             return
-        self.jobs |= {number: found.get(number) or self._of_old(number) for number in self.watched}
+        self.jobs |= {number: self._whole(found[number]) if number in found else self._of_old(number) for number in self.watched}
         changed = any(self.jobs[number] != job for number, job in before.items())
         self.pause = SHORTEST if changed else min(1.5 * self.pause, LONGEST)
         self.next_look = time.monotonic() + self.pause
@@ -157,6 +159,13 @@ class Engine:
             self.nodes_until = time.monotonic() + LONGEST
         return self.nodes
 
+    def _whole(self, job: Job) -> Job:
+        """A job as squeue has it, and by whom it was cancelled, which accounting alone knows."""
+        known = self.jobs.get(job.id)
+        if job.state != CANCELLED or job.reason != NO_REASON:
+            return job
+        return known if known and known.state == CANCELLED else replace(job, reason=self._of_old(job.id).reason or NO_REASON)
+
     def _of_old(self, number: str) -> Job:
         """A job that squeue has forgotten, as accounting has it."""
         known = self.jobs.get(number)
@@ -168,6 +177,22 @@ class Engine:
             return Job(number, GONE)
         state, _, by = rows[-1][1].partition(" ")  # CANCELLED by 1000
         return Job(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
+
+
+def how_it_ended(job: Job) -> str:
+    """Slurm's own word, where the nodes do not tell more: `slurm: job 7 CANCELLED by root`."""
+    if job.state in (WELL, "FAILED", GONE):
+        return ""
+    reason = re.sub(r"^by ([0-9]+)$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
+    return " ".join(filter(None, ("slurm: job", job.id, job.state, reason if reason != NO_REASON else "")))
+
+
+def user_of(uid: int) -> str:
+    """The name of a user; the number of one whom this machine does not know."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def refused(command: str, said: str) -> BackendError:

@@ -18,10 +18,13 @@ from typing import Any
 
 from ... import s3
 from ...cloud.calls import Calls
-from ...cloud.inputs import TAG
+from ...cloud.inventory import surely
+from ...cloud.stack import Stack
+from ...cloud.sweep import Sweep
 from ...config import Config
 from ...errors import BackendError
 from ...plan.request import Artifact
+from ..instances import prove_gone, say, told_of
 from . import template
 
 EVERY = 15.0  # seconds between two looks at what CloudFormation does
@@ -194,29 +197,27 @@ class Cluster:
         return state.address
 
     def left(self) -> list[str]:
-        """The cluster, and whatever has our tag."""
+        """The cluster, and whatever has our tag, each with what it costs."""
         state = self.look()
         own = [f"cluster {self.name}: {state.status}"] if state else []
-        wanted = [{"Key": f"{TAG}config", "Values": [self.config.name]}]
-        found = self.calls.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted)
-        return own + [str(entry["ResourceARN"]) for entry in found]
+        return own + [one.line() for one in surely(self.calls, self.config.name)]
 
+    @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:
-        """Deletes the cluster and follows that; on `purge` the file system that it leaves, too."""
+        """Deletes the cluster, follows that, and proves that nothing is left but what holds data; on `purge` without exception.
+
+        Raises:
+            BackendError: something else is left; what, and what it costs.
+        """
         if state := self.look():
             if state.status != "DELETE_IN_PROGRESS":
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
             self._follow(gone=True)
-            print(f"the cluster {self.name} is gone", flush=True)
-        for id in self._file_systems() if purge else ():
-            self.calls("fsx", "DeleteFileSystem", FileSystemId=id, ClientRequestToken=f"trainfleet-{id}")
-            print(f"the file system {id} is being deleted", flush=True)
-
-    def _file_systems(self) -> list[str]:
-        """Those that carry our tag, but for one of the user's."""
-        tag = {"Key": f"{TAG}config", "Value": self.config.name}
-        found = self.calls.pages("fsx", "DescribeFileSystems", "FileSystems")
-        return [str(entry["FileSystemId"]) for entry in found if tag in (entry.get("Tags") or ())]
+            say(f"the cluster {self.name} is gone")
+        sweep = Sweep(self.calls, Stack(self.calls, self.name, self.config.name), say)
+        stay = {one.id for one in surely(self.calls, self.config.name) if one.holds_data and not purge}
+        sweep.pieces(lambda one: one.id not in stay)
+        prove_gone(surely(self.calls, self.config.name), stay, self.config.name, self.calls, sweep.troubles)
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
         """What pcluster answers, which is JSON also where it refuses.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ... import door
 from ...errors import InputError
 
 NODES = "nodes"
+LARGEST, DIGITS = 1 << 20, 20  # bytes that are read of a file; digits of a number in one
 
 
 def mark(folder: Path, token: str) -> Path:
@@ -34,10 +36,39 @@ def exits_of(start: Path) -> dict[int, int]:
     return {int(node): int(code) for node, path in files.items() if node.isdecimal() and (code := _digits(path))}
 
 
-def _digits(path: Path) -> str:
+def lengths(start: Path) -> dict[Path, int]:
+    """How long the logs were when a start began, as the batch script left it (wc -c)."""
+    found = {}
+    for line in _text(start / "logs").splitlines():
+        size, _, name = line.strip().partition(" ")
+        if size.isdecimal():
+            found[Path(name)] = int(size)
+    return found
+
+
+def why_cancelled(folder: Path, job: str, start: int) -> str:
+    """Why Slurm ended a start of a job, as its daemon on the first node wrote; "" where it did not."""
+    log = log_of(folder)
+    text = _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
+    said = re.findall(rf"(?m)^slurmstepd: error: (\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*)$", text)
+    return "" if not said else said[-1] if "DUE TO" in said[-1] else f"slurm: job {job} CANCELLED"
+
+
+def log_of(folder: Path) -> Path:
+    """Where the batch script's, srun's and slurmstepd's words go. Its folder must be there, or Slurm ends the job without any."""
+    return folder / "logs/slurm.log"
+
+
+def _text(path: Path, offset: int = 0) -> str:
+    """What stands in a file from `offset` on; "" where it can't be read."""
     try:
         with door.open_regular(path) as file:
-            text = file.read(20).decode(errors="replace").strip()
+            file.seek(offset)
+            return file.read(LARGEST).decode(errors="replace")
     except (OSError, InputError):
         return ""
-    return text if text.isdecimal() else ""
+
+
+def _digits(path: Path) -> str:
+    text = _text(path).strip()
+    return text if text.isdecimal() and len(text) < DIGITS else ""

@@ -1,0 +1,100 @@
+"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate; backends/slurm/batch.py).
+
+python -m trainfleet.launch.admission               on every node: prints what it is and has (nodes/facts.sh)
+python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0 lets the ranks start
+
+FOLDER is the job's, START this start's in it. What is wrong stands in the logs of the nodes that it is about, by which a verdict
+names them (watch/catalogue/trainfleet.yaml): a host that is to blame is left out of what follows.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .. import output
+from ..backends.slurm import batch
+from ..config import Config, load_resolved
+from ..config.hosts import Host
+from ..errors import telling
+from ..nodes import gate
+from ..nodes.answers import Untrue, untrue
+from ..nodes.facts import SCRIPT, Facts, parse
+from ..nodes.finding import Finding
+from ..nodes.fleet import wanted_of
+from ..nodes.health import judge_allocated
+from ..plan.fabric import least_bandwidth
+from ..runs import Run, node_log
+from ..seat import expand_hosts
+from ..supervisor import Log
+
+OPEN, SHUT = 0, 69  # sysexits.h: a service is unavailable
+NODES = "SLURM_JOB_NODELIST"
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    hosts = tuple(Host(name, name) for name in expand_hosts(os.environ[NODES]))
+    if not arguments:
+        words = ["sh", str(SCRIPT), str(Path.cwd()), sys.executable, *(host.name for host in hosts)]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
+    folder, start = Path(arguments[0]), Path(arguments[1])
+    config = load_resolved(Run(folder).config)
+    report = examine(config, hosts, start)
+    print("\n".join(report.describe(least_bandwidth(config.fleet.instance_type))), flush=True)
+    for finding in report.findings:
+        leave(folder, hosts, finding)
+    return OPEN if report.is_open else SHUT
+
+
+def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.Report:
+    """The gate's report on the nodes of a start, from what they have left in its folder."""
+    facts, findings = dict[Host, Facts](), list[Finding]()
+    for node, host in enumerate(hosts):
+        try:
+            facts[host] = parse(_text(batch.facts_of(start, node)))
+        except Untrue as error:
+            findings.append(Finding(host, "facts", untrue(error, "what facts.sh prints").message, "sinfo -R; another node"))
+    config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
+    findings += judge_allocated(facts, wanted_of(config))
+    said = [_plain(node_log(batch.trial_of(start), node)) for node in range(len(hosts))]
+    bandwidth, more = gate.judge_trial(said[0].splitlines(), config.fleet.instance_type, hosts) or (None, _failed(said, hosts))
+    return gate.Report(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
+
+
+def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
+    """Says what is wrong, and leaves it in the log of the node that it is about; of all of them in the first one's."""
+    verdict = "is shut" if finding.host is None else "finds it broken" if finding.blames_host else "finds it unfit"
+    print(f"{finding.host or 'all nodes'}: {finding}", flush=True)
+    log = Log(node_log(folder, hosts.index(finding.host) if finding.host else 0))
+    log.note("watch", f"the gate {verdict}: {finding.message}")
+    log.close()
+
+
+def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
+    """Why the trial brought no figure: by host, the last error that it told."""
+    told = {host: words for host, text in zip(hosts, said, strict=True) if (words := gate.last_error(text))}
+    if not told:
+        return [Finding(None, "fabric", "the trial of the links ended without a figure", "make train again")]
+    words = "; ".join(f"{host}: {error[:200]}" for host, error in told.items())
+    return [Finding(None, "fabric", f"the trial of the links failed: {words}", "make logs; sinfo -R")]
+
+
+def _plain(log: Path) -> str:
+    """What ranks and node have written, without the stamps."""
+    return "\n".join(line.partition(" | ")[2] for line in _text(log).splitlines())
+
+
+def _text(path: Path) -> str:
+    """What stands in a file of this start; "" where there is none."""
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+if __name__ == "__main__":
+    output.install()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""Other clusters than that of test_slurm.py: with accounting and without, and one whose head is reached by SSH."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drills.test_slurm import config, job_of, steps, subprocess_of, until, write
+from fleet.lab import lab
+from fleet.slurmlab import cluster
+from trainfleet.runs import Run
+from verbs import begin, enter, finish, losses, write_text
+
+
+@pytest.mark.parametrize("accounting", [True, False])
+def test_with_accounting_and_without_a_job_of_old_is_known(accounting: bool) -> None:
+    with lab(2) as nodes, cluster(nodes, accounting=accounting, age=2) as slurm:
+        folder = nodes.shared / "work"
+        folder.mkdir()
+        write_text(folder / "text")
+        run = write(folder, "kept", fleet={"slurm": {"account": "vision"}} if accounting else {}, train={"steps": 10})
+        enter(folder, "train")
+        number = job_of(run)
+        until(lambda: not slurm.run("squeue", "-h", "-t", "all", "--me").stdout.strip(), "that squeue forgets", 90)
+        assert "finished" in enter(folder, "status")
+        assert "nothing is left to do" in enter(folder, "train")
+        accounted = subprocess.run(
+            ["sacct", "-X", "-n", "-P", "-j", number, "-o", "State"], capture_output=True, text=True, check=False
+        )
+        assert ("COMPLETED" in accounted.stdout) is accounting
+        if not accounting:
+            return
+        for fleet, expected in (
+            (
+                {"account": "vision", "qos": "long"},
+                "fleet.slurm.qos: the account has no such quality of service; root has account",
+            ),
+            ({"account": "nobody"}, "fleet.slurm.account: the account may not run jobs there; root has account"),
+        ):
+            write(folder, "bad", fleet={"slurm": fleet})
+            said = subprocess_of(folder, "train")
+            assert expected in said and "account vision with " in said, said
+        run = write(folder, "cancelled", fleet={"slurm": {"account": "vision"}}, train={"steps": 100000})
+        first = begin(folder, "train")
+        until(lambda: steps(run) >= 5, "step 5")
+        slurm.run("scancel", job_of(run))
+        assert "CANCELLED by root" in finish(first, code=1)
+        slurm.stop_accounting()
+        run = write(folder, "without", fleet={"slurm": {"account": "vision"}}, train={"steps": 10})
+        enter(folder, "train")
+        assert run.read_results()["status"] == "finished" and "finished" in enter(folder, "status")
+
+
+def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_path: Path) -> None:
+    with lab(2) as nodes, cluster(nodes) as slurm:
+        write_text(nodes.shared / "text")
+        for node in range(2):  # the second one is the login node too: it has sbatch, and finds the cluster as others do
+            (nodes.root(node) / "etc/profile.d/slurm.sh").write_text(f"export SLURM_CONF={slurm.folder}/slurm.conf\n")
+            nodes.run(node, "ln", "-sfn", str(slurm.folder), "/etc/slurm-lab")
+        fleet = nodes.fleet(backend="slurm", hosts=[nodes.hosts()[1]], nodes=2, slurm={"notice": 10})
+        changes = {"data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1}}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config("afar", train={"steps": 40}) | changes | {"fleet": fleet}))
+        bare = {"SLURM_CONF": "/nowhere/slurm.conf"}
+        assert "partition main: 2 nodes" in enter(tmp_path, "setup", variables=bare)
+        said = enter(tmp_path, "train", variables=bare)
+        run = Run(nodes.shared / "trainfleet/runs/afar")
+        assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 40, said
+        assert "finished" in enter(tmp_path, "status", variables=bare)
+        (tmp_path / "config.yaml").write_text(
+            yaml.safe_dump(config("bad") | changes | {"fleet": fleet | {"slurm": {"partition": "gpu"}}})
+        )
+        process = begin(tmp_path, "train", variables=bare)
+        assert "there is no partition gpu; there are: main, short, shut" in process.communicate(timeout=60)[0]
