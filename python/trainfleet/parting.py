@@ -6,6 +6,7 @@ in S3. Node 0 stays until all have left, and takes the files away.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from .uplink import EVERY, NODES, SIGN
 
 ELSEWHERE = 76  # the exit code of node 0 when its own part has ended well, and another node's has not
 SILENT = 6 * SIGN  # seconds without a sign of a node that has not left after which it is taken for lost
+NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # of a node, and how it ended
 LATE = 900.0  # seconds that a node may take to give its first sign
 Say = Callable[[str], None]
 
@@ -54,9 +56,9 @@ class Parting:
         """Reads the codes that have come since the last look."""
         for found in s3.list_objects(f"{self.exits}/"):
             node = found.address.rpartition("/")[2]
-            if node.isdecimal() and int(node) not in self.codes:
+            if NUMBER.fullmatch(node) and int(node) not in self.codes:
                 code = (s3.read(found.address) or b"").decode(errors="replace")
-                self.codes[int(node)] = int(code) if code.isdecimal() and len(code) < 4 else 1
+                self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
         """Those who gave a sign and give none any more, and those who never gave one in LATE seconds."""
