@@ -14,6 +14,7 @@ stopped; a retry strategy looks at the main node alone, and none of its conditio
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import threading
 import time
@@ -56,6 +57,7 @@ class Job:
     created: float = field(default_factory=time.time)
     attempts: list[dict[str, Any]] = field(default_factory=list)
     asked: str = ""  # the reason of TerminateJob
+    started: float = 0.0  # when the newest attempt's main node began
 
     @property
     def ended(self) -> bool:
@@ -80,6 +82,13 @@ class Batch:
         environment = {"computeEnvironmentName": f"{name}-ce", "type": "MANAGED", "state": "ENABLED", "status": "VALID"} | more
         self.account.add("compute-environment", f"{name}-ce", {"computeResources": resources} | environment, {})
         self.account.add("job-queue", name, {"state": "ENABLED", "status": "VALID", "environments": [f"{name}-ce"]}, {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
+        """As it is where no container runs: jobs that a test has written down."""
+        assert self.containers is None
+        copied = Batch(copy.deepcopy(self.account, memo), self.containers)
+        copied.jobs, copied.definitions = copy.deepcopy(self.jobs, memo), copy.deepcopy(self.definitions, memo)
+        return copied
 
     def close(self) -> None:
         self.closing.set()
@@ -146,11 +155,19 @@ class Batch:
             return
         with self.lock:  # networks are entered one at a time
             node.container = self.containers.start(job.id, attempt, index, len(job.nodes), *self.told(job, index, attempt))
+            options = self.container_of(job).get("logConfiguration", {}).get("options", {})
+            node.container.group = options.get("awslogs-group", "/aws/batch/job")
+            node.container.stream = f"{job.definition['jobDefinitionName']}/default/{node.container.mark.replace('/', '-')}"
         node.status = "RUNNING"
+        job.started = job.started if index else time.time()
+
+    def container_of(self, job: Job) -> dict[str, Any]:
+        container: dict[str, Any] = job.definition["nodeProperties"]["nodeRangeProperties"][0]["container"]
+        return container
 
     def told(self, job: Job, index: int, attempt: int) -> tuple[list[str], dict[str, str]]:
         """The words and the environment of a node's container."""
-        definition = job.definition["nodeProperties"]["nodeRangeProperties"][0]["container"]
+        definition = self.container_of(job)
         override = job.request.get("nodeOverrides", {}).get("nodePropertyOverrides", [{}])[0].get("containerOverrides", {})
         environment = {pair["name"]: pair["value"] for given in (definition, override) for pair in given.get("environment", ())}
         for secret in definition.get("secrets", ()):
@@ -198,7 +215,7 @@ class Batch:
         node = job.nodes[index]
         record: dict[str, Any] = {"taskArn": f"arn:aws:ecs:{self.account.region}:{self.account.number}:task/c/{job.id}{index}"}
         if node.container:
-            record["logStreamName"] = f"{job.definition['jobDefinitionName']}/default/{node.container.mark}"
+            record["logStreamName"] = node.container.stream
             record["networkInterfaces"] = [{"attachmentId": "a", "privateIpv4Address": self.containers.cluster.address(index)}]
         if (code := node.exit_code()) is not None:
             record["exitCode"] = code
@@ -208,8 +225,8 @@ class Batch:
 
     def detail(self, job: Job, index: int | None) -> dict[str, Any]:
         common = {"jobName": job.name, "jobQueue": f"arn:aws:batch:{self.account.region}:{self.account.number}:job-queue/{job.queue}",
-                  "createdAt": int(job.created * 1000), "jobDefinition": job.definition["jobDefinitionName"], "startedAt": int(job.created * 1000),
-                  "tags": job.request.get("tags", {}), "isTerminated": bool(job.asked), "isCancelled": False}  # fmt: skip
+                  "createdAt": int(job.created * 1000), "jobDefinition": job.definition["jobDefinitionName"],
+                  **({"startedAt": int(job.started * 1000)} if job.started else {}), "tags": job.request.get("tags", {}), "isTerminated": bool(job.asked), "isCancelled": False}  # fmt: skip
         if index is None:
             return {**common, "jobId": job.id, "status": job.status, "statusReason": job.reason, "attempts": list(job.attempts),
                     "nodeProperties": {**job.definition["nodeProperties"], "numNodes": len(job.nodes)}}  # fmt: skip
@@ -371,6 +388,8 @@ def _describe(account: Account, jobs: list[str]) -> dict[str, Any]:
 def _terminate(account: Account, jobId: str, reason: str) -> dict[str, Any]:
     if (job := service(account).jobs.get(jobId)) and not job.ended:
         job.asked = reason
+        if service(account).containers is None:  # nobody follows what a test has written down
+            account.later(30.0, lambda: service(account).end(job, "FAILED", reason))
     return {}
 
 

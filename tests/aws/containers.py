@@ -2,6 +2,7 @@
 
     containers.start(job, attempt, node, nodes, words, environment)   → Container, whose output is a stream of CloudWatch's
     containers.lose(job, node)                                        its machine goes, with all that runs on it
+    containers.broken = "exec /usr/bin/python3: ..."                  what a container says and ends with, in place of the entrypoint
 
 A node sees its own disk, the other nodes and the local S3 server (moto, which keeps SSM's parameters too). The image is this tree:
 its entrypoint is `python -m`. As SageMaker starts it, it has an /opt/ml and host names of its own, in a mount namespace.
@@ -28,7 +29,7 @@ ML = Path("/opt/ml")
 
 @dataclass
 class Container:
-    """One node's container in one attempt. `lost`: its machine went away."""
+    """One node's container in one attempt. `lost`: its machine went away. `group`, `stream`: where CloudWatch keeps its lines."""
 
     mark: str
     process: subprocess.Popen[bytes]
@@ -36,6 +37,8 @@ class Container:
     began: float = field(default_factory=time.time)
     asked: float | None = None
     lost: bool = False
+    group: str = ""
+    stream: str = ""
 
     @property
     def code(self) -> int | None:
@@ -55,6 +58,7 @@ class Containers:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.all = cluster, dict[str, Container]()
+        self.broken = ""
 
     def start(
         self,
@@ -69,6 +73,8 @@ class Containers:
         mark, cluster = f"{job}/{attempt}/{node}", self.cluster
         line = shlex.join([sys.executable, "-m", *words])
         script = f"exec {line}" if ml is None else _with_mounts(line, ml)
+        if self.broken:
+            script = f"echo {shlex.quote(self.broken)}; exit 1"
         process = cluster.start(mark, script, environment)
         container = self.all[mark] = Container(mark, process, cluster.disk(job, attempt, node))
         return container

@@ -7,16 +7,18 @@ import copy
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import yaml
 
-from trainfleet import cli
+from trainfleet import cli, s3
 from trainfleet.backends import backend_of
+from trainfleet.backends.remote import Bucket
 from trainfleet.cloud import inventory, stack, sweep
+from trainfleet.launch import whereabouts
 from trainfleet.nodes import setup
 from trainfleet.nodes.answers import Failure
 from trainfleet.nodes.transport import Transport
@@ -30,16 +32,17 @@ Prepare = Callable[[Account], None]
 
 
 class World:
-    """An account with others' things in it. `changes` are of the config (world.said); `told` and `before`: what the last verb said, and how many
-    requests there were before it."""
+    """An account with others' things in it. `config`: what is typed there, else world.said with `changes`; `told` and `before`: what
+    the last verb said, and how many requests there were before it."""
 
-    def __init__(self, prepare: Prepare = lambda account: None, **changes: Any) -> None:
-        self.account, self.changes, self.told, self.before = Account(), changes, "", 0
-        self.theirs = {
-            id: (thing.state, dict(thing.tags), dict(thing.properties)) for id, thing in strangers(self.account).items()
-        }
-        self.account.on_launch = lambda instance: instance.more.update(console=CONSOLE.format(key=KEY))
+    def __init__(self, prepare: Prepare = lambda account: None, config: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        self.account, self.told, self.before = Account(), "", 0
+        self.config = dict(config or said(**changes))
+        strangers(self.account)
         prepare(self.account)
+        things = self.account.things
+        self.theirs = {id: (thing.state, dict(thing.tags), dict(thing.properties)) for id, thing in things.items()}
+        self.account.on_launch = lambda instance: instance.more.update(console=CONSOLE.format(key=KEY))
 
     def type(self, verb: str, *words: str) -> tuple[int | None, str]:
         """The exit code of a verb, typed in a new folder that has nothing but the config, and all that it said.
@@ -49,13 +52,16 @@ class World:
         heard, before = io.StringIO(), Path.cwd()
         self.before = len(self.account.calls)
         with tempfile.TemporaryDirectory() as folder, aws(self.account) as patch:
-            for module, name, value in ((stack, "POLL", 60.0), (sweep, "AGAIN", 60.0), (inventory, "AGAIN", 5.0)):
+            paces = ((stack, "POLL", 60.0), (sweep, "AGAIN", 60.0), (inventory, "AGAIN", 5.0), (whereabouts, "PATIENCE", 0.0))
+            for module, name, value in paces:
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
             patch.setattr(setup, "main", lambda config: 0)
+            patch.setattr(s3, "list_objects", lambda address: [])  # objects are tests/distributed's
+            patch.setattr(Bucket, "ask_to_stop", lambda place: None)
             patch.setattr(Transport, "ask", lambda *_, **__: Failure("down", "nothing answers", ""))
             backend_of.cache_clear()
             os.chdir(folder)
-            Path("config.yaml").write_text(yaml.safe_dump(said(**self.changes)))
+            Path("config.yaml").write_text(yaml.safe_dump(self.config))
             try:
                 with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard), mock.patch("sys.stdin", io.StringIO()):
                     return cli.main([verb, *words]), heard.getvalue()
@@ -89,12 +95,17 @@ def data(account: Account) -> None:
 
 
 def deaths(verb: str, *words: str, after: tuple[str, ...] = (), prepare: Prepare = lambda account: None, holds_data: bool = False,
-           step: int = 1, killer: type[BaseException] = Killed) -> Iterator[tuple[str, World]]:  # fmt: skip
-    """A world for each request at which the verb dies, before AWS has heard it and after AWS has done it; what came `after` first."""
-    ready = World(prepare)
+           step: int = 1, killer: type[BaseException] = Killed, config: Mapping[str, Any] | None = None,
+           work: Prepare = lambda account: None) -> Iterator[tuple[str, World]]:  # fmt: skip
+    """A world for each request at which the verb dies, before AWS has heard it and after AWS has done it; what came `after` first.
+
+    `work`: what is done in the account between.
+    """
+    ready = World(prepare, config)
     for earlier in after:
         code, told = ready.type(earlier)
         assert code == 0, told
+    work(ready.account)
     if holds_data:
         data(ready.account)
     ready.account.rest()  # nothing is under way, so that it can be copied

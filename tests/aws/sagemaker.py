@@ -13,6 +13,7 @@ API_StopTrainingJob): one container a host, whose /opt/ml says who is there; the
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import threading
@@ -41,6 +42,8 @@ class Job:
     asked: bool = False
     broken: str = ""  # interrupted, or hardware
     attempt: int = 0
+    started: datetime.datetime | None = None  # when its containers began first
+    warm: str = ""  # the status of its warm pool
 
     @property
     def hosts(self) -> list[str]:
@@ -65,6 +68,13 @@ class SageMaker:
         self.closing = threading.Event()
         self.lock = threading.Lock()
         account.sagemaker = self  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SageMaker:
+        """As it is where no container runs: jobs that a test has written down."""
+        assert self.containers is None
+        copied = SageMaker(copy.deepcopy(self.account, memo), self.containers)
+        copied.jobs = copy.deepcopy(self.jobs, memo)
+        return copied
 
     def close(self) -> None:
         self.closing.set()
@@ -132,7 +142,7 @@ class SageMaker:
         job.status = status
 
     def train(self, job: Job) -> None:
-        job.containers = []
+        job.containers, job.started = [], job.started or moment()
         for host in range(len(job.hosts)):
             with self.lock:
                 job.containers.append(self.start(job, host))
@@ -163,7 +173,10 @@ class SageMaker:
             self.fetch(channel, folder / "input/data" / channel["ChannelName"])
         told = {"TRAINING_JOB_NAME": job.name, **job.request.get("Environment", {})}
         words = specification.get("ContainerArguments") or ["train"]
-        return self.containers.start(job.name, job.attempt, host, len(job.hosts), words, told, folder)
+        container = self.containers.start(job.name, job.attempt, host, len(job.hosts), words, told, folder)
+        container.group = "/aws/sagemaker/TrainingJobs"
+        container.stream = f"{job.name}/{job.hosts[host]}-{int(container.began * 1000)}"
+        return container
 
     def fetch(self, channel: dict[str, Any], folder: Path) -> None:
         """File mode: all objects below the prefix are copied."""
@@ -213,6 +226,7 @@ def _describe(account: Account, TrainingJobName: str) -> dict[str, Any]:
     return {
         "TrainingJobName": job.name, "TrainingJobStatus": job.status, "SecondaryStatus": job.second, "CreationTime": job.created,
         "SecondaryStatusTransitions": list(job.transitions), **({"FailureReason": job.reason} if job.reason else {}),
+        **({"TrainingStartTime": job.started} if job.started else {}),
         **{key: job.request[key] for key in kept if key in job.request},
     }  # fmt: skip
 
@@ -225,6 +239,8 @@ def _stop(account: Account, TrainingJobName: str) -> dict[str, Any]:
     if not job.asked:
         job.asked, job.status = True, "Stopping"
         job.go("Stopping", "Stopping the training job")
+        if service(account).containers is None:  # nobody follows what a test has written down
+            account.later(30.0, lambda: service(account).end(job, "Stopped", "Stopped", ""))
     return {}
 
 
@@ -233,9 +249,20 @@ def _list(account: Account, NameContains: str = "", **_: Any) -> dict[str, Any]:
     found = sorted(service(account).jobs.values(), key=lambda job: -job.created)
     return {"TrainingJobSummaries": [
         {"TrainingJobName": job.name, "TrainingJobStatus": job.status, "CreationTime": job.created,
-         "TrainingJobArn": f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{job.name}"}
+         "TrainingJobArn": f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{job.name}",
+         **({"WarmPoolStatus": {"Status": job.warm}} if job.warm else {})}
         for job in found if NameContains in job.name
     ]}  # fmt: skip
+
+
+@answers("sagemaker", "UpdateTrainingJob")
+def _update(account: Account, TrainingJobName: str, ResourceConfig: dict[str, int]) -> dict[str, Any]:
+    job = job_named(account, TrainingJobName)
+    if job.status not in FINAL or job.warm != "Available":
+        raise Refused("ValidationException", "only the warm pool of a job that has ended can be updated")
+    if ResourceConfig["KeepAlivePeriodInSeconds"] == 0:
+        account.later(20.0, lambda: setattr(job, "warm", "Terminated"))
+    return {"TrainingJobArn": f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}"}
 
 
 @answers("sagemaker", "DeleteTrainingJob")
@@ -243,6 +270,8 @@ def _delete(account: Account, TrainingJobName: str) -> dict[str, Any]:
     job = job_named(account, TrainingJobName)
     if job.status not in FINAL:
         raise Refused("ResourceInUse", f"The training job {TrainingJobName} is in status {job.status}")
+    if job.warm == "Available":
+        raise Refused("ValidationException", "The training job retains a managed warm pool")
     del service(account).jobs[TrainingJobName]
     account.things.pop(f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}", None)
     return {}

@@ -214,6 +214,26 @@ def test_prices_are_asked_for_and_tell_where_they_stand(account: Any) -> None:
     assert len(sent) == 2, "a price is asked for once"
 
 
+def test_sagemaker_s_machines_have_prices_of_their_own(account: Any) -> None:
+    def product(usage: str, usd: str) -> str:
+        attributes = f'"product": {{"attributes": {{"usagetype": "{usage}"}}}}'
+        return PRODUCT.replace("43.1", usd).replace("{", f"{{{attributes}, ", 1)
+
+    listed = [product("USE1-Train:ml.p6-b200.48xlarge", "131.0"), product("USE1-Host:ml.p6-b200.48xlarge", "1.0"),
+              product("USE1-Train:ml.p6-b200.48xlarge-Plan", "2.0"), PRODUCT]  # fmt: skip
+    sent = account(GetProducts={"PriceList": listed})
+    asked = prices.Prices(Calls("us-east-1"))
+    assert asked.training("p6-b200.48xlarge") == prices.Price(131.0, prices.API), "hosting and what has no usage are others'"
+    assert asked.training("p6-b200.48xlarge", is_reserved=True) == prices.Price(0.0, prices.RESERVED)
+    ((operation, request),) = sent
+    assert (operation, request["ServiceCode"]) == ("GetProducts", "AmazonSageMaker")
+    assert {"Type": "TERM_MATCH", "Field": "instanceName", "Value": "ml.p6-b200.48xlarge"} in request["Filters"]
+    account(GetProducts=refused("AccessDenied"))
+    table = prices.Prices(Calls("us-east-1"))
+    assert table.training("p4d.24xlarge") == prices.Price(25.2513, prices.OF_SAGEMAKER) and table.trouble
+    assert prices.Prices().training("p5en.48xlarge").usd is None
+
+
 @pytest.mark.parametrize(
     "product", ["{", "[]", "null", '{"terms": 4}', PRODUCT.replace("43.1", "NaN"), PRODUCT.replace("43.1", "-1")]
 )

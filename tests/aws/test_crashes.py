@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aws import engine_crashes
 from aws.crashes import World, deaths
 
 ASKS_ONLY = ("Describe", "Get", "List", "Simulate", "Head")
@@ -50,6 +51,22 @@ def test_a_clean_that_died_is_done_again() -> None:
 def test_a_purge_that_died_is_done_again(words: tuple[str, ...]) -> None:
     for what, world in deaths("clean", *words, after=("setup",), holds_data=True, step=STEP):
         proven_empty(world, what, *words)
+
+
+@pytest.mark.parametrize("engine", ["batch", "sagemaker"])
+def test_a_clean_that_died_while_an_engine_was_at_work_is_done_again(engine: str) -> None:
+    for what, world in deaths("clean", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),
+                              work=engine_crashes.at_work, step=STEP):  # fmt: skip
+        proven_empty(world, what)
+        assert engine_crashes.undisturbed(world.account), what
+
+
+def test_what_runs_and_what_is_kept_warm_has_a_price() -> None:
+    world = World(engine_crashes.others, engine_crashes.said("sagemaker"))
+    assert world.type("setup")[0] == 0
+    engine_crashes.at_work(world.account)
+    _, told = world.type("ls")
+    assert "2 x ml.c7i.8xlarge, InProgress" in told and "2 x ml.c7i.8xlarge, warm" in told and "$82.27 a day" in told, told
 
 
 def test_purge_asks_first_and_nothing_goes_without_an_answer() -> None:

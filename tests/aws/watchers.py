@@ -81,6 +81,11 @@ def _quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any] | No
     }
 
 
+@answers("ecr", "BatchGetImage")
+def _images(account: Account, **_: Any) -> dict[str, Any]:
+    return {"images": []}  # of what is not ECR's nobody asks here
+
+
 @answers("s3", "GetBucketLocation")
 def _location(account: Account, Bucket: str) -> dict[str, Any]:
     region = watched(account).bucket_region

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from aws import engine_crashes
 from aws.account import Account
-from aws.crashes import deaths
+from aws.crashes import World, deaths
 from aws.test_crashes import proven_empty
 
 
@@ -81,3 +82,34 @@ def test_clean_that_keeps_what_holds_data() -> None:
         cases += 1
     print(f"{cases} cases")
     assert cases > 200
+
+
+def at_peace(world: World, what: str) -> None:
+    """The account is empty of ours, and others' jobs have not noticed."""
+    proven_empty(world, what)
+    assert engine_crashes.undisturbed(world.account), what
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("engine", ["batch", "sagemaker"])
+def test_setup_for_an_engine(engine: str) -> None:
+    cases = 0
+    for what, world in deaths("setup", config=engine_crashes.said(engine), prepare=engine_crashes.others):
+        at_peace(world, what)
+        cases += 1
+    print(f"{cases} cases")
+    assert cases > 20
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("engine", ["batch", "sagemaker"])
+def test_clean_while_an_engine_is_at_work(engine: str) -> None:
+    """Jobs wait, run and are kept warm, definitions and a secret are there, and the process of clean dies at each request."""
+    cases, config = 0, engine_crashes.said(engine)
+    for what, world in deaths(
+        "clean", config=config, prepare=engine_crashes.others, after=("setup",), work=engine_crashes.at_work
+    ):
+        at_peace(world, what)
+        cases += 1
+    print(f"{cases} cases")
+    assert cases > 100

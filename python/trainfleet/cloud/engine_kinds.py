@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
@@ -74,14 +75,35 @@ def _jobs(calls: Calls, config: str | None) -> Found:
         if re.fullmatch(JOB, row["TrainingJobName"]):
             tags = tags_of(calls("sagemaker", "ListTags", ResourceArn=row["TrainingJobArn"]).get("Tags"))
             if is_ours(tags, config):
-                yield row["TrainingJobName"], tags, row
+                yield row["TrainingJobName"], tags, row | (_machines(calls, row) if costs(row) else {})
+
+
+def costs(row: Row) -> bool:
+    """Whether a training job has machines, or keeps those of its warm pool."""
+    return row["TrainingJobStatus"] not in ENDED or _is_warm(row)
+
+
+def _is_warm(row: Row) -> bool:
+    return bool(row.get("WarmPoolStatus", {}).get("Status") == "Available")
+
+
+def _machines(calls: Calls, row: Row) -> dict[str, Any]:
+    record = calls("sagemaker", "DescribeTrainingJob", TrainingJobName=row["TrainingJobName"])
+    return {"ResourceConfig": record.get("ResourceConfig", {})}
 
 
 def _remove_job(calls: Calls, which: str, row: Row) -> object:
-    if row["TrainingJobStatus"] in ENDED:
+    """Stops it, ends its warm pool, takes it away; each when the one before is done, so this is asked again."""
+    if not costs(row):
         return calls("sagemaker", "DeleteTrainingJob", TrainingJobName=which)
-    if row["TrainingJobStatus"] == "InProgress":
-        calls("sagemaker", "StopTrainingJob", TrainingJobName=which)
+    try:
+        if row["TrainingJobStatus"] == "InProgress":
+            calls("sagemaker", "StopTrainingJob", TrainingJobName=which)
+        elif _is_warm(row):
+            calls("sagemaker", "UpdateTrainingJob", TrainingJobName=which, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    except CloudError as error:
+        if error.code != "ValidationException":  # it has ended since it was listed
+            raise
     raise CloudError("the job is ending", where=which, why="it is removed when it has", code="DependencyViolation")
 
 

@@ -2,35 +2,47 @@
 
 The table: US dollars in us-east-1, on-demand Linux; instance types in hardware.py; the rest from aws.amazon.com/ebs/pricing,
 /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price lists had them. Other regions cost up to half more.
+
+SageMaker asks 15 to 25 % more than EC2 for the same machine: TRAINING has its types of which two public lists say the same
+(aws.amazon.com/sagemaker/pricing, read 2026-09-27). Of managed spot and of a type that is missing here the API knows more.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import hardware
+from ..config import Config
 from ..door import parse_json
-from ..errors import CloudError
+from ..errors import CloudError, ConfigError
 from .calls import Calls
+from .region import region_of
 
 READ = "2026-11-22"
 TABLE = f"list price in us-east-1, {READ}"
 API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
+RESERVED = "paid with the training plan"
+OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
 WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
 MONTH = 730.0  # hours, as AWS reckons
 GIB_MONTH = {  # a GiB for a month
     "gp3": 0.08, "gp2": 0.10, "io2": 0.125, "snapshot": 0.05, "bucket": 0.023, "repository": 0.10, "log group": 0.03,
     "SCRATCH_2": 0.140, "PERSISTENT_2-125": 0.145, "PERSISTENT_2-250": 0.210, "PERSISTENT_2-500": 0.340,
-    "PERSISTENT_2-1000": 0.600,
+    "PERSISTENT_2-1000": 0.600, "training volume": 0.14,
 }  # fmt: skip
 HOUR = {"nat": 0.045, "address": 0.005}
 NAT_GB = 0.045  # for each GB that goes through it
 LOG_GB = 0.50  # for each GB that CloudWatch Logs takes in (aws.amazon.com/cloudwatch/pricing)
 HEADS = {"c5.4xlarge": 0.68, "c7i.large": 0.0893, "c7i.xlarge": 0.1785, "c7i.2xlarge": 0.357, "m7i.large": 0.1008,
          "m7i.xlarge": 0.2016, "t3.medium": 0.0416, "t3.large": 0.0832}  # fmt: skip
+TRAINING = {  # an hour of SageMaker's ml.<type>
+    "trn1.2xlarge": 1.54, "trn1.32xlarge": 24.73, "p4d.24xlarge": 25.2513, "p4de.24xlarge": 31.5641, "p5.48xlarge": 63.296,
+    "g5.48xlarge": 20.36, "g6.48xlarge": 16.688, "g6e.48xlarge": 37.66, "c7i.8xlarge": 1.714,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,11 +54,13 @@ class Price:
 
 
 def of(kind: str, what: str, amount: float) -> float | None:
-    """US dollars an hour by the table: `amount` instances, addresses or NATs, or GiB of a volume, file system or bucket."""
+    """US dollars an hour by the table: `amount` instances (training: SageMaker's), addresses, NATs, or GiB of what keeps data."""
     if kind == "instance":
         row = hardware.instance(what)
         each = row.usd_per_hour if row else HEADS.get(what)
         return None if each is None else each * amount
+    if kind == "training":
+        return TRAINING[what] * amount if what in TRAINING else None
     if kind in HOUR:
         return HOUR[kind] * amount
     rate = GIB_MONTH.get(what if what in GIB_MONTH else kind)
@@ -66,36 +80,49 @@ class Prices:
         if capacity == "block":
             return Price(0.0, PAID)
         kind = "spot" if capacity == "spot" else "on-demand"
+        return self._priced(name, kind, zone)
+
+    def training(self, name: str, is_reserved: bool = False) -> Price:
+        """What one machine of SageMaker's costs. A training plan was paid for when it was bought; managed spot costs less."""
+        return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
+
+    def _priced(self, name: str, kind: str, zone: str) -> Price:
         if (name, kind) not in self.known:
-            self.known[name, kind] = self._ask(name, kind, zone) or Price(of("instance", name, 1), TABLE)
+            listed = ("training", OF_SAGEMAKER) if kind == "training" else ("instance", TABLE)
+            self.known[name, kind] = self._ask(name, kind, zone) or Price(of(listed[0], name, 1), listed[1])
         return self.known[name, kind]
 
     def _ask(self, name: str, kind: str, zone: str) -> Price | None:
         if self.calls is None or self.trouble:
             return None
         try:
-            usd = _spot(self.calls, name, zone) if kind == "spot" else _on_demand(self.calls.region, name)
+            usd = _spot(self.calls, name, zone) if kind == "spot" else _listed(self.calls.region, name, kind == "training")
         except CloudError as error:
             self.trouble = f"{error.what}: {error.why}"
             return None
         return None if usd is None else Price(usd, SPOT if kind == "spot" else API)
 
 
-def _on_demand(region: str, name: str) -> float | None:
-    """The on-demand price by the Pricing API; None where it lists none."""
+def _listed(region: str, name: str, is_training: bool) -> float | None:
+    """The on-demand price by the Pricing API, of EC2 or of SageMaker's training; None where it lists none."""
     wanted = {"instanceType": name, "regionCode": region, "operatingSystem": "Linux", "tenancy": "Shared",
               "preInstalledSw": "NA", "capacitystatus": "Used", "marketoption": "OnDemand"}  # fmt: skip
+    if is_training:
+        wanted = {"instanceName": f"ml.{name}", "regionCode": region}  # of what uses it there are as many products
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()]
-    request: dict[str, Any] = {"ServiceCode": "AmazonEC2", "Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 10}
-    answer = Calls(WHERE_PRICES_ARE)("pricing", "GetProducts", **request)
-    found = [usd for text in answer.get("PriceList") or () for usd in _dollars(text)]
+    request: dict[str, Any] = {"Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 100 if is_training else 10}
+    service, usage = ("AmazonSageMaker", f"Train:ml.{name}") if is_training else ("AmazonEC2", "")
+    answer = Calls(WHERE_PRICES_ARE)("pricing", "GetProducts", ServiceCode=service, **request)
+    found = [usd for text in answer.get("PriceList") or () for usd in _dollars(text, usage)]
     return min(found, default=None)
 
 
-def _dollars(text: Any) -> Iterator[float]:
-    """Every hourly on-demand price of a product, as the API writes one."""
+def _dollars(text: Any, usage: str) -> Iterator[float]:
+    """Every hourly on-demand price of a product, as the API writes one, if it is of that type of usage, such as USE1-`usage`."""
     try:
         product = parse_json(text, API) if isinstance(text, str) else text
+        if usage and not re.fullmatch(f"([A-Z0-9]+-)?{re.escape(usage)}", product["product"]["attributes"]["usagetype"]):
+            return
         for term in _values(product, "terms", "OnDemand"):
             for part in _values(term, "priceDimensions"):
                 usd = float(part["pricePerUnit"]["USD"])
@@ -129,6 +156,14 @@ def _number(row: Mapping[str, Any]) -> float:
         return float(row["SpotPrice"])
     except (KeyError, TypeError, ValueError):
         return 0.0
+
+
+def in_region(config: Config) -> Prices:
+    """Prices in the config's region; where none is named, nobody is asked."""
+    try:
+        return Prices(Calls(region_of(config)))
+    except ConfigError:
+        return by_table()
 
 
 @functools.cache

@@ -55,13 +55,17 @@ def _rows(config: Config, prices: Prices, zone: str) -> Iterator[Row]:
         kind = deployment(fleet.fsx)
         what = f"FSx for Lustre, {fleet.fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
         yield Row("file system", 1, what, of("fsx", kind, fleet.fsx.size_gib), TABLE)
-    if not aws.vpc:
-        yield Row("NAT", 1, f"NAT gateway; ${NAT_GB} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE)
-        addresses = 2 if aws.head else 1
-        yield Row("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
+    yield from network(config, 2 if aws.head else 1)
     if aws.head:
         head, disk = prices.instance(aws.head), of("volume", "gp3", HEAD_GIB) or 0.0
         yield Row("head", 1, aws.head, None if head.usd is None else head.usd + disk, head.source)
+
+
+def network(config: Config, addresses: int) -> Iterator[Row]:
+    """The network of the stack, where it makes one."""
+    if not config.fleet.aws.vpc:
+        yield Row("NAT", 1, f"NAT gateway; ${NAT_GB} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE)
+        yield Row("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
 
 
 def _times(price: Price, count: int) -> float | None:

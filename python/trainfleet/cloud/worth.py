@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 FREE = {
     "endpoint", "flow log", "network interface", "internet gateway", "route table", "subnet", "launch template",
     "placement group", "security group", "VPC", "key pair", "instance profile", "role", "association", "stack",
-    "job queue", "environment", "job definition", "parameter", "training job",
+    "job queue", "environment", "job definition", "parameter",
 }  # fmt: skip
 
 
@@ -31,6 +31,8 @@ def of(kind: str, row: Row, region: str) -> tuple[str, float | None]:
             return _file_system(row)
         case "log group":
             return stored(kind, float(row.get("storedBytes", 0)))
+        case "training job":
+            return _training_job(row)
     return "", 0.0 if kind in FREE else None
 
 
@@ -45,6 +47,16 @@ def _instance(row: Row) -> tuple[str, float | None]:
     if state in ("stopped", "stopping", "shutting-down"):
         return words, 0.0
     return words, listed("instance", str(row["InstanceType"]), 1)
+
+
+def _training_job(row: Row) -> tuple[str, float | None]:
+    """One that has ended costs nothing, but for the machines of its warm pool."""
+    machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
+    if not machines:
+        return state, 0.0
+    kind, count = str(machines["InstanceType"]), int(machines["InstanceCount"])
+    words = f"{count} x {kind}, {state if state in ('InProgress', 'Stopping') else 'warm'}"
+    return words, listed("training", kind.removeprefix("ml."), count)
 
 
 def _file_system(row: Row) -> tuple[str, float | None]:
