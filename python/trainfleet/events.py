@@ -56,6 +56,7 @@ EVENTS = {
     "slow": Event(LAUNCHER, "a rank's own work takes much longer than the others'",
                   {"rank": int, "node": int, "step": int, "busy_seconds": Number}),
     "unreachable": Event(LAUNCHER, "a node does not answer, and its ranks go on", {"node": int, "host": str, "why": str}),
+    "fabric": Event(LAUNCHER, "NCCL's own words say that the fabric is not used as it should be", {"node": int, "why": str}),
     "slow-link": Event(LAUNCHER, "a node's links are far worse than the others', and the run is slower than it was",
                        {"node": int, "host": str, "why": str}),
     "initialized": Event(RANK_0, "the weights are those of another model", {"source": str}),

@@ -17,6 +17,8 @@ from trainfleet.nodes.health import judge, unfit
 from trainfleet.nodes.operations import Wanted
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
+from trainfleet.runs import Run
+from trainfleet.watch.nccl import Words
 from unit.test_nodes_operations import P3DN_READY, PLAIN, READY, wanted
 
 
@@ -140,6 +142,21 @@ n0:6310:6318 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabr
 def test_nccl_is_taken_at_its_word(log: str, kind: str | None, wrong: list[str]) -> None:
     found = judge_nccl(log.splitlines(), kind)
     assert len(found) == len(wrong) and all(line.startswith(start) for line, start in zip(found, wrong, strict=True)), found
+
+
+def test_a_job_s_own_words_are_heard_once_and_after_its_first_step(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.logs.mkdir()
+    log = run.logs / "node-0.log"
+    log.write_text(GOOD)  # of an earlier attempt
+    words = Words(run, tmp_path, "p4d.24xlarge")
+    log.write_text(GOOD + "x NCCL INFO NET/Socket : Using [0]ens5:172.31.0.112<0>\n")
+    assert words.wrong() == []
+    run.metrics.write_text("{}\n")
+    assert [why.partition(":")[0] for why in words.wrong()] == ["NCCL did not choose EFA"] and words.wrong() == []
+    silent = Words(run, tmp_path, "p4d.24xlarge")
+    run.metrics.write_text("{}\n")
+    assert silent.wrong() == [], "who was not asked to speak is no fault of the fabric"
 
 
 def pairs(count: int, slow: set[int]) -> tuple[tuple[int, int, float], ...]:

@@ -20,6 +20,7 @@ from ..records import is_object
 from ..uplink import BUCKET, RUN
 
 CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
+NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # heard by the launcher: watch/nccl.py
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
@@ -44,6 +45,7 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     row = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
+        own |= NCCL if row.efa and job.nodes > 1 and row.accelerator and row.accelerator.kind == "cuda" else {}
         own |= fabric_environment(row.name, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)

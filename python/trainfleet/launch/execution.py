@@ -124,6 +124,7 @@ def execute(
     if isinstance(live, TokenizeLive):
         follower.sign = lambda: live.progress
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
+    follower.instance_type = plan.config.fleet.instance_type
     follower.replaces = plan.config.fleet.slow == "replace"
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)

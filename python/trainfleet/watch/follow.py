@@ -16,6 +16,7 @@ from ..runs import Run
 from ..watchdog import Alarm, Limits, Sentry
 from .budget import Budget
 from .interrupts import Interrupts
+from .nccl import Words
 
 POLL = 0.2  # seconds
 ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are taken back, where that is known
@@ -25,6 +26,7 @@ TURNS = ("launched", "restarted", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
 STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest that nothing is told of
 ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
+CUT_OFF = 143  # as an exit code says that it was SIGTERM
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
 
@@ -65,6 +67,8 @@ class Follower:
     replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
     ends: float | None = None  # unix time at which all machines are taken back
     trouble: bool = False  # the run folder can't be brought up to date
+    instance_type: str | None = None  # of the nodes
+    nccl: Words | None = None
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer, and whose ranks beat
 
     def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
@@ -77,6 +81,8 @@ class Follower:
             keep(self.run, handle, request)
             outcome = self._stay(handle, request)
             self.place.refresh()
+            if outcome.failed:
+                self._supplement(request)
             return outcome
         finally:
             self.backend.stop(handle, at_once=True)
@@ -86,6 +92,7 @@ class Follower:
         while not (status := self.backend.status(handle)).ended:
             self._refresh()
             self._notice(status, request.job)
+            self._hear_nccl()
             self.show(status.reason if status.phase in WAITING else "")
             if self._stops(handle, request):
                 break
@@ -103,6 +110,7 @@ class Follower:
                 break
             time.sleep(POLL)
         self.show("")
+        status = self._as_told(status, request)
         alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
         concluded = (alarm is not None or status.failed) and request.job.torchrun and self._is_concluded()
         if concluded:
@@ -110,6 +118,22 @@ class Follower:
         return Outcome(
             status, alarm, alive, concluded
         )  # as it was before the rest were stopped: that they were killed says nothing
+
+    def _as_told(self, status: Status, request: Request) -> Status:
+        """The status; where an engine gives a reason and sees nothing wrong, ranks that have not concluded were cut off."""
+        if not status.ended or status.failed or not status.reason or self.asked or not request.job.torchrun:
+            return status
+        self.place.refresh()
+        return (
+            status if self._is_concluded() or self.run.is_asked_to_stop() else replace(status, exits={**status.exits, 0: CUT_OFF})
+        )
+
+    def _supplement(self, request: Request) -> None:
+        """Brings what only the engine has of the output: the verdict reads it."""
+        try:
+            self.place.supplement(request.job.folder)
+        except BackendError as error:
+            self.say(f"what the engine keeps of the nodes' output is not seen: {error}")
 
     def _refresh(self) -> None:
         """Brings the run folder up to date. While that can't be, nothing that is seen there is held against the ranks."""
@@ -140,6 +164,13 @@ class Follower:
             attempt = fence.current(self.run.folder).order
             ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.place.lag)
             self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.torchrun else None
+            self.nccl = Words(self.run, job.folder, self.instance_type) if job.torchrun and job.nodes > 1 else None
+
+    def _hear_nccl(self) -> None:
+        """Says what stands against the fabric by NCCL's own words: the run goes on, and slower than it would."""
+        for why in self.nccl.wrong() if self.nccl else ():
+            self.say(f"node 0: {why}")
+            self.run.note("fabric", node=0, why=why)
 
     def _is_broken(self, status: Status, request: Request) -> bool:
         """Whether a part of the job has failed. Of a node that does not answer while its ranks beat, only the door is shut."""

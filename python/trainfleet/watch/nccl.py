@@ -1,0 +1,35 @@
+"""NCCL's own words on the fabric, heard once in each attempt: whether the ranks meet over EFA, all of it, and past the CPU.
+
+Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/bodies.py), as no gate tries their nodes before them; on hosts
+`make doctor` and the gate have judged the same words already (nodes/gate.py), and jobs say nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ..plan.fabric import judge_nccl
+from ..runs import Run, node_log
+
+MOST = 1 << 22  # bytes of a log's beginning that are read
+SAID = "NCCL INFO"
+
+
+class Words:
+    """What the ranks of node 0 say from now on."""
+
+    def __init__(self, run: Run, folder: Path, instance_type: str | None) -> None:
+        self.run, self.log, self.instance_type = run, node_log(folder, 0), instance_type
+        self.start = self.log.stat().st_size if self.log.exists() else 0
+        self.since, self.heard = time.time(), False
+
+    def wrong(self) -> list[str]:
+        """What stands against the fabric, told once: after the first step, as NCCL connects the ranks with their first sums."""
+        if self.heard or not (self.run.metrics.exists() and self.log.exists()) or self.run.metrics.stat().st_mtime < self.since:
+            return []
+        self.heard = True
+        with open(self.log, "rb") as file:
+            file.seek(self.start)
+            said = file.read(MOST).decode(errors="replace").splitlines()
+        return judge_nccl(said, self.instance_type) if any(SAID in line for line in said) else []
