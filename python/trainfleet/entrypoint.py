@@ -10,7 +10,8 @@
 --wait SECONDS   how long ranks wait for the nodes that have not come yet (muster.py); 0: not at all
 
 The environment tells the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (uplink.py), TRAINFLEET_SECRETS (output.py), TRAINFLEET_ATTEMPT
-(fence.py), TRAINFLEET_WATCH (watchdog over so many ranks, where no launcher sees them).
+(fence.py), TRAINFLEET_WATCH (watchdog over so many ranks, where no launcher sees them), TRAINFLEET_GRACE (seconds from SIGTERM
+until nothing may be left, where machines were made to give more than their engine does by itself).
 
 The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
 ends what is left before the engine would. What the engine keeps gets what the node has to say too: Batch and SageMaker its
@@ -42,6 +43,7 @@ from .supervisor import Log
 from .uplink import BUCKET, carrier
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name the node's network card, as `GLOO_SOCKET_IFNAME=*`
+GRACE = "TRAINFLEET_GRACE"
 STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
 VERDICT = 90.0  # seconds in which a node has its own verdict, at most
 AGAIN = 75  # sysexits.h: a temporary failure
@@ -128,7 +130,7 @@ def carry_out(order: Order) -> int:
         copy_dataset(order, log)
         gather(order, seat, log)
         began = time.time()
-        outcome.code = supervisor.run(log, command, order.terms.grace)
+        outcome.code = supervisor.run(log, command, float(os.environ.get(GRACE, order.terms.grace)))
         if order.terms.decides and order.ranks and seat.node == 0 and BUCKET in os.environ and 0 < outcome.code < 128:
             outcome.code = judged(order, seat, log, outcome.code, began)
     if order.terms.decides and seat.nodes > 1 and BUCKET in os.environ:

@@ -6,6 +6,7 @@ runs/<name>/
   heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stacks.py
   given.yaml   config.yaml without what was derived: what goes on with the run on other nodes, or for more steps
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
+  logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/consoles.py)
   profile/
   search.json  the micro-batch that this run found to be the fastest, and what was tried (train.search_micro_batch)
   handle.json, request.json   the job that was submitted last: by these any process asks for it, follows it and stops it
@@ -137,6 +138,11 @@ def step_name(step: int) -> str:
 def node_log(folder: Path, node: int) -> Path:
     """Where node `node` of a job in `folder` (a run's or a dataset's) writes all that its ranks print."""
     return folder / "logs" / f"node-{node}.log"
+
+
+def engine_log(folder: Path, node: int) -> Path:
+    """What an engine has kept of node `node`'s output, where the node itself has left no log (backends/consoles.py)."""
+    return folder / "logs" / f"engine-{node}.log"
 
 
 def scratch(log: Path) -> Path:

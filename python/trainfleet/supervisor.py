@@ -44,6 +44,7 @@ from .runs import scratch as scratch_of
 from .uplink import carrier
 from .watchdog import Alarm, Sentry
 
+ASKED, LATE = "asked to leave", "killed, as it has not left"  # how a node's log tells of a stop from outside
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 EXIT = "TRAINFLEET_EXIT"  # names the file that is to say how it ended
 OCCUPIED = 75  # the exit code where another run was faster (sysexits.h: a temporary failure)
@@ -173,7 +174,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
-    pass_on(child, Run(folder) if TORCHRUN in command else None, grace)
+    pass_on(child, Run(folder) if TORCHRUN in command else None, grace, file.path)
     guard = Guard(folder, child.pid)
     assert child.stdout is not None
     for line in child.stdout:
@@ -292,11 +293,12 @@ class Log:
                 print(f"{self.path} can't be written: {self.why}; the process continues without it", file=sys.stderr, flush=True)
 
 
-def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float) -> None:
+def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
     """From now on SIGTERM ends the child: politely, and after `grace` for certain; SIGUSR1, Slurm's early notice, only asks.
 
-    The ranks of a `run` are asked by its stop file. A torchrun that is signalled itself takes its own ranks away from those of
-    other nodes, and leaves without the barrier at which the other nodes' torchruns then wait for five minutes.
+    The log says when, so that it is known of a node that was killed before its time (watch/verdict.py). The ranks of a `run` are
+    asked by its stop file. A torchrun that is signalled itself takes its own ranks away from those of other nodes, and leaves
+    without the barrier at which the other nodes' torchruns then wait for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -309,9 +311,11 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float) -> No
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, grace)
+        say(log, f"{ASKED} (SIGTERM): {grace:.0f} s to save and leave")
         ask(number, frame)
 
     def kill(number: int, frame: FrameType | None) -> None:
+        say(log, f"{LATE}, {grace:.0f} s after it was asked to")
         signal_group(child.pid, signal.SIGKILL)
 
     signal.signal(signal.SIGUSR1, ask)
@@ -319,6 +323,12 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float) -> No
     signal.signal(signal.SIGALRM, kill)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def say(log: Path, words: str) -> None:
+    """A line in a node's log by a signal's handler, which may have come while another is written."""
+    with contextlib.suppress(OSError), open(log, "ab", buffering=0) as file:
+        file.write(stamp(f"{words}\n".encode()).replace(b"agent  ", b"node   ", 1))
 
 
 def stamp(line: bytes, when: float | None = None) -> bytes:

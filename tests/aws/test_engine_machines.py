@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from aws.account import Account, Killed, Thing
 from aws.test_fleet import untouched
 from aws.world import aws, strangers
 from trainfleet.backends import BACKENDS, terms_of
+from trainfleet.backends.engines import Engine
+from trainfleet.cloud import prices
 from trainfleet.config import Config, Settings, load
 
 ENGINES = ("batch", "sagemaker")
@@ -54,6 +57,34 @@ def test_a_queue_and_roles_of_yours_need_nothing(name: str, account: Account, tm
     own = {"batch": {"queue": "mine", "job_role": role, "execution_role": role}, "sagemaker": {"role": role}}[name]
     machines = BACKENDS[name](engine_config(tmp_path, name, **{name: own})).machines()
     assert machines.changes() == () and machines.apply() == 0 and not mine(account)
+
+
+def told(config: Config) -> str:
+    machines = BACKENDS[config.fleet.backend](config).machines()
+    assert isinstance(machines, Engine)
+    return "\n".join(machines.prospect(10.0)[0])
+
+
+def test_a_plan_says_what_an_hour_costs_and_whether_there_is_time_to_save(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfleet.backends.sagemaker.size_of", lambda config: 200 * 2**30)
+    said = told(engine_config(tmp_path, "sagemaker", sagemaker={"input_mode": "file"}))
+    assert "2 x ml.c7i.8xlarge" in said and "2 x 400 GiB" in said and prices.OF_SAGEMAKER in said, said
+    assert "where the engine ends it, 110 s are left to save in; saving takes about 0 s" in said
+    said = told(engine_config(tmp_path, "batch"))
+    assert "2 x c7i.8xlarge" in said and "2 x 300 GiB gp3" in said and "NAT gateway" in said, said
+    assert "where the engine ends it, 100 s are left to save in" in said and "warning" not in said
+    config = engine_config(tmp_path, "batch", batch={"queue": "theirs"})
+    large = replace(config, model=replace(config.model, layers=80, hidden_size=8192, heads=64, intermediate_size=28672))
+    assert "warning: where the engine ends it, 20 s are left to save in" in told(large) and "NAT" not in told(large)
+
+
+@pytest.mark.parametrize(("engine", "dollars"), [("sagemaker", 1.714 + 100 * 0.14 / 730), ("batch", 1.43)])
+def test_the_budget_counts_with_the_engine_s_own_prices(engine: str, dollars: float, account: Account, tmp_path: Path) -> None:
+    price = BACKENDS[engine](engine_config(tmp_path, engine)).price()
+    assert price is not None and dollars <= price < dollars + 0.1
+    assert not account.calls, "the table knows this type"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

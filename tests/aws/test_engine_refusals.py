@@ -11,6 +11,7 @@ import pytest
 from aws import batch as batch_service
 from aws.account import Account
 from aws.batch import Batch as Service
+from aws.sagemaker import Job as Training
 from aws.sagemaker import SageMaker as Trainings
 from aws.test_engine_machines import engine_config
 from aws.watchers import Watched
@@ -19,7 +20,8 @@ from trainfleet.backends import BACKENDS
 from trainfleet.backends.waiting import CODES, Waiting
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Config
-from trainfleet.errors import BackendError
+from trainfleet.errors import BackendError, ImageError
+from trainfleet.launch import imaging
 from trainfleet.plan.job import train_job
 
 ROLE = f"arn:aws:iam::{Account.number}:role"
@@ -91,6 +93,26 @@ def test_what_could_not_run_is_said_before_anything_is_made(
     assert what in str(caught.value) and next in caught.value.next, str(caught.value)
     made = {operation for _, operation, _ in account.calls}
     assert not made & {"RegisterJobDefinition", "SubmitJob", "CreateTrainingJob", "PutParameter"}
+
+
+def test_a_name_that_another_job_has_is_said(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can't be looked at, as it is being deleted, and its name is not free yet."""
+    config = engine_config(tmp_path, "sagemaker", **OWN["sagemaker"])
+    backend = BACKENDS["sagemaker"](config)
+    request = backend.plan(train_job(config), {})
+    trainings = account.sagemaker  # type: ignore[attr-defined]
+    trainings.jobs[f"cloudy-{request.token}"] = Training(f"cloudy-{request.token}", {})
+    monkeypatch.setattr(backend, "_described", lambda name: None)
+    with pytest.raises(BackendError, match="the name of the job is taken") as caught:
+        backend.submit(request)
+    assert "another name in config.yaml" in caught.value.next and "already exists" in caught.value.why
+
+
+def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(account: Account, tmp_path: Path) -> None:
+    image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
+    with pytest.raises(ImageError, match="is not in the registry") as caught:
+        imaging.make_ready(engine_config(tmp_path, "batch", image=image, **OWN["batch"]))
+    assert caught.value.next == "make push" and "has no such tag" in caught.value.why
 
 
 def test_without_a_stack_it_is_said_that_setup_comes_first(account: Account, tmp_path: Path) -> None:

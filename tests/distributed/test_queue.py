@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import verbs
+from aws import containers
 from aws.batch import Job as BatchJob
 from aws.engines import Site as Account
 from aws.engines import site as account_and_bucket
@@ -146,6 +147,54 @@ def test_a_machine_that_never_saw_the_run_sees_all_of_it_by_its_name(site: Site,
     assert there.report.exists() and verbs.losses(there.folder) == verbs.losses(unbroken.folder)
     assert there.read_results() == unbroken.read_results()
     assert "nothing is left to do" in site.type("elsewhere", "train")
+
+
+def test_a_machine_that_never_saw_the_run_samples_its_model(site: Site, unbroken: Run) -> None:
+    assert site.type("fresh", "sample", "PROMPT=def ", "LENGTH=8", "SEED=1").startswith("def ")
+    assert "\n  12  " in site.type("fresh", "checkpoints")
+
+
+def test_nodes_read_the_dataset_as_the_input_mode_says(site: Site, unbroken: Run) -> None:
+    """File and FastFile put it into a folder of the host, and nothing of it is fetched from S3 by ranks; streams are. The fake's
+    FastFile is a copy too: that SageMaker mounts the prefix and reads on demand is not seen here."""
+    for mode in ("file", "fastfile", "stream") if site.engine == "sagemaker" else ():
+        site.type("desk", "train", f"SET=name=by-{mode} fleet.sagemaker.input_mode={mode}")
+        assert verbs.losses(site.run("desk", f"by-{mode}").folder) == verbs.losses(unbroken.folder), mode
+        request = site.account.sagemaker.jobs[site.job()].request
+        copies = list((site.cluster.folder / "ml" / site.job()).glob("*/input/data/dataset/train/*.bin"))
+        cached = list(site.cluster.disk(site.job(), 1, 0).glob("data/text/cache/*"))
+        channels = [channel["InputMode"] for channel in request.get("InputDataConfig", ())]
+        assert channels == {"file": ["File"], "fastfile": ["FastFile"], "stream": []}[mode]
+        assert (len(copies) >= 2 and not cached) if channels else (cached and not copies), (mode, copies, cached)
+
+
+def test_what_died_before_the_entrypoint_is_heard_from_the_engine(site: Site, unbroken: Run) -> None:
+    site.account.containers.broken = "exec /usr/bin/python3: exec format error"
+    try:
+        said = site.type("desk", "train", "SET=name=unborn", code=1)
+    finally:
+        site.account.containers.broken = ""
+    assert "exec format error" in said and "failed: " in said, said
+    logs = site.type("elsewhere", "logs", "SET=name=unborn")
+    assert "engine-0  engine  " in logs and "| exec /usr/bin/python3: exec format error" in logs, logs
+    asked = [request for _, operation, request in site.account.account.calls if operation == "GetLogEvents"]
+    group = {"batch": "/aws/batch/job", "sagemaker": "/aws/sagemaker/TrainingJobs"}[site.engine]
+    assert asked and all(request["logGroupName"] == group and request["startFromHead"] for request in asked)
+
+
+def test_an_engine_that_kills_before_the_grace_time_is_named(site: Site, unbroken: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody ends the job in the console, ranks can't save, and the containers are killed after a second."""
+    monkeypatch.setattr(containers, "GRACE", 1.0)
+    launcher = site.begin("desk", "train", "SET=name=cut")
+    site.freeze("cut")
+    service = site.service
+    if isinstance(service, SageMaker):
+        service.account.carry("us-east-1", "sagemaker", "StopTrainingJob", {"TrainingJobName": site.job()})
+    else:
+        service.account.carry("us-east-1", "batch", "TerminateJob", {"jobId": site.job(), "reason": "by hand"})
+    said = verbs.finish(launcher, code=1)
+    assert "somebody cancelled the job (cancelled)" in said and "kills before the grace time" in said, said
+    assert not site.cluster.processes()
 
 
 def test_stopped_from_elsewhere_it_goes_on_from_a_third_machine_bit_for_bit(site: Site, unbroken: Run) -> None:

@@ -87,6 +87,14 @@ BAD = Status(ENDED, exits={0: 1, 1: 137})
 FAILED = Status(ENDED, exits={0: 1, 1: 1})
 
 
+def test_ranks_that_were_cut_off_have_not_ended_well_whatever_the_engine_says(run: Run) -> None:
+    told = replace(OK, reason="ended on request: StopTrainingJob", ended_by="StopTrainingJob")
+    verdict, _ = play(run, Script(run, [told]))
+    assert verdict is not None and verdict.cause == "cancelled"
+    run.note("finished", step=3)
+    assert play(run, Script(run, [told]))[0] is None
+
+
 def test_a_job_that_ends_well_is_run_once(run: Run) -> None:
     backend = Script(run, [OK])
     assert play(run, backend)[0] is None and len(backend.used) == 1

@@ -12,10 +12,11 @@ from trainfleet.backends.definition import retries
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
 from trainfleet.runs import Run
-from trainfleet.watch.causes import Then
+from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.follow import Outcome
 from trainfleet.watch.verdict import judge, mark
 
+PAGE = Path(__file__).parents[2] / "docs/engines.md"
 ROWS = yaml.safe_load((Path(__file__).parent / "engine_reasons.yaml").read_text())
 CASES = [(engine, row) for engine, rows in ROWS.items() for row in rows]
 
@@ -23,6 +24,21 @@ CASES = [(engine, row) for engine, rows in ROWS.items() for row in rows]
 def test_there_are_thirty_of_them_and_each_says_where_it_was_read() -> None:
     assert len(CASES) >= 30 and len({row["says"] for _, row in CASES}) == len(CASES)
     assert all(row["read"].startswith("https://") for _, row in CASES)
+
+
+def table(engine: str) -> str:
+    """An engine's rows as docs/engines.md has them."""
+    rows = [
+        f"| `{row['says'].replace('|', chr(92) + '|')}` | {row['means']}: {CAUSES[row['means']].words} | "
+        f"{'yes' if row['again'] else 'no'} | [read]({row['read']}) |"
+        for row in ROWS[engine]
+    ]
+    return "\n".join(["| it says | verdict | another attempt | source |", "|---|---|---|---|", *rows])
+
+
+@pytest.mark.parametrize("engine", ROWS)
+def test_the_page_has_the_table_that_is_tested(engine: str) -> None:
+    assert f"\n{table(engine)}\n" in PAGE.read_text(), f"put this into {PAGE}:\n{table(engine)}"
 
 
 @pytest.mark.parametrize(("engine", "row"), CASES, ids=[f"{engine}-{row['says'][:40]}" for engine, row in CASES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -174,3 +175,45 @@ def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None
     time.sleep(0.05)
     beats.write_beats(run.folder, 0, 1, [Beat(0, 0, 1, 1, "step", 4, 0.1, 6.0)])
     assert sentry.alive(0.04) == {0}
+
+
+CUT = "ended within 0 s without having saved: the engine kills before the grace time"
+
+
+def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:
+    write(run, 0, "step 3  loss 2.1  9 tokens/s")
+    Log(run.logs / "node-0.log").note("node", "asked to leave (SIGTERM): 20 s to save and leave")
+    found = verdict(run, status=Status(Phase.ENDED, exits={0: 137, 1: 0}))
+    assert found.cause == "killed" and CUT in found.words and "ECS_CONTAINER_STOP_TIMEOUT" in found.words
+    run.note("stopped", step=3)
+    assert CUT not in verdict(run, status=Status(Phase.ENDED, exits={0: 137, 1: 0})).words, "all was saved before"
+
+
+def test_what_somebody_has_ended_is_not_begun_again(run: Run) -> None:
+    write(run, 0, "step 3  loss 2.1  9 tokens/s")
+    found = verdict(run, status=Status(Phase.ENDED, "ended on request: by hand", exits={0: 137, 1: 137}))
+    assert (found.cause, found.then) == ("cancelled", Then.STOP) and "ended on request: by hand" in found.words
+
+
+def test_who_did_not_leave_in_time_is_told_from_that(run: Run) -> None:
+    write(run, 0, "step 3  loss 2.1  9 tokens/s")
+    for words in ("asked to leave (SIGTERM): 20 s to save and leave", "killed, as it has not left, 20 s after it was asked to"):
+        Log(run.logs / "node-0.log").note("node", words)
+    found = verdict(run, status=Status(Phase.ENDED, "Job attempt duration exceeded timeout", exits={0: 137}))
+    assert found.cause == "preempted" and "node 0 had not saved when its time to leave was over" in found.words
+
+
+def test_a_node_that_is_ended_as_another_has_failed_was_no_cause(run: Run) -> None:
+    write(run, 1, "Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "TypeError: unsupported operand")
+    Log(run.logs / "node-0.log").note("node", "asked to leave (SIGTERM): 20 s to save and leave")
+    assert "grace" not in verdict(run, status=Status(Phase.ENDED, exits={0: 137, 1: 1})).words
+
+
+def test_where_a_node_left_no_log_what_the_engine_kept_is_read(run: Run) -> None:
+    run.logs.mkdir()
+    (run.logs / "engine-1.log").write_text("engine  07:01:02.345 | exec /usr/bin/python3: exec format error\n")
+    found = verdict(run, status=Status(Phase.ENDED, exits={1: 1}))
+    assert "exec format error" in str(found), str(found)
+    (run.logs / "engine-1.log").touch()
+    os.utime(run.logs / "engine-1.log", (1, 1))
+    assert "exec format error" not in str(verdict(run, status=Status(Phase.ENDED, exits={1: 1}))), "it is an earlier attempt's"

@@ -64,6 +64,7 @@ class Status:
     lost      node → why it can't be reached any more
     hosts     the machines by node, where they are known
     leaves    whether another attempt can leave some of those out, by these names
+    ended_by  what ended it, where somebody had the engine do so and no exit code tells whether the ranks had saved
     silent    of the lost, those of which nothing else is known: they may be at work, and it is for their ranks' beats to tell
     """
 
@@ -75,6 +76,7 @@ class Status:
     hosts: tuple[str, ...] = ()
     leaves: bool = False
     silent: frozenset[int] = frozenset()
+    ended_by: str = ""
 
     @property
     def ended(self) -> bool:

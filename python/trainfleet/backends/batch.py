@@ -13,21 +13,25 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..cloud import engine_spending
 from ..cloud.inputs import slug, stack_name
+from ..cloud.prices import Prices
+from ..cloud.spending import Row
 from ..config import Config
 from ..errors import CloudError
 from ..parting import ELSEWHERE
-from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
 from . import checks, definition, hosted, references
 from .base import Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies, pairs
+from .consoles import Console
 from .engines import Engine, filled
-from .hosted import Hosted
+from .hosted import ON_REQUEST, Hosted
 from .waiting import Waiting
 
+GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
 AT_ONCE = 100  # jobs that DescribeJobs takes
 GONE = 60.0  # seconds that a job gets to be gone once it is ended: SIGTERM, 30 s, SIGKILL, and what ECS needs to say so
 PHASES = {
@@ -125,6 +129,17 @@ class Batch(Hosted):
             found |= {str(job["jobId"]): job for job in answer.get("jobs", ())}
         return found
 
+    def console(self, handle: Handle) -> Console | None:
+        jobs = self._described([handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]) if handle.id else {}
+        job = jobs.get(handle.id, {})
+        if not job.get("startedAt"):
+            return None
+        logging = job["nodeProperties"]["nodeRangeProperties"][0]["container"].get("logConfiguration", {})
+        found = {node: jobs.get(f"{handle.id}#{node}", {}).get("container", {}) for node in range(handle.nodes)}
+        streams = {node: str(part["logStreamName"]) for node, part in found.items() if part.get("logStreamName")}
+        group = str(logging.get("options", {}).get("awslogs-group", GROUP))
+        return Console(job["startedAt"] / 1000, PHASES[job["status"]] is Phase.ENDED, group, streams)
+
     def end(self, handle: Handle) -> str:
         self.calls("batch", "TerminateJob", jobId=handle.id, reason="asked to stop by trainfleet")
         return f"aws batch describe-jobs --jobs {handle.id}"
@@ -139,12 +154,16 @@ class Batch(Hosted):
         nodes = int(newest.get("nodeProperties", {}).get("numNodes", 1))
         return Handle(self.name, str(newest["jobId"]), str(newest["jobName"])[-16:], nodes)
 
-    def price(self) -> float | None:
-        return list_price(self.config)
-
     def machines(self) -> Engine:
         own = self.config.fleet.batch
-        return Engine(self.config, self.name, not (own.queue and own.job_role and own.execution_role), on_ec2=True)
+        needed = not (own.queue and own.job_role and own.execution_role)
+        return Engine(self.config, self.name, needed, True, self.costs, self._notes)
+
+    def _notes(self) -> list[str]:
+        return ["", "stop", *self.stopping(definition.grace(self.config))]
+
+    def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
+        return engine_spending.of_batch(config, prices)
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
@@ -165,7 +184,8 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
         exits[0] = 0  # what went wrong was another node's
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1
-    said = [job.get("statusReason", ""), *(part.get("container", {}).get("reason", "") for part in parts.values())]
+    why = f"{ON_REQUEST}: {job.get('statusReason', '')}" if job.get("isTerminated") else job.get("statusReason", "")
+    said = [why, *(part.get("container", {}).get("reason", "") for part in parts.values())]
     return Status(phase, "\n".join(dict.fromkeys(filter(None, said))), max(1, attempts), exits, lost, hosts)
 
 

@@ -11,17 +11,20 @@ import json
 from collections.abc import Mapping
 
 from .. import hardware
+from ..cloud.engine_template import GRACE as STOPS
 from ..cloud.inputs import slug
 from ..config import Config
+from ..entrypoint import GRACE, TERMS
 from ..plan.job import Job
 from .bodies import Body, environment, pairs, tags
-from .engines import EXECUTION_ROLE, JOB_ROLE
+from .engines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node import entrypoint_words
 
 AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may go well
 ABSENT = 69  # a node of the job never came (muster.py)
 KILLED = 137  # by SIGKILL: the kernel for memory, or a person
 SHARE = 0.92  # of a node's memory that a container may have; the rest is the system's and the ECS agent's
+MARGIN = 10.0  # seconds of a node's end that are its last words'
 MOST_SHARED = 64  # GiB of /dev/shm
 DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks that one /dev/neuron<i> carries
 MIB_A_GIB = 1024
@@ -79,6 +82,8 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }  # fmt: skip
+    if not batch.execution_role:  # the stack's own may write to the stack's log group, which goes with it
+        body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 
 
@@ -115,11 +120,17 @@ def retries(attempts: int) -> Body:
     return {"attempts": attempts, "evaluateOnExit": again}
 
 
+def grace(config: Config) -> float:
+    """Seconds that ranks get to save in once Batch ends a node: more on instances that setup has made for that."""
+    return TERMS["batch"].grace if config.fleet.batch.queue else STOPS - MARGIN
+
+
 def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
     """SubmitJob's body, but for the name of the job and the environment of its attempt."""
     batch = config.fleet.batch
     words = entrypoint_words(job, "batch")
-    override = {"command": words, "environment": pairs(environment(config, job))}
+    told = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})
+    override = {"command": words, "environment": pairs(told)}
     share = {"shareIdentifier": batch.share} if batch.share else {}
     priority = {"schedulingPriorityOverride": batch.priority} if batch.priority is not None else {}
     return {

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from ..cloud import changeset
+from ..cloud import changeset, spending
 from ..cloud.engine_fleet import EngineFleet
+from ..cloud.prices import Prices, by_table, in_region
 from ..config import Config
 from ..errors import CloudError
 from ..plan.request import Artifact
 from .bodies import Body
 from .instances import Stacked
 
-OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole"}  # in a body, in the place of what the stack has made
-JOB_ROLE, EXECUTION_ROLE = OUTPUTS
+Costs = Callable[[Config, Prices], Iterator[spending.Row]]
+# In a body, in the place of what the stack has made.
+OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
+JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: EngineFleet, body: Body) -> Body:
@@ -35,15 +38,16 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
 class Engine(Stacked):
     """Machines (base.py) of an engine, which makes them for each job itself.
 
-    `needed`: the config leaves something to a stack. `on_ec2`: they are instances of the account. `notes`: more lines of a plan.
+    `needed`: the config leaves something to a stack. `on_ec2`: they are instances of the account. `costs`: what an hour of a job
+    costs, by these prices. `notes`: more lines of a plan.
     """
 
     def __init__(
-        self, config: Config, engine: str, needed: bool, on_ec2: bool, notes: Callable[[], list[str]] = lambda: []
+        self, config: Config, engine: str, needed: bool, on_ec2: bool, costs: Costs, notes: Callable[[], list[str]] = lambda: []
     ) -> None:
         self.own = EngineFleet(config, engine, on_ec2)
         super().__init__(self.own)
-        self.config, self.needed, self.notes = config, needed, notes
+        self.config, self.needed, self.costs, self.notes = config, needed, costs, notes
 
     def changes(self) -> tuple[Artifact, ...]:
         return super().changes() if self.needed else ()
@@ -55,20 +59,26 @@ class Engine(Stacked):
         except CloudError:
             return False
 
-    def prospect(self) -> tuple[list[str], tuple[Artifact, ...]]:
-        """What `make setup` would change, in words and as the very requests; without credentials a plan says so, and no more."""
+    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
+        """What `make setup` would change, in words and as the very requests; without credentials a plan says so, and no more.
+
+        `hours`: of the run; None where nobody knows.
+        """
         if not self.needed:
-            return [*self.notes(), "", "account: queue and roles are yours, so setup makes nothing"], ()
+            account = ["account: queue and roles are yours, so setup makes nothing"]
+            return [*self.notes(), "", *self._costs(in_region(self.config), hours), "", *account], ()
         try:
             found = self.foreseen
-            return [
-                *self.notes(),
-                "",
-                f"stack {self.cloud.stack.name}",
-                *changeset.describe(found.changes, not found.before),
-            ], self.changes()
+            account = [f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before)]
+            return [*self.notes(), "", *self._costs(in_region(self.config), hours), "", *account], self.changes()
         except CloudError as error:
-            return [*self.notes(), "", f"account: not looked at, as {error.what}"], ()
+            return [*self.notes(), "", *self._costs(by_table(), hours), "", f"account: not looked at, as {error.what}"], ()
+
+    def _costs(self, prices: Prices, hours: float | None) -> Iterator[str]:
+        rows = list(self.costs(self.config, prices))
+        yield from ("dollars an hour, while a job runs", *spending.describe(rows, hours))
+        if prices.trouble:
+            yield f"  the Pricing API was not of use: {prices.trouble}"
 
     def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
         if self.needed:

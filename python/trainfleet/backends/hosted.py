@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 
+from ..cloud import clock, spending
 from ..cloud.calls import Calls
+from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.region import region_of
 from ..config import Config
+from ..config.goodput import saving_of
 from ..errors import BackendError
 from ..runs import Run
 from .base import Can, Handle, Status
+from .consoles import Console, Consoles
 from .place import Place
 from .remote import bucket_of, unpacked, unshared
 
+ON_REQUEST = "ended on request"  # how a status tells that somebody has told the engine to end the job
 PACE = 3.0  # seconds between two looks at a job
 
 
@@ -53,15 +58,19 @@ class Hosted(ABC):
         """Asks the engine to stop the job, upon which its nodes get SIGTERM; what to type to see how it is."""
 
     @abstractmethod
+    def console(self, handle: Handle) -> Console | None:
+        """Where the engine keeps what the job's containers print; None before they begin."""
+
+    @abstractmethod
     def find(self, run: Run) -> Handle: ...
 
     def status(self, handle: Handle) -> Status:
         """How the engine saw the job at the last look, which is at most `pace` old."""
         when, status = self._seen.get(handle.token, (0.0, None))
-        if status and (status.ended or time.monotonic() - when < self.pace(handle)):
+        if status and (status.ended or 0 <= clock.now() - when < self.pace(handle)):
             return status
         status = self.look(handle)
-        self._seen[handle.token] = time.monotonic(), status
+        self._seen[handle.token] = clock.now(), status
         return status
 
     def pace(self, handle: Handle) -> float:
@@ -78,20 +87,47 @@ class Hosted(ABC):
             return
         next = self.end(handle)
         self._seen.pop(handle.token, None)
-        until = time.monotonic() + self.gone
+        until = clock.now() + self.gone
         while at_once and not self.status(handle).ended:
-            if time.monotonic() > until:
+            if clock.now() > until:
                 why = f"{self.gone:.0f} s after it was asked to stop"
                 raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=why, next=next)
-            time.sleep(PACE / 4)
+            clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
         """Whether the engine has a job of the run that has not ended, as it was seen PACE ago at most."""
         when, seen = self._has_job
-        if time.monotonic() - when > PACE:
+        if not 0 <= clock.now() - when < PACE:
             seen = not self.status(self.find(run)).ended
-            self._has_job = time.monotonic(), seen
+            self._has_job = clock.now(), seen
         return seen
 
+    @abstractmethod
+    def costs(self, config: Config, prices: Prices) -> Iterator[spending.Row]:
+        """What an hour of a job on the config's nodes costs."""
+
+    def stopping(self, grace: float) -> list[str]:
+        """What the engine's own end of a job leaves of it, for `make plan`: its nodes get `grace` seconds to save in."""
+        saving, every = saving_of(self.config), self.config.checkpoint.every
+        leaves = f"where the engine ends it, {grace:.0f} s are left to save in; saving takes about {saving:.0f} s"
+        if saving < grace:
+            return [f"  {leaves}"]
+        return [
+            f"  warning: {leaves}",
+            f"  so it goes on from the last checkpoint (checkpoint.every: {every}); make stop saves first",
+        ]
+
+    def price(self) -> float | None:
+        """By the table, and of what that does not have by the Pricing API, where it can be asked."""
+        whole = spending.hourly(self.costs(self.config, by_table()))
+        if whole is None:
+            whole = spending.hourly(self.costs(self.config, in_region(self.config)))
+        return None if whole is None else whole / self.config.fleet.nodes
+
     def place(self, run: Run) -> Place:
-        return bucket_of(self.config, run, lambda: self.has_job(run))
+        consoles = Consoles(self.calls)
+
+        def bring(folder: Path, address: str) -> None:
+            consoles.bring(self.console(self.find(run)), folder, address)
+
+        return bucket_of(self.config, run, lambda: self.has_job(run), bring)

@@ -78,6 +78,8 @@ class Hosts:
         path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
+    def supplement(self, folder: Path) -> None: ...
+
     def is_running(self) -> bool:
         return is_held(read_tenure(self.run.folder), self.now)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,6 +20,8 @@ class Place(Protocol):
     lead          this process launches the run: what it writes goes where nodes see it, with each refresh; BackendError when
                   another launcher is at work
     refresh       brings the run folder up to date here; BackendError when nobody who has it answers
+    supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes that left no log there;
+                  BackendError when it does not answer
     is_running    whether a launcher was at work on the run at the last refresh
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
@@ -35,6 +38,7 @@ class Place(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
     def lead(self) -> None: ...
     def refresh(self) -> None: ...
+    def supplement(self, folder: Path) -> None: ...
     def is_running(self) -> bool: ...
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
@@ -58,6 +62,8 @@ class Here:
     def lead(self) -> None: ...
 
     def refresh(self) -> None: ...
+
+    def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
         return is_locked(self.run.folder)

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -26,15 +27,17 @@ class Bucket:
     """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs are below <root>/data/.
 
     `others`: what else the run has in S3, which `folders` lists too: its checkpoints, its dataset. `has_job`: whether the engine
-    has a job of the run that has not ended, which may wait in a queue.
+    has a job of the run that has not ended, which may wait in a queue. `consoles`: brings into a folder here, which is at that
+    address, what the engine keeps of nodes that left no log there.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
 
     def __init__(
-        self, run: Run, root: str, dataset: str, others: Iterable[str] = (), has_job: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.run, self.root, self.others, self.has_job = run, root.rstrip("/"), tuple(others), has_job
+        self, run: Run, root: str, dataset: str, others: Iterable[str] = (), has_job: Callable[[], bool] = lambda: False,
+        consoles: Callable[[Path, str], None] = lambda folder, address: None,
+    ) -> None:  # fmt: skip
+        self.run, self.root, self.others, self.has_job, self.consoles = run, root.rstrip("/"), tuple(others), has_job, consoles
         self.links = [Link(run.folder, f"{self.root}/runs/{run.name}"), Link(DATA / dataset, f"{self.root}/data/{dataset}")]
         self.address, self.leads = self.links[0].address, False
 
@@ -68,6 +71,10 @@ class Bucket:
                 self.links[0].push(_is_launcher_s)
             for link in self.links:
                 link.pull(self._is_wanted)
+
+    def supplement(self, folder: Path) -> None:
+        with _as_backend():
+            self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
         """Whether a file is to come here. A config that is here stays: it says what runs on this machine."""
@@ -151,8 +158,8 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"{value!r}: the nodes of {config.fleet.backend} share no disk; name s3://bucket/prefix for {what}"
 
 
-def bucket_of(config: Config, run: Run, has_job: Callable[[], bool]) -> Bucket:
+def bucket_of(config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]) -> Bucket:
     """The place of a run of a config in which `unshared` finds nothing wrong."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
     others = [f"{data.store}/{data.name}", f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
-    return Bucket(run, fleet.shared_folder or "", data.name, others, has_job)
+    return Bucket(run, fleet.shared_folder or "", data.name, others, has_job, consoles)

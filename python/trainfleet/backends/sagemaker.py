@@ -14,18 +14,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..cloud import engine_spending
 from ..cloud.inputs import slug
+from ..cloud.prices import Prices
+from ..cloud.spending import Row
+from ..cloud.streams import streams
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
-from ..errors import CloudError, S3Error
+from ..entrypoint import TERMS
+from ..errors import BackendError, CloudError, S3Error
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
+from ..uplink import BUCKET
 from . import checks, references, training_job
 from .base import Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies
+from .consoles import Console
 from .engines import JOB_ROLE, Engine, filled
-from .hosted import Hosted
+from .hosted import ON_REQUEST, Hosted
 
 GONE = 180.0  # seconds that a job gets to be gone once it is asked to stop: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # letters of a run's name in a job's, which has 63
@@ -51,6 +58,8 @@ WORDS = {
 AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 NODE = re.compile(r"\bnode (\d+)\b")
+GROUP, STREAM = "/aws/sagemaker/TrainingJobs", re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+ENDED = ("Completed", "Failed", "Stopped")
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -89,8 +98,11 @@ class SageMaker(Hosted):
         try:
             self.calls("sagemaker", "CreateTrainingJob", TrainingJobName=name, **body)
         except CloudError as error:
-            if error.code != "ResourceInUse":  # a request whose answer was lost is sent again
+            if error.code != "ResourceInUse":
                 raise
+            if self._described(name) is None:  # else it is this very request, whose answer was lost
+                why, next = error.why, "another name in config.yaml; or wait until that job is deleted"
+                raise BackendError("the name of the job is taken", where=name, why=why, next=next) from error
         return handle
 
     def _require(self, body: dict[str, Any], job: Job) -> None:
@@ -121,6 +133,16 @@ class SageMaker(Hosted):
         record = self._described(handle.id) if handle.id and handle.id.endswith(handle.token) else None
         return status_of(record, handle.nodes) if record else Status(Phase.ENDED)
 
+    def console(self, handle: Handle) -> Console | None:
+        record = self._described(handle.id) if handle.id else None
+        if record is None or "TrainingStartTime" not in record:
+            return None
+        newest: dict[int, str] = {}
+        for name in streams(self.calls, GROUP, f"{handle.id}/algo-"):
+            if match := STREAM.fullmatch(name):
+                newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))  # of a restart it has a later number
+        return Console(record["TrainingStartTime"].timestamp(), record["TrainingJobStatus"] in ENDED, GROUP, newest)
+
     def end(self, handle: Handle) -> str:
         try:
             self.calls("sagemaker", "StopTrainingJob", TrainingJobName=handle.id)
@@ -130,7 +152,7 @@ class SageMaker(Hosted):
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """The newest of the run's jobs."""
+        """The newest of the run's jobs; one that is called so and has another run folder is somebody else's."""
         start = slug(run.name, NAME)
         found = self.calls.pages(
             "sagemaker",
@@ -142,21 +164,26 @@ class SageMaker(Hosted):
         )
         for job in found:
             name = str(job["TrainingJobName"])
-            if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) and (record := self._described(name)):
+            record = self._described(name) if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) else None
+            if record and record.get("Environment", {}).get(BUCKET) == self.config.fleet.shared_folder:
                 return Handle(self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"]))
         return Handle(self.name, "", "", 0)
 
-    def price(self) -> float | None:
-        """Not known: SageMaker asks more for a type than EC2's list says."""
-        return None
-
     def machines(self) -> Engine:
-        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, on_ec2=False, notes=self._notes)
+        def costs(config: Config, prices: Prices) -> Iterator[Row]:
+            return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, size_of(config)))
+
+        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, False, costs, self._notes)
+
+    def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
+        """With the smallest disk, as nobody has looked how large the dataset is."""
+        return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
-        """How nodes get the dataset, for `make plan`."""
+        """How nodes get the dataset, and what is left of a job that is ended, for `make plan`."""
         channel = training_job.input_of(self.config, size_of(self.config))
-        return ["", "data", f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"]
+        data = f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"
+        return ["", "data", data, "", "stop", *self.stopping(TERMS["sagemaker"].grace)]
 
 
 def size_of(config: Config) -> int | None:
@@ -169,7 +196,7 @@ def size_of(config: Config) -> int | None:
 
 def status_of(record: dict[str, Any], nodes: int) -> Status:
     """The status of a job, from what DescribeTrainingJob says."""
-    second, ended = record.get("SecondaryStatus", ""), record["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
+    second, ended = record.get("SecondaryStatus", ""), record["TrainingJobStatus"] in ENDED
     transitions = record.get("SecondaryStatusTransitions", ())
     attempt = 1 + sum(entry["Status"] in AGAIN for entry in transitions)
     hosts = tuple(f"algo-{node + 1}" for node in range(nodes)) if transitions else ()
@@ -182,7 +209,9 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
         return Status(Phase.ENDED, reason, attempt, exits_of(reason), hosts=hosts)
     if second in OF_THE_ENGINE:
         return Status(Phase.ENDED, f"{second}: {WORDS[second]}", attempt, {0: 143}, hosts=hosts)
-    return Status(Phase.ENDED, "", attempt, dict.fromkeys(range(nodes), 0), hosts=hosts)
+    by = "StopTrainingJob" if record["TrainingJobStatus"] == "Stopped" else ""
+    said = f"{ON_REQUEST}: {by}" if by else ""
+    return Status(Phase.ENDED, said, attempt, dict.fromkeys(range(nodes), 0), hosts=hosts, ended_by=by)
 
 
 def exits_of(reason: str) -> dict[int, int]:

@@ -116,7 +116,7 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         "RoleArn": role,
         **_inputs(config, channel),
         "OutputDataConfig": {"S3OutputPath": f"{told[BUCKET].rstrip('/')}/sagemaker", **_key("KmsKeyId", own.kms_key)},
-        "ResourceConfig": _machines(config, job, size if channel.mode == "file" else 0),
+        "ResourceConfig": _machines(config, job, disk_gib(config, size if job.torchrun else None)),
         "StoppingCondition": {"MaxRuntimeInSeconds": seconds, **({"MaxWaitTimeInSeconds": round(wait * 3600)} if spot else {})},
         "Environment": _held(told),
         "EnableManagedSpotTraining": spot,
@@ -129,14 +129,19 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
     }  # fmt: skip
 
 
-def _machines(config: Config, job: Job, copied: int | None) -> Body:
+def disk_gib(config: Config, size: int | None) -> int:
+    """GiB of a machine's disk: twice what is copied to it of a dataset of `size` bytes."""
+    copied = (size or 0) if input_of(config, size).mode == "file" else 0
+    return config.fleet.sagemaker.volume_gib or min(MOST_DISK, max(LEAST_DISK, -(-2 * copied // GIB)))
+
+
+def _machines(config: Config, job: Job, disk: int) -> Body:
     own = config.fleet.sagemaker
-    twice = min(MOST_DISK, max(LEAST_DISK, -(-2 * (copied or 0) // GIB)))
     family = (config.fleet.instance_type or "").partition(".")[0]
     return {
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
-        "VolumeSizeInGB": own.volume_gib or twice,
+        "VolumeSizeInGB": disk,
         **({} if family in OWN_DISKS else _key("VolumeKmsKeyId", own.kms_key)),  # such disks have keys of their own
         **({"KeepAlivePeriodInSeconds": 60 * own.warm_pool_minutes} if own.warm_pool_minutes else {}),
         **_key("TrainingPlanArn", own.training_plan),

@@ -23,7 +23,7 @@ from .roles import statements
 from .storage import repository
 from .template import assemble
 
-GRACE = "110s"  # from SIGTERM to SIGKILL: ranks save and leave
+GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 ROOT, DISK = "/dev/xvda", 300  # GiB: images of training are large, and ECS pulls them to the root volume
 NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
 BOUNDARY = "==TRAINFLEET=="
@@ -133,10 +133,15 @@ def _image(row: hardware.InstanceType) -> dict[str, str]:
     return {"ImageType": "ECS_AL2023_NVIDIA" if kind == "cuda" else "ECS_AL2023"}
 
 
+def volume_gib(config: Config) -> int:
+    """GiB of a node's disk."""
+    return max(DISK, config.fleet.aws.volume_gib)
+
+
 def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
     """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
     disk = {
-        "VolumeSize": max(DISK, config.fleet.aws.volume_gib),
+        "VolumeSize": volume_gib(config),
         "VolumeType": "gp3",
         "Encrypted": True,
         "DeleteOnTermination": True,
@@ -158,7 +163,7 @@ def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
 def user_data(config: Config) -> str:
     """What an instance does before it takes jobs. Batch adds its own part, so it is a message of several (MIME)."""
     fsx = config.fleet.fsx
-    lines = ["#!/bin/bash", "set -eu", f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE} >> /etc/ecs/ecs.config"]
+    lines = ["#!/bin/bash", "set -eu", f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE}s >> /etc/ecs/ecs.config"]
     if hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].efa:
         lines.append("modprobe efa")
     if fsx.dns_name:

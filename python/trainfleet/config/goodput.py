@@ -19,7 +19,7 @@ from .types import Config
 FAILURES = 2.0e-5
 NOTICED = 12.3  # seconds until a fault is noticed, the longest of README's table
 RESTART = 60.0  # seconds from there to the first step, beside reading state: 9 to 13 of small models there; large ones compile
-STORE = 1e9  # bytes/s at which a node reads a checkpoint, assumed: FSx for Lustre, or S3 by several streams
+STORE = 1e9  # bytes/s at which a node reads or writes a checkpoint, assumed: FSx for Lustre, or S3 by several streams
 COPY = 4e9  # bytes/s at which ranks copy their state before they train on, assumed; they train while it is written
 STALL = 0.2  # seconds that a save holds ranks up for beside that
 STATE = 12  # bytes of a parameter in a checkpoint: the weight and two moments, in fp32
@@ -43,6 +43,11 @@ def foresee(config: Config, step: float) -> Goodput:
     checkpoint, whole = config.checkpoint, config.train.steps * step
     interval = min(whole, checkpoint.every_seconds or checkpoint.every_steps * step or whole)
     return Goodput(share(between, interval, stall_of(config), restart), between, interval, restart)
+
+
+def saving_of(config: Config) -> float:
+    """Seconds until a checkpoint is whole: the ranks' parts go to the store together."""
+    return stall_of(config) + STATE * count_parameters(config.model) / config.fleet.nodes / STORE
 
 
 def stall_of(config: Config) -> float:

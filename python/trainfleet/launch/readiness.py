@@ -14,6 +14,7 @@ from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
+from . import imaging
 
 
 def make_ready(config: Config) -> int:
@@ -29,11 +30,11 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact, ...]]:
     """What is to be said of machines that `make setup` would make, and what it would do; nothing where it makes none."""
     machines = backend_of(config).machines()
+    hours = None if needs.seconds is None else needs.seconds / 3600
     if isinstance(machines, Engine):
-        return machines.prospect()
+        return machines.prospect(hours)
     if not isinstance(machines, Instances):
         return [], ()
-    hours = None if needs.seconds is None else needs.seconds / 3600
     train = config.train
     speed = train.steps * train.global_batch * train.sequence_length / needs.seconds if needs.seconds else None
     return list(machines.outlook(hours, speed)), machines.changes()
@@ -47,6 +48,7 @@ def awaits_setup(config: Config) -> bool:
 
 def exact(config: Config) -> list[Request]:
     """The requests that are known before there are machines: an engine's, whose nodes have no addresses in them."""
+    config = imaging.named(config)
     backend = backend_of(config)
     jobs = (tokenize_job(config), train_job(config)) if isinstance(backend.machines(), Engine) else ()
     return [backend.plan(job, {}) for job in jobs]

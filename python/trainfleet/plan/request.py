@@ -59,6 +59,11 @@ class Request:
         """Where each node's output goes, by node."""
         return tuple(runs.node_log(self.job.folder, node) for node in range(self.job.nodes))
 
+    @property
+    def engine_logs(self) -> tuple[Path, ...]:
+        """What the engine has kept of each node, by node, where it is needed."""
+        return tuple(runs.engine_log(self.job.folder, node) for node in range(self.job.nodes))
+
     def host(self, node: int | None) -> str:
         """The machine of a node; "" where the plan names none."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""

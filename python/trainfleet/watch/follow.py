@@ -120,13 +120,12 @@ class Follower:
         )  # as it was before the rest were stopped: that they were killed says nothing
 
     def _as_told(self, status: Status, request: Request) -> Status:
-        """The status; where an engine gives a reason and sees nothing wrong, ranks that have not concluded were cut off."""
-        if not status.ended or status.failed or not status.reason or self.asked or not request.job.torchrun:
+        """The status; where somebody else had the engine end the job, what has not concluded by itself was cut off."""
+        if not status.ended_by or self.asked:
             return status
         self.place.refresh()
-        return (
-            status if self._is_concluded() or self.run.is_asked_to_stop() else replace(status, exits={**status.exits, 0: CUT_OFF})
-        )
+        concluded = (request.job.torchrun and self._is_concluded()) or self.run.is_asked_to_stop()
+        return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _supplement(self, request: Request) -> None:
         """Brings what only the engine has of the output: the verdict reads it."""

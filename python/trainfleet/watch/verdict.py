@@ -12,7 +12,7 @@ from .. import fence, runs
 from ..backends.base import Status
 from ..beats import read_beats
 from ..plan.request import Request
-from ..supervisor import UNLOGGED
+from ..supervisor import ASKED, LATE, UNLOGGED
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Finding, diagnose, quote
 from .evidence import SKEW
@@ -21,6 +21,7 @@ from .lines import DAY, Line, read_lines
 from .tracebacks import TRACEBACK
 
 TAIL = 12  # lines
+FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a node that was well until somebody ended it
 OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
 
 
@@ -97,12 +98,18 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Mark) -> Ver
     lines: list[Line] = []
     for node, log in enumerate(request.logs):
         lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
+    for node, log in enumerate(request.engine_logs):
+        if log.exists() and log.stat().st_mtime >= since.time - SKEW:
+            lines += read_lines(log, node, logs=len(request.logs))
     lines += [*_faults(faults, since), *_seen(outcome)]
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
     verdict = _unexplained(request, status, lines) if finding is None else _of(finding, lines, request)
     verdict = _with_others(verdict, status, request, outcome.alive)
+    stopped = any(event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in run.read_events())
+    if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
+        verdict = replace(verdict, words=f"{verdict.words}; {cut}")
     told = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
     return replace(verdict, next=told["next"]) if told else verdict
 
@@ -114,6 +121,19 @@ def _with_others(verdict: Verdict, status: Status, request: Request, alive: froz
         return verdict
     named = "; ".join(f"lost node {node} ({request.host(node)}): {status.lost[node]}" for node in others)
     return replace(verdict, words=f"{verdict.words}; {named}", nodes=1 + len(others))
+
+
+def _cut_short(lines: list[Line], node: int | None) -> str:
+    """What is to be said of a node, this one or any, that was asked to leave and ended before its ranks had saved."""
+    told = (line for line in lines if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node))
+    if (asked := next(told, None)) is None:
+        return ""
+    after = [line for line in lines if line.node == asked.node and line.time >= asked.time]
+    if any(line.text.startswith(LATE) for line in after):
+        return f"node {asked.node} had not saved when its time to leave was over: steps since the last checkpoint are done again"
+    lived = max(line.time for line in after) - asked.time
+    limit = "the engine kills before the grace time (ECS_CONTAINER_STOP_TIMEOUT on its instances, Slurm's KillWait)"
+    return f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without having saved: {limit}"
 
 
 def _is_of(event: runs.Record, order: int, since: Mark) -> bool:

@@ -1,0 +1,66 @@
+"""What an engine itself keeps of a job's output, for nodes that have left no log in the run's folder in S3.
+
+The entrypoint's own log is the one that counts: it is whole, follows within seconds, and is where the checkpoints are. What died
+before the entrypoint began, or could not write to S3, has spoken to the engine alone: its lines come to logs/engine-<i>.log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import runs, s3, travel
+from ..cloud import streams
+from ..cloud.calls import Calls
+
+PATIENCE = 30.0  # seconds that a container gets to begin, before its console is looked at
+OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
+
+
+@dataclass(frozen=True)
+class Console:
+    """Where an engine keeps what a job's containers print: a group of CloudWatch Logs, and the stream of each node in it.
+
+    `began`: unix time at which the newest attempt's containers began.
+    """
+
+    began: float
+    ended: bool
+    group: str
+    streams: Mapping[int, str]
+
+
+@dataclass
+class Consoles:
+    """Brings the lines of nodes that left no log, each look what is new."""
+
+    calls: Calls
+    tokens: dict[str, str] = field(default_factory=dict)  # by stream: what was read of it
+
+    def bring(self, console: Console | None, folder: Path, address: str) -> None:
+        """`folder`: the run's or the dataset's; `address`: the same in S3.
+
+        Raises:
+            CloudError, S3Error: they do not answer, or may not be asked.
+        """
+        if console is None or not (console.ended or s3.clock(address) - console.began > PATIENCE):
+            return
+        spoke = self._spoke(console, address)
+        for node, stream in console.streams.items():
+            log = runs.engine_log(folder, node)
+            if node in spoke:
+                log.unlink(missing_ok=True)
+                continue
+            size = log.stat().st_size if stream in self.tokens and log.exists() else 0
+            lines, self.tokens[stream] = streams.read(self.calls, console.group, stream, self.tokens.get(stream, ""))
+            if lines or not size:
+                text = "".join(f"{line}\n" for line in lines)
+                travel.write(folder, str(log.relative_to(folder)), size, text.encode())
+
+    def _spoke(self, console: Console, address: str) -> set[int]:
+        """The nodes whose logs in S3 have grown since the containers began."""
+        found = s3.list_objects(f"{address}/logs/node-")
+        since = int(console.began)  # S3's times have whole seconds
+        return {int(match[1]) for one in found if one.modified >= since and (match := OBJECT.fullmatch(one.address))}
