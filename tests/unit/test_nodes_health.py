@@ -96,6 +96,12 @@ def test_a_host_without_room_for_its_ranks_is_named_with_what_would_fit() -> Non
     assert not any("room" in line for line in said({"memory_kib": 64 << 20}, wanted()))
 
 
+def test_a_shared_folder_without_room_for_a_checkpoint_is_told() -> None:
+    full = {"shared": Space(1_000, "lustre", "x@tcp:/y", "/fsx")}
+    assert any("space: /fsx/trainfleet has 0.0 GB free, and a checkpoint takes 0.0 GB" in line for line in said(full))
+    assert not any("space:" in line for line in said({"shared": Space(10_000_000, "lustre", "x@tcp:/y", "/fsx")}))
+
+
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
     (found,) = unfit(facts, wanted())

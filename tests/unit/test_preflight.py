@@ -12,7 +12,7 @@ import pytest
 from trainfleet import hardware
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, load
-from trainfleet.config.room import Room, lack
+from trainfleet.config.room import Room, checkpoint_bytes, lack
 from trainfleet.errors import ConfigError
 from trainfleet.launch import preflight
 
@@ -93,7 +93,7 @@ def test_a_node_has_room_for_its_own_ranks_alone() -> None:
 
 def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     small = config((HERE % ("small", "optimizer: adamw")) + "checkpoint: {every: 10, keep: 4}\n")
-    one = preflight.checkpoint_bytes(small)
+    one = checkpoint_bytes(small)
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(3.5 * one))
     assert (

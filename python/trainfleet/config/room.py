@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from .. import hardware
 from . import rules
 from .formats import USABLE, is_half
-from .memory import memory_of
+from .memory import FORMATS, memory_of
 from .presets import PLAIN, PRESETS
 from .refit import refit
 from .search import smallest
@@ -116,6 +116,12 @@ def _training(config: Config, **changes: object) -> Config:
 
 def _works(config: Config, room: Room) -> bool:
     return room.wanted(config) <= USABLE * room.bytes and not any(rules.check(config, set(), 0))
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Of one checkpoint: the weights and the optimizer's moments, of which Muon has one for most weights, and others two."""
+    copies = 2 if config.train.optimizer == "muon" else 3
+    return FORMATS[config.train.weights] * count_parameters(config.model) * copies
 
 
 def gib(count: float) -> str:

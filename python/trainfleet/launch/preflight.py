@@ -15,9 +15,7 @@ from .. import hardware
 from ..backends import backend_of
 from ..checkpoints.store import store_of
 from ..config import Config
-from ..config.memory import FORMATS
-from ..config.room import Room, device_room, gib, lack
-from ..config.sizes import count_parameters
+from ..config.room import Room, checkpoint_bytes, device_room, gib, lack
 from ..data.manifest import MANIFEST
 from ..errors import ConfigError, Problem
 from ..runs import DATA, run_of
@@ -94,12 +92,6 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
                 f"and the disk of {folder} has {free / 1e9:,.1f} GB free; {works}"
             ),
         )
-
-
-def checkpoint_bytes(config: Config) -> int:
-    """Of one checkpoint: the weights and the optimizer's moments, of which Muon has one for most weights, and others two."""
-    copies = 2 if config.train.optimizer == "muon" else 3
-    return FORMATS[config.train.weights] * count_parameters(config.model) * copies
 
 
 def _nearest(path: Path) -> Path:

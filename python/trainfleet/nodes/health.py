@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from ..config.room import Room, lack
+from ..config.room import Room, checkpoint_bytes, lack
 from .answers import Host
 from .facts import Facts
 from .finding import Finding
@@ -36,7 +36,7 @@ def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
         one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, neuron_devices, memory, room, cards,
-        mtu, names, clock, mounted, shared, broken,
+        mtu, names, clock, mounted, shared, disk_for_checkpoints, broken,
     )  # fmt: skip
     for check in checks:
         yield from check(facts, wanted)
@@ -254,6 +254,17 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             on = f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}" if fact.shared else ""
             message = f"{folder} is {fact.shared_folder or 'not there'}{on}"
             yield Finding(host, "shared", message, f"on it: findmnt -T {folder}; touch {folder}/x says why not")
+
+
+def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The shared folder has room for one checkpoint at least; how many it has already, facts do not tell."""
+    checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
+    if checkpoint.is_off or checkpoint.destination or not wanted.fleet.shared_folder:
+        return
+    for host, fact in facts.items():
+        if fact.shared and (free := fact.shared.free_kib * 1024) < one:
+            message = f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, and a checkpoint takes {one / 1e9:,.1f} GB"
+            yield Finding(host, "space", message, "free some, or set checkpoint.destination to s3://bucket/prefix")
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
