@@ -189,11 +189,11 @@ def _as_given(run: Run) -> str:
 
 
 def describe(event: Record) -> str:
-    """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without the time and the kind."""
+    """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without times and the kind."""
     if event["event"] == "verdict":
         event = {key: value for key, value in event.items() if key in ("who", "cause", "words")}
     plain = [(key, value) for key, value in event.items() if isinstance(value, (str, int, float)) and value != ""]
-    return " · ".join(_field(key, value) for key, value in plain if key not in ("time", "event"))
+    return " · ".join(_field(key, value) for key, value in plain if key not in ("time", "event", "started"))
 
 
 def _field(key: str, value: str | int | float) -> str:

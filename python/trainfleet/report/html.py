@@ -26,7 +26,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step; beyond 50 of them thin, with their moving mean over 2 % of them in bold. "
     "Dots: the mean over the validation sequences.",
-    "throughput": "Tokens of all ranks a second, from zero. Dotted: where the run stopped, was resumed or restarted.",
+    "throughput": "Tokens per second of all ranks, from zero. Dotted: where the run stopped, was resumed or restarted.",
 }
 
 
@@ -43,7 +43,7 @@ def write(run: Run) -> Path:
         *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
         _pair(_sample(history), _next(history)),
         _pair(_rows("Provenance", provenance.facts(history)), _rows("Ranks, the slowest first", provenance.ranks(history))),
-        _pair(_events(history), _rows("Set in the config", provenance.given(history.run))),
+        _pair(_events(history), _rows("Config, other than the defaults", provenance.given(history.run))),
         _settings(history),
         f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",
     ]
