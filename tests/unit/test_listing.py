@@ -94,6 +94,6 @@ def test_a_task_that_lm_eval_does_not_have_is_refused_with_the_nearest_it_has() 
     known = ["hellaswag", "arc_easy", "arc_challenge", "winogrande"]
     require_known("hellaswag, arc_easy,arc_*", known)
     require_known("anything", [])  # it could not be asked
-    with pytest.raises(ConfigError, match=r"TASKS: lm-eval has no task 'helaswag'; nearest: hellaswag, ") as told:
+    with pytest.raises(ConfigError, match=r'TASKS: lm-eval has no task "helaswag"; nearest: hellaswag, ') as told:
         require_known("helaswag,arc_easy,nonsense", known)
     assert len(told.value.problems) == 2

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 from collections import namedtuple
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainfleet import hardware
+from s3server import Application, serve
+from trainfleet import hardware, s3
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.room import Room, checkpoint_bytes, lack
-from trainfleet.errors import ConfigError
+from trainfleet.errors import ConfigError, S3Error
 from trainfleet.launch import preflight
 
 GIB = 2**30
@@ -111,6 +114,32 @@ def test_folders_that_can_not_be_written_are_all_named(desk: Path) -> None:
     assert "is a file" in dict(preflight.problems(shut))["checkpoint.destination"]
     shut = config(HERE % ("tiny", ""), "checkpoint.destination=/proc/1/deeper")
     assert "can't be written" in dict(preflight.problems(shut))["checkpoint.destination"]
+
+
+def test_a_bucket_that_may_not_be_written_is_told_before_the_start() -> None:
+    asked: list[str] = []
+
+    def deny(start: Callable[[Application], Application]) -> Application:
+        def answer(environ: dict[str, Any], begin: Callable[..., Any]) -> Iterable[bytes]:
+            if environ["PATH_INFO"].endswith(".writable"):
+                asked.append(environ["REQUEST_METHOD"])
+                if closed:
+                    begin("403 Forbidden", [("Content-Type", "application/xml"), ("Content-Length", "57")])
+                    return [b"<Error><Code>AccessDenied</Code><Message/></Error>".ljust(57)]
+            return start(environ, begin)  # type: ignore[return-value, arg-type]
+
+        return answer
+
+    closed = False
+    with serve(deny):  # type: ignore[arg-type]
+        kept = config(HERE % ("tiny", ""), "checkpoint.destination=s3://bucket/kept")
+        preflight.try_destination(kept)
+        assert asked == ["PUT", "DELETE"] and not s3.list_objects("s3://bucket/")
+        closed = True
+        with pytest.raises(S3Error) as told:
+            preflight.try_destination(kept)
+        assert "access is denied" in str(told.value)
+    preflight.try_destination(config(HERE % ("tiny", "")))  # in the run's own folder: nothing to ask
 
 
 def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:

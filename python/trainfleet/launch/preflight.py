@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import hardware
+from .. import hardware, s3
 from ..backends import backend_of
 from ..checkpoints.store import store_of
 from ..config import Config
@@ -50,6 +50,19 @@ def warnings(config: Config) -> list[str]:
     if spare is None or wanted <= spare:
         return []
     return [f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
+
+
+def try_destination(config: Config) -> None:
+    """Writes an empty object where this machine's ranks will keep checkpoints in S3, and removes it.
+
+    Raises:
+        S3Error: one of the two is not allowed, or there is no such bucket.
+    """
+    destination = config.checkpoint.destination or ""
+    if backend_of(config).is_here and destination.startswith(SCHEME) and not config.checkpoint.is_off:
+        address = f"{destination.rstrip('/')}/{config.name}/.writable"
+        s3.write(address, b"")
+        s3.remove(address)
 
 
 def this_machine() -> Room:

@@ -26,7 +26,7 @@ from ..runs import Run
 from ..watch.budget import Budget
 from ..watch.interrupts import Interrupts
 from ..watch.ledger import goodput, ledger
-from . import execution
+from . import execution, preflight
 
 
 def train(plan: Plan, started: float, summarize: bool = True) -> int:
@@ -42,6 +42,7 @@ def train(plan: Plan, started: float, summarize: bool = True) -> int:
     if execution.is_finished(plan, run):
         return execution.say_finished(plan, run)
     Budget(run, plan.config, backend.price(), lingers(plan.config)).require()
+    preflight.try_destination(plan.config)
     with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
         try:
             office.code = launch(plan, run, place, interrupts, started, office)
