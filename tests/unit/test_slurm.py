@@ -21,7 +21,7 @@ from requirement import need_program
 from trainfleet import s3
 from trainfleet.backends import terms_of
 from trainfleet.backends.base import Phase, Status
-from trainfleet.backends.slurm import Slurm, batch, engine, parallelcluster, template, traces, words
+from trainfleet.backends.slurm import Slurm, batch, engine, parallelcluster, room, template, traces, words
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.config import Config, Settings, dump_resolved, load
@@ -156,6 +156,33 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "a" * 64, "fleet": FLEET}))
     with pytest.raises(ConfigError, match=r"name: .* at most 63"):
         load(Settings(tmp_path / "config.yaml"), terms_of)
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("allocation failure: Required node not available (down, drained or reserved)", ""),
+        ("allocation failure: Requested node configuration is not available", "the partition has no such nodes"),
+        ("allocation failure: Invalid qos specification", "the account has no such quality of service"),
+    ],
+)
+def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(said: str, refused: str, tmp_path: Path) -> None:
+    partition = "PartitionName=main Default=YES MaxTime=00:10:00 State=UP TotalNodes=2\n"
+
+    def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
+        if line[0] == "sbatch":
+            return Said(1, "", said)
+        return Said(
+            0,
+            {"scontrol": partition, "sinfo": "n0\nn1\n" if "--Node" in line and "--format=%N" in line else ""}.get(line[0], ""),
+            "",
+        )
+
+    slurm = config_of(tmp_path).fleet.slurm
+    if not refused:
+        return room.require(Engine(ask), slurm, 2, "", {})
+    with pytest.raises(BackendError, match=refused):
+        room.require(Engine(ask), slurm, 2, "", {})
 
 
 def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:

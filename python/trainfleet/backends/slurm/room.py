@@ -11,6 +11,8 @@ from ...errors import BackendError
 from .engine import Engine, Partition, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
+# What a job only waits for, so that sbatch takes it: ESLURM_NODE_NOT_AVAIL, ESLURM_NODES_BUSY (slurm_errno.c).
+WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
 def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapping[str, str]) -> None:
@@ -24,7 +26,7 @@ def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapp
     names = ",".join(row.name for row in chosen)
     _require_nodes(engine, nodes, names, without)
     said = engine.ask(["sbatch", "--test-only"], script, None)
-    if not said.code:
+    if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
     if error.where != "fleet.nodes" or not engine.unavailable(names):  # else it may wait for nodes that are down or drained
