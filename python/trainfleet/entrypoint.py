@@ -11,7 +11,8 @@
 
 The environment tells the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (uplink.py), TRAINFLEET_SECRETS (output.py), TRAINFLEET_ATTEMPT
 (fence.py), TRAINFLEET_WATCH (watchdog over so many ranks, where no launcher sees them), TRAINFLEET_GRACE (seconds from SIGTERM
-until nothing may be left, where machines were made to give more than their engine does by itself).
+until nothing may be left, where machines were made to give more than their engine does by itself), TRAINFLEET_LOCK (the versions that
+the job was planned for: an image of others refuses it).
 
 The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
 ends what is left before the engine would. What the engine keeps gets what the node has to say too: Batch and SageMaker its
@@ -44,6 +45,8 @@ from .uplink import BUCKET, carrier
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name the node's network card, as `GLOO_SOCKET_IFNAME=*`
 GRACE = "TRAINFLEET_GRACE"
+LOCK = "TRAINFLEET_LOCK"  # the versions that the job was planned for, where it runs in an image
+IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # those of the image that this is in (docker/Dockerfile)
 STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
 VERDICT = 90.0  # seconds in which a node has its own verdict, at most
 AGAIN = 75  # sysexits.h: a temporary failure
@@ -193,22 +196,33 @@ def copy_dataset(order: Order, log: Log) -> None:
         os.environ[MOUNTED] = answer.stdout.strip()
 
 
+def require_lock() -> None:
+    """BackendError when the image that this is in was built from other versions than the job was planned for."""
+    planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
+    if planned and own and planned != own:
+        why = f"it is of the lock {own}, the config's stack of {planned}"
+        raise BackendError(
+            "the image has other versions than the config's stack", why=why, next="make push, with fleet.image: build"
+        )
+
+
 def gather(order: Order, seat: Seat, log: Log) -> None:
     """Waits until all nodes of ranks that have to meet are there; who is missing stands in the log, and in the run's events.
 
     Raises:
-        BackendError: they did not come, or can't meet.
+        BackendError: they did not come, can't meet, or this one's image does not fit.
     """
-    if not (order.ranks and order.wait):
-        return
     attempt = int(os.environ.get(fence.VARIABLE, "0"))
     try:
-        muster(seat, str(order.folder), order.wait, lambda words: log.note("node", words))
+        require_lock()
+        if order.ranks and order.wait:
+            muster(seat, str(order.folder), order.wait, lambda words: log.note("node", words))
     except BackendError as error:
         log.note("node", " ".join(str(error).split()))
-        run = Run(order.folder, events.node(seat.node, attempt))
-        run.note("fault", order=attempt, rank=None, node=seat.node, error=type(error).__name__, message=error.head,
-                 why=error.why, next=error.next)  # fmt: skip
+        if order.ranks:
+            run = Run(order.folder, events.node(seat.node, attempt))
+            run.note("fault", order=attempt, rank=None, node=seat.node, error=type(error).__name__, message=error.head,
+                     why=error.why, next=error.next)  # fmt: skip
         raise
 
 

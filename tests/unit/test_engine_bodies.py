@@ -17,7 +17,10 @@ from trainfleet.backends import BACKENDS, terms_of
 from trainfleet.backends.bodies import bodies
 from trainfleet.backends.training_job import METRICS, input_of
 from trainfleet.config import Config, Settings, load
+from trainfleet.entrypoint import LOCK
 from trainfleet.errors import BackendError, ConfigError
+from trainfleet.nodes.operations import lock_name
+from trainfleet.nodes.stack import load_stack
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.plan.request import Request
 
@@ -83,6 +86,21 @@ def test_every_request_is_valid_for_every_type(backend: str, instance_type: str,
         needs = {entry["type"]: int(entry["value"]) for entry in container["resourceRequirements"]}
         assert needs["VCPU"] == row.vcpus and needs["MEMORY"] < row.memory_gib * 1024
         assert needs.get("GPU", 0) == (row.accelerators if row.accelerator and row.accelerator.kind == "cuda" else 0)
+
+
+@pytest.mark.parametrize("backend", ["batch", "sagemaker"])
+def test_every_node_is_told_for_which_versions_the_job_was_planned(backend: str, tmp_path: Path) -> None:
+    """Its image compares them with its own (entrypoint.py): also one that no launcher could look at."""
+    config = config_of(tmp_path, backend)
+    for request in requests(config):
+        body = sound(request)
+        nodes = body.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
+        told = (
+            {pair["name"]: pair["value"] for pair in nodes[0]["containerOverrides"]["environment"]}
+            if nodes
+            else body["Environment"]
+        )
+        assert told[LOCK] == lock_name(load_stack(config.fleet.stack))
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,23 @@ def carry_out(home: Path, *words: str) -> int:
     return entrypoint.carry_out(parse(["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--", *words]))
 
 
+def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
+    sagemaker: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-01-01 0123456789ab")
+    assert carry_out(home, "part", "0") == 0, "who planned it did not say"
+    monkeypatch.setenv(entrypoint.LOCK, "cpu 2026-11-20 ba9876543210")
+    with pytest.raises(BackendError, match="other versions than the config's stack") as caught:
+        carry_out(home, "part", "0")
+    assert caught.value.why == "it is of the lock cpu 2026-01-01 0123456789ab, the config's stack of cpu 2026-11-20 ba9876543210"
+    assert caught.value.why in sagemaker.read_text()
+    log = (home / "runs/x/logs/node-0.log").read_text()
+    assert caught.value.why in log and log.count("node 0 of 1") == 1, "the job did not start a second time"
+    sagemaker.unlink()
+    monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-11-20 ba9876543210")
+    assert carry_out(home, "part", "0") == 0 and not sagemaker.exists()
+
+
 def test_a_failure_s_reason_is_left_for_sagemaker(sagemaker: Path, home: Path) -> None:
     assert carry_out(home, "part", "0") == 0 and not sagemaker.exists()
     assert carry_out(home, "part", "3") == 3

@@ -25,7 +25,7 @@ from trainfleet.errors import CloudError, ConfigError, ImageError
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
 from trainfleet.images.ecr import HOST, Registry
-from trainfleet.images.recipe import DOCKERFILE, PARTS, recipe_of, write_context
+from trainfleet.images.recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
 from trainfleet.launch import imaging
 from trainfleet.nodes.operations import lock_name
 from trainfleet.nodes.stack import load_stack
@@ -68,7 +68,7 @@ def test_every_argument_of_a_stack_is_the_lock_s(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_dockerfile_takes_every_argument_and_has_a_stage_for_every_stack(stack: str) -> None:
     asked = set(re.findall(r"^ARG (\w+)", TEXT, re.MULTILINE))
-    assert {name for name, _ in recipe(stack).arguments} | {"TAG", "LOCK", "COMMIT", "RUN_AS"} <= asked
+    assert {name for name, _ in recipe(stack).arguments} | {"TAG", "LOCK", "COMMIT", "LAYERS", "RUN_AS"} <= asked
     assert re.search(rf"^FROM [\w${{}}-]+ AS {stack}$", TEXT, re.MULTILINE)
 
 
@@ -118,7 +118,8 @@ def test_the_context_has_the_code_and_no_time_of_the_day(tmp_path: Path) -> None
     made = recipe()
     write_context(made, tmp_path / "c")
     files = {str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file()}
-    assert files == set(made.files) and not any(name.startswith(("tests", "README", ".git", "runs")) for name in files)
+    assert files == {*made.files, TAG} and (tmp_path / "c" / TAG).read_text() == f"{made.tag}\n"
+    assert not any(name.startswith(("tests", "README", ".git", "runs")) for name in files)
     assert {path.stat().st_mtime for path in (tmp_path / "c").rglob("*")} == {0.0}
     assert os.access(tmp_path / "c" / "scripts" / "efa.sh", os.X_OK)
 
@@ -196,6 +197,7 @@ esac""")  # fmt: skip
     line = next(line for line in (path / f"{name}.log").read_text().splitlines() if line.startswith("build "))
     for name_, value in {**dict(made.arguments), "TAG": made.tag, "LOCK": made.lock, "COMMIT": "abc+"}.items():
         assert f"--build-arg={name_}={value}" in line
+    assert "--build-arg=LAYERS=system=" in line and "--label" not in line
     assert f"--tag={made.reference}" in line and f"--secret=id=ca,src={tmp_path}/ca.pem" in line and found.layers[-1] == 5
     assert (
         "canary" not in line
@@ -237,6 +239,11 @@ SAID = {  # words of docker, podman and buildah (their issue trackers), and what
     "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
     "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("not what the lock names", "stack.lock.yaml"),
     "efa: can't download https://efa-installer": ("could not download", "pip config list"),
+    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip config list"),
+    "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.base_image"),
+    "WARNING: image platform ({arm64 linux  [] }) does not match the expected platform ({amd64 linux  [] })":
+        ("another processor", "linux/amd64"),
+    'no image found in manifest list for architecture amd64, variant "", OS linux': ("another processor", "linux/amd64"),
     "error running container: operation not permitted": ("may not do this", "BUILDAH_ISOLATION"),
     "something new": ("something new", "above"),
 }  # fmt: skip
@@ -245,8 +252,10 @@ SAID = {  # words of docker, podman and buildah (their issue trackers), and what
 @pytest.mark.parametrize("line", SAID)
 def test_what_a_builder_says_of_a_failure_is_explained(line: str) -> None:
     why, next = SAID[line]
-    error = building.explained(Builder("buildah"), ["STEP 1", line], "the image could not be built", building.TROUBLES, "B")
-    assert why in error.why and next in error.next and line in error.why and error.where == "buildah"
+    error = building.explained(
+        Builder("buildah"), ["STEP 1", *line.splitlines()], "the image could not be built", building.TROUBLES, "B"
+    )
+    assert why in error.why and next in error.next and line.splitlines()[0] in error.why and error.where == "buildah"
 
 
 @pytest.mark.parametrize(
@@ -259,6 +268,28 @@ def test_an_image_of_our_name_that_is_another_is_refused(path: Path, change: dic
     fake(path, "docker", f"cat <<'E'\n{inspected(made, **change)}\nE")
     with pytest.raises(ImageError, match=told):
         building.build(made, Builder("docker"), "c", lambda _: None)
+
+
+def test_one_that_was_built_and_does_not_fit_loses_its_name(path: Path) -> None:
+    made = recipe()
+    body = f"""case $1 in
+  build) : > {path}/built ;;
+  images) ;;
+  *) [ -e {path}/built ] || exit 1
+     cat <<'E'
+{inspected(made, Architecture="arm64")}
+E
+esac"""
+    log = fake(path, "docker", body)
+    with pytest.raises(ImageError, match="for another processor"):
+        building.build(made, Builder("docker"), "c", lambda _: None)
+    assert log.read_text().splitlines()[-1] == f"rmi {made.reference}"
+
+
+@pytest.mark.parametrize(("machine", "foreign"), [("x86_64", False), ("aarch64", True), ("arm64", True)])
+def test_what_is_built_is_for_the_fleet_s_processor(monkeypatch: pytest.MonkeyPatch, machine: str, foreign: bool) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert ("--platform=linux/amd64" in Builder("docker").build("x:1", {}, {}, "c")) == foreign
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "[1]", '{"OCIv1": null}', '{"Manifest": "x"}', '{"Manifest": "[]"}'])

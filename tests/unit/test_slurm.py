@@ -25,9 +25,12 @@ from trainfleet.backends.slurm import Slurm, batch, engine, parallelcluster, roo
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.config import Config, Settings, dump_resolved, load
+from trainfleet.entrypoint import LOCK
 from trainfleet.errors import BackendError, ConfigError
 from trainfleet.launch import admission
 from trainfleet.nodes import gate
+from trainfleet.nodes.operations import lock_name
+from trainfleet.nodes.stack import load_stack
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.plan.request import Request
 from trainfleet.runs import Run, node_log
@@ -95,6 +98,7 @@ def test_an_image_is_started_by_what_the_cluster_has(tmp_path: Path) -> None:
         config = config_of(tmp_path, image=image, slurm={"container": container})
         text = " ".join(Slurm(config).plan(train_job(config), {}).artifacts[0].text.replace("\\\n", " ").split())
         assert expected in text and '"$mine" python -m trainfleet.entrypoint' in text and "export PYTHONPATH" not in text
+        assert f"export {LOCK}='{lock_name(load_stack(config.fleet.stack))}'" in text, "its entrypoint refuses another one's"
     with pytest.raises(ConfigError, match=r"fleet.slurm.container: null: fleet.image is"):
         config_of(tmp_path, image=image)
     with pytest.raises(ConfigError, match=r"fleet.slurm.container: pyxis: fleet.image is none"):

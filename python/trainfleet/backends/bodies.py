@@ -12,6 +12,9 @@ from typing import Any
 
 from .. import door, hardware
 from ..config import Config
+from ..entrypoint import LOCK
+from ..nodes.operations import lock_name
+from ..nodes.stack import load_stack
 from ..output import NAMES
 from ..plan.fabric import fabric_environment
 from ..plan.job import Job
@@ -49,6 +52,8 @@ def environment(config: Config, job: Job) -> dict[str, str]:
         own |= fabric_environment(row.name, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)
+    if job.image:
+        own[LOCK] = lock_name(load_stack(config.fleet.stack))
     if job.secrets:
         own[NAMES] = ",".join(job.secrets)
     return own | dict(job.environment)

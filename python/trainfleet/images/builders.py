@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 from ..errors import ImageError
 from ..output import visible
-from .recipe import DOCKERFILE
+from .recipe import ARCHITECTURE, DOCKERFILE
 
 ANSWER = 60.0  # seconds for a look
+NATIVE = ("x86_64", "AMD64")  # machines that build for the fleet without being told to
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,21 @@ class Builder:
         said = self.run("version" if self.name == "buildah" else "info")
         return "" if said.returncode == 0 else f"does not work: {last_line(said.stderr or said.stdout)}"
 
-    def build(
-        self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str, labels: Mapping[str, str]
-    ) -> list[str]:
-        """The words that build the context. A secret's value stands in the file that it names, and in no word."""
+    def build(self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str) -> list[str]:
+        """The words that build the context. A secret's value stands in the file that it names, and in no word.
+
+        No `--label`: with one, buildah commits each stage without steps anew, and what is built on it is never found in the cache
+        (buildah 1.28, imagebuildah/stage_executor.go). Labels are the Dockerfile's, of its arguments.
+        """
+        foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
         own = {
             "docker": ["--progress=plain"],
             "podman": ["--layers", "--format=docker"],
             "buildah": ["--layers", "--format=docker"],
         }
         return [
-            self.name, "build", *own[self.name], f"--file={context}/{DOCKERFILE}", f"--tag={reference}",
+            self.name, "build", *own[self.name], *foreign, f"--file={context}/{DOCKERFILE}", f"--tag={reference}",
             *(f"--build-arg={name}={value}" for name, value in arguments.items()),
-            *(f"--label={name}={value}" for name, value in labels.items()),
             *(f"--secret=id={name},src={file}" for name, file in secrets.items()), context,
         ]  # fmt: skip
 

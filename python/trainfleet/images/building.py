@@ -30,24 +30,31 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a builder's words mean."""
+    """What a builder's words mean; unless `in_steps`, nothing where a step has failed, which talks with other hosts."""
 
     says: str
     why: str
     next: str
+    in_steps: bool = True
 
 
+IN_STEP = re.compile(r"building at STEP|did not complete successfully|while running runtime")  # buildah, docker, podman
+FULL = Trouble(
+    r"no space left on device|disk quota exceeded", "the disk is full", "df -h; old images go with: {builder} image prune"
+)
 TROUBLES = (
-    Trouble(r"no space left on device|disk quota exceeded", "the disk is full",
-            "df -h; old images go with: {builder} image prune"),
+    Trouble(r"exec format error|does not match the expected platform|no image found in (?:manifest list|image index)"
+            r"|no matching manifest for|no match for platform",
+            "the base image is for another processor", "fleet.base_image: one for linux/amd64"),
+    FULL,
     Trouble(r"pull access denied|manifest unknown|unauthorized|toomanyrequests|no such host|initializing source|short-name"
             r"|name unknown|failed to resolve source metadata|i/o timeout|connection refused|repository does not exist"
             r"|TLS handshake|x509",
-            "the base image {base} can't be pulled", "fleet.base_image names a mirror's, or a local one"),
-    Trouble(r"exec format error", "the base image is for another processor", "fleet.base_image: one for linux/amd64"),
+            "the base image {base} can't be pulled", "fleet.base_image names a mirror's, or a local one", in_steps=False),
     Trouble(r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
             "what was downloaded is not what the lock names", "look at its words above; then docker/stack.lock.yaml"),
-    Trouble(r"Could not resolve host|Temporary failure|can't download|Could not find a version|Failed to fetch",
+    Trouble(r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed to fetch|Unable to fetch"
+            r"|connection refused|timed out|new connection|certificate verify failed",
             "a step could not download what it needs", "pip's configuration here is the build's too: pip config list"),
     Trouble(r"EACCES|permission denied|operation not permitted", "the builder may not do this here",
             "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves"),
@@ -57,7 +64,7 @@ PUSHES = (
             "the tag is there with other content, and tags are immutable", "make push looks again"),
     Trouble(r"denied|unauthorized|no basic auth|403|not authorized|authentication required", "the registry refuses this push",
             "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, ecr:CompleteLayerUpload and ecr:PutImage"),
-    TROUBLES[0],
+    FULL,
     Trouble(r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS handshake", "the registry can't be reached",
             "make push again"),
 )  # fmt: skip
@@ -76,18 +83,23 @@ def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
     rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
     kept = f"; the rest is that of {newest[0]}" if newest and len(rebuilt) < len(recipe.layers) else ""
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
-    arguments = dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit}
-    labels = {LAYERS: " ".join(f"{name}={made}" for name, made in recipe.layers.items())}
+    layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
+    arguments = dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
     with tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder, secrets_in(Path(folder)) as secrets:
         context = Path(folder) / "context"
         write_context(recipe, context)
-        words = builder.build(recipe.reference, arguments, secrets, str(context), labels)
+        words = builder.build(recipe.reference, arguments, secrets, str(context))
         carry_out(builder, words, "the image could not be built", TROUBLES, recipe.base)
     found = builder.find(recipe.reference)
     if found is None:
         raise ImageError(f"{builder.name} has built no {recipe.reference}", next=f"{builder.name} images")
+    try:
+        require(found, recipe)
+    except ImageError:
+        builder.run("rmi", recipe.reference)
+        raise
     say(f"built {recipe.reference}: {describe(found)}")
-    return require(found, recipe)
+    return found
 
 
 def require(found: Found, recipe: Recipe) -> Found:
@@ -147,8 +159,9 @@ def carry_out(builder: Builder, words: Sequence[str], what: str, troubles: Seque
 def explained(builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str) -> ImageError:
     """The error for what a builder has said."""
     said = [line for line in lines if line.strip()][-SHOWN:]
+    text = "\n".join(lines)
     for trouble in troubles:
-        if re.search(trouble.says, "\n".join(lines), re.IGNORECASE):
+        if re.search(trouble.says, text, re.IGNORECASE) and (trouble.in_steps or not IN_STEP.search(text)):
             why, next = (text.format(builder=builder.name, base=base) for text in (trouble.why, trouble.next))
             return ImageError(what, where=builder.name, why="\n    ".join([why, *said]), next=next)
     return ImageError(what, where=builder.name, why="\n    ".join(said) or "it said nothing", next="its words stand above")

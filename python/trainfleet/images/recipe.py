@@ -13,6 +13,7 @@ from ..nodes.tar import LOCKS, code_files, content_hash
 
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
+TAG = "image-tag"  # a file beside the code: the tag of the image that it is in
 LAYERS = f"{NAME}.layers"  # a label: what each layer was made from
 DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
 ARCHITECTURE = "amd64"  # of every instance type in the table (hardware.py)
@@ -90,8 +91,12 @@ def _arguments(stack: Stack, base: str) -> Iterator[tuple[str, str]]:
 
 
 def write_context(recipe: Recipe, folder: Path) -> None:
-    """Leaves the files that the image is made from in `folder`: those alone, with no times of the day, so that caches hold."""
-    for name, content in recipe.files.items():
+    """Leaves the files that the image is made from in `folder`: those alone, with no times of the day, so that caches hold.
+
+    The tag is one of them, as buildah's cache knows a step by its line and not by the arguments in it: with the same code and
+    another base or user, it would take the labels and the USER of the image before.
+    """
+    for name, content in {**recipe.files, TAG: f"{recipe.tag}\n".encode()}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -26,10 +26,12 @@ from pathlib import Path
 from ... import runs
 from ...config import Config
 from ...config.hosts import Host
-from ...entrypoint import CARDS
+from ...entrypoint import CARDS, LOCK
 from ...errors import BackendError
 from ...nodes import setup
 from ...nodes.answers import Failure
+from ...nodes.operations import lock_name
+from ...nodes.stack import load_stack
 from ...origin import CODE
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
@@ -123,7 +125,8 @@ class Slurm(Ssh):
         without = {entry.host: f"in quarantine: {entry.evidence}" for entry in self.quarantine.entries().values()} | dict(without)
         ground = batch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
         code = f"{self.code}/python" if self.hands_over else str(CODE)
-        own = {} if job.image else {"PYTHONPATH": code}  # an image has the code that it was built with
+        # An image has the code that it was built with; it says itself whether its versions are these.
+        own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else {"PYTHONPATH": code}
         environment = self._fabric(job) | own | dict(job.environment)
         script = batch.script(self.config, job, ground, environment)
         if job.launch:
