@@ -23,12 +23,12 @@ pytestmark = pytest.mark.timeout(1800)
 
 def test_the_same_again_makes_nothing_again(built: tuple[str, str], checkout: Checkout, base: str, tell: Tell) -> None:
     said, seconds = checkout.build(base)
-    assert reference_in(said) == built[0] and "is here" in said and "STEP" not in said
+    assert reference_in(said) == built[0] and "is here" in said and "COPY" not in said
     image = buildah(checkout.outside, "images", "--quiet", "--no-trunc", built[0])
     buildah(checkout.outside, "tag", built[0], "localhost/kept:1")
     buildah(checkout.outside, "rmi", built[0])  # its name alone, as it has another
     said, again = checkout.build(base)
-    assert "STEP" in said and buildah(checkout.outside, "images", "--quiet", "--no-trunc", reference_in(said)) == image
+    assert "COPY" in said and buildah(checkout.outside, "images", "--quiet", "--no-trunc", reference_in(said)) == image
     tell(f"second build: {seconds:.1f} s where the image is here, {again:.1f} s where only its layers are")
 
 

@@ -7,6 +7,7 @@ is in tests/images.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
 from trainfleet.images.ecr import HOST, Registry
 from trainfleet.images.recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
+from trainfleet.images.steps import Steps
 from trainfleet.launch import imaging
 from trainfleet.nodes.operations import lock_name
 from trainfleet.nodes.stack import load_stack
@@ -302,6 +304,63 @@ def test_a_builder_that_hangs_counts_as_one_that_does_not_work(path: Path, monke
     monkeypatch.setattr(builders, "ANSWER", 0.2)
     fake(path, "docker", "while :; do :; done")
     assert "no answer" in Builder("docker").works()
+
+
+# As a user reads it
+
+BUILDAH = """[1/8] STEP 1/5: FROM localhost/base:1 AS base
+[1/8] STEP 2/5: ENV LANG=C.UTF-8
+--> Using cache 35e15bc4a35419696299a6df71781a10fa8505ab3184dd36425977f6572a2d8b
+--> 35e15bc4a35
+[1/8] STEP 4/5: COPY scripts/build_tools.sh /build/scripts/
+--> Using cache 1bec9f5678115a256ac788f48af7f1d9a55677de2739a884dce4a5fd9f0c46e9
+--> 1bec9f56781
+[8/8] STEP 7/23: RUN --mount=type=secret,id=pip,target=/etc/pip.conf     echo "${PYTHON_PACKAGES}" | xargs python.sh apply
+python: /opt/venv, torch
+--> 4df30bfe11e
+COMMIT localhost/trainfleet:cpu-1"""
+DOCKER = """#1 [internal] load build definition from Dockerfile
+#1 DONE 0.0s
+#4 [base 1/3] FROM localhost/base:1
+#5 [base 2/3] COPY scripts/build_tools.sh /build/scripts/
+#5 CACHED
+#6 [image 3/7] RUN echo "${PYTHON_PACKAGES}" | xargs python.sh apply
+#6 61.33 python: /opt/venv, torch
+#6 DONE 61.4s"""
+
+
+@pytest.mark.parametrize("text", [BUILDAH, DOCKER])
+def test_a_build_is_a_line_a_step_and_what_each_says(text: str) -> None:
+    stream = io.StringIO()
+    with Steps("buildah", "building", stream) as steps:
+        for line in text.splitlines():
+            steps.take(line)
+        steps.end()
+    shown = re.sub(r"(?<=  )\d/\d+|\d/\d+(?= )", "n", stream.getvalue()).splitlines()
+    assert [line.split(maxsplit=1)[1][:30] for line in shown if "buildah |" not in line] == [
+        "FROM localhost/base:1 AS base"[:30] if text is BUILDAH else "FROM localhost/base:1",
+        "COPY scripts/build_tools.sh /b",
+        'RUN echo "${PYTHON_PACKAGES}" ',
+    ]
+    assert shown[1].endswith("(from the cache)") and [line for line in shown if "buildah |" in line and "torch" in line]
+
+
+def test_on_a_terminal_a_step_s_line_keeps_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream, now = Terminal(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Steps("buildah", "building", stream) as steps:
+        for line in BUILDAH.splitlines():
+            steps.take(line)
+            now[0] += 75
+        steps.end()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
+    assert [line for line in lines if line.strip().startswith("7/23 RUN") and line.rstrip().endswith("3:45")]
 
 
 # ECR

@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 from ..errors import ImageError
 from ..origin import ROOT
-from ..output import keep_secret, shown
+from ..output import keep_secret
 from ..processes import die_with_parent
 from .builders import Builder, Found
-from .recipe import ARCHITECTURE, LAYERS, Recipe, write_context
+from .recipe import ARCHITECTURE, LAYERS, PARTS, Recipe, write_context
+from .steps import Steps, lines_of
 
 KEPT = 40  # last lines of a builder, in which the cause of its failure is looked for
 SHOWN = 6
@@ -84,7 +85,8 @@ def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
     kept = f"; the rest is that of {newest[0]}" if newest and len(rebuilt) < len(recipe.layers) else ""
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    arguments = dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
+    unset = {name: "" for _, names in PARTS.values() for name in names}  # buildah warns of each that it is not given
+    arguments = unset | dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
     with tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder, secrets_in(Path(folder)) as secrets:
         context = Path(folder) / "context"
         write_context(recipe, context)
@@ -148,10 +150,11 @@ def carry_out(builder: Builder, words: Sequence[str], what: str, troubles: Seque
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", preexec_fn=die_with_parent)  # fmt: skip
     last = deque[str](maxlen=KEPT)
-    assert process.stdout is not None
-    for line in process.stdout:
-        last.append(line.rstrip())
-        print(f"  {builder.name} | {shown(line.rstrip())}", flush=True)
+    with Steps(builder.name, f"{builder.name} {words[1]} ...") as steps:
+        for line in lines_of(process, steps):
+            last.append(line)
+            steps.take(line)
+        steps.end()
     if process.wait():
         raise explained(builder, list(last), what, troubles, base)
 
