@@ -1,4 +1,4 @@
-"""The image of the cpu stack, really built by buildah on a base that debootstrap makes here, and two nodes that train in it."""
+"""The image of the cpu stack, really built by buildah on a base that mmdebstrap makes here, and two nodes that train in it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def refused_build(folder: Path, outside: dict[str, str], base: str) -> str:
     (folder / "config.yaml").write_text(yaml.safe_dump({"name": "x", "fleet": {"base_image": base}}))
     words = [sys.executable, "-m", "trainfleet", "build"]
     done = subprocess.run(words, cwd=folder, env=outside, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and done.stderr.count("error: ") == 1, done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr and done.stderr.startswith("error: "), done.stderr
     assert "buildah: the image could not be built\n  why: " in done.stderr and "\n  next: " in done.stderr
     assert "localhost/trainfleet" not in buildah(outside, "images")
     return done.stderr
@@ -93,8 +93,10 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
     outside = own_store(tmp_path, monkeypatch)
     make_image(outside, recipe.reference, f"--label=org.opencontainers.image.version={recipe.tag}")
     with serving() as registry:
-        (tmp_path / "registries.conf").write_text(f'[[registry]]\nlocation = "{registry.host}"\ninsecure = true\n')
-        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
+        (tmp_path / ".config" / "containers").mkdir(parents=True)
+        settings = f'[[registry]]\nlocation = "{registry.host}"\ninsecure = true\n'
+        (tmp_path / ".config" / "containers" / "registries.conf").write_text(settings)
+        monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
 
         def carry(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:

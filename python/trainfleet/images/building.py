@@ -20,10 +20,10 @@ from ..output import keep_secret
 from ..processes import die_with_parent
 from .builders import Builder, Found
 from .recipe import ARCHITECTURE, LAYERS, PARTS, Recipe, write_context
-from .steps import Steps, lines_of
+from .steps import NOISE, Steps
 
 KEPT = 40  # last lines of a builder, in which the cause of its failure is looked for
-SHOWN = 6
+SHOWN, MOST = 6, 600  # of them in a message, and letters of one
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
@@ -149,19 +149,19 @@ def carry_out(builder: Builder, words: Sequence[str], what: str, troubles: Seque
     """
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", preexec_fn=die_with_parent)  # fmt: skip
-    last = deque[str](maxlen=KEPT)
-    with Steps(builder.name, f"{builder.name} {words[1]} ...") as steps:
-        for line in lines_of(process, steps):
-            last.append(line)
-            steps.take(line)
-        steps.end()
+    last, steps = deque[str](maxlen=KEPT), Steps(builder.name)
+    assert process.stdout is not None
+    for line in map(str.rstrip, process.stdout):
+        last.append(line)
+        steps.take(line)
+    steps.close()
     if process.wait():
         raise explained(builder, list(last), what, troubles, base)
 
 
 def explained(builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str) -> ImageError:
     """The error for what a builder has said."""
-    said = [line for line in lines if line.strip()][-SHOWN:]
+    said = [f"{line[:MOST]} ..." if len(line) > MOST else line for line in lines if not NOISE.match(line.strip())][-SHOWN:]
     text = "\n".join(lines)
     for trouble in troubles:
         if re.search(trouble.says, text, re.IGNORECASE) and (trouble.in_steps or not IN_STEP.search(text)):
