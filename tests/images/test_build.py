@@ -162,3 +162,4 @@ def run_inside(image: str, scripts: list[str], work: Path, outside: dict[str, st
     said = [process.communicate(timeout=900)[0] for process in processes]
     logs = [path.read_text()[-2000:] for path in (work / "runs" / "small" / "logs").glob("*.log")]
     assert [process.returncode for process in processes] == [0, 0], [*said, *logs]
+    assert CANARY not in "".join(said)
