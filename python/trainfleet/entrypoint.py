@@ -11,8 +11,8 @@
 
 The environment tells the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (uplink.py), TRAINFLEET_SECRETS (output.py), TRAINFLEET_ATTEMPT
 (fence.py), TRAINFLEET_WATCH (watchdog over so many ranks, where no launcher sees them), TRAINFLEET_GRACE (seconds from SIGTERM
-until nothing may be left, where machines were made to give more than their engine does by itself), TRAINFLEET_LOCK (the versions that
-the job was planned for: an image of others refuses it).
+until nothing may be left, where machines were made to give more than their engine does by itself), TRAINFLEET_LOCK (the versions
+that the job was planned for: an image of others refuses it).
 
 The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
 ends what is left before the engine would. What the engine keeps gets what the node has to say too: Batch and SageMaker its
