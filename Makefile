@@ -52,7 +52,7 @@ profile: .venv/.stamp ## a short run, and where its time goes [NODES]
 scaling: .venv/.stamp ## one job at several sizes: how it scales [NODES='1 2 4' WEAK]
 	@.venv/bin/python -m trainfleet scaling
 
-rehearse: .venv/.stamp ## break a short run on purpose: does it survive? [FAULTS]
+rehearse: .venv/.stamp ## break a short run on purpose: does it live? [FAULTS YES]
 	@.venv/bin/python -m trainfleet rehearse
 
 inspect: .venv/.stamp ## a sample of the training order, as text [SAMPLE=0 VERIFY=1]

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from trainfleet.cli.rehearse import chosen, describe, main
+from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError, ConfigError, RunError
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import FAULTS, Fault, rehearse
-from trainfleet.launch.rehearsal import Outcome, Stage, stage
+from trainfleet.launch.rehearsal import Outcome, Stage, config_of_run, stage
+from trainfleet.launch.rehearsal_hosts import GUARD, HostStage, fleet_of
 from trainfleet.runs import take_lock
 from trainfleet.watch.causes import CAUSES
 
@@ -38,10 +40,44 @@ def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
     assert all({*fault.verdicts} <= CAUSES.keys() for fault in FAULTS.values())
 
 
-def test_a_fleet_is_not_rehearsed_on_yet(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("name: a\nfleet: {backend: ssh, hosts: [a, b], shared_folder: /shared}\n")
-    with pytest.raises(ConfigError, match="can't be rehearsed on yet"):
-        main({"CONFIG": str(tmp_path / "config.yaml")}, 0.0)
+def test_hosts_are_harmed_only_by_consent_and_engines_not_at_all(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("name: a\nfleet: {backend: ssh, hosts: [a, b], shared_folder: /shared}\n")
+    with pytest.raises(RunError, match="nobody has agreed"):
+        main({"CONFIG": str(config)}, 0.0)
+    config.write_text("name: a\nfleet: {backend: ssh, hosts: [a], shared_folder: /shared}\n")
+    with pytest.raises(ConfigError, match="needs two hosts"):
+        main({"CONFIG": str(config), "YES": "1"}, 0.0)
+
+
+def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "name: a\ntrain: {steps: 5}\nfleet: {backend: ssh, nodes: 2, hosts: [a=1.2.3.4, b, c], shared_folder: /fsx, secrets: [KEY]}\n"
+    )
+    fleet = fleet_of(load(Settings(path))[0], "/fsx/rehearsal")
+    assert fleet["hosts"] == ["a=1.2.3.4", "b", "c"] and fleet["nodes"] == 2 and "secrets" not in fleet
+    assert fleet["shared_folder"] == "/fsx/rehearsal" and str(fleet["python"]).startswith("/fsx/env/")
+    path.write_text(config_of_run(fleet, "/fsx/rehearsal/text", 8))
+    assert load(Settings(path))[0].fleet.python == fleet["python"]
+
+
+def test_the_guard_of_a_host_ends_marked_processes_and_removes_the_folder_when_no_sign_of_life_comes(tmp_path: Path) -> None:
+    folder = tmp_path / "rehearsal"
+    folder.mkdir()
+    made = HostStage(tmp_path, transport=None, shared=str(folder), names=("nan",))  # type: ignore[arg-type]
+    (folder / "sign").touch()
+    (folder / "guard.sh").write_text(GUARD.format(folder=folder, silent=2, end=made.end_all()))
+    os.utime(folder / "sign", (0, 0))
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    marked, other = (
+        subprocess.Popen(["sleep", "60"], env=environment | {"TRAINFLEET_JOB": f"{folder}:{run}"})
+        for run in ("rehearsal-nan", "nan")
+    )
+    subprocess.run(["sh", folder / "guard.sh"], env=environment, check=True, timeout=30)
+    assert marked.wait(5) == -9 and other.poll() is None and not folder.exists()
+    other.kill()
+    other.wait()
 
 
 def test_its_folder_is_made_for_it_and_goes_with_it(place: Path) -> None:

@@ -36,7 +36,7 @@ VERBS = {
     "train": ("CONFIG", "SET", "NODES"),
     "profile": ("CONFIG", "SET", "NODES"),
     "scaling": ("CONFIG", "SET", "NODES", "WEAK", "STEPS"),
-    "rehearse": ("CONFIG", "SET", "FAULTS"),
+    "rehearse": ("CONFIG", "SET", "FAULTS", "YES"),
     "inspect": ("CONFIG", "RUN", "SET", "SAMPLE", "VERIFY"),
     "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
     "runs": (),

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..watch.causes import CAUSES, Then
 from .rehearsal import BREAK_AT, EVERY, STEPS, Outcome, Stage
@@ -57,20 +56,24 @@ class Fault:
 def rehearse(faults: list[Fault], stage: Stage) -> Iterator[Outcome]:
     """What became of each fault, one after the other; what is left of one is ended before the next."""
     for fault in faults:
+        if fault.name in (HERE if stage.apart else THERE):
+            only = "on this machine only: fleet.backend=local" if stage.apart else "on hosts only: these nodes share their links"
+            yield Outcome(fault.name, skipped=f"it is played {only}")
+            continue
         outcome = fault.play(fault, stage)
         left = stage.left_over()
         broken = (*outcome.broken, *([f"{len(left)} processes were left over"] if left else []))
         yield Outcome(outcome.name, outcome.noticed, outcome.verdict, outcome.lost, outcome.again, broken, outcome.skipped)
 
 
-def _signalled(number: signal.Signals, whom: Callable[[Stage, str], int]) -> Callable[[Fault, Stage], Outcome]:
+def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Outcome]:
     """Plays a fault that a signal to one process is: the run must go on by itself, to the same losses."""
 
     def play(fault: Fault, stage: Stage) -> Outcome:
         process = stage.begin(fault.name)
         stage.await_step(fault.name, process)
         began = time.time()
-        os.kill(whom(stage, fault.name), number)
+        stage.strike(fault.name, whom, number)
         code = stage.end(process)
         broken = [] if code == 0 else [f"the command ended with {code}"]
         return _measure(fault, stage, began, broken)
@@ -78,14 +81,16 @@ def _signalled(number: signal.Signals, whom: Callable[[Stage, str], int]) -> Cal
     return play
 
 
-def _rank(stage: Stage, name: str) -> int:
-    return stage.pid_of(name, 1)
-
-
-def _agent(stage: Stage, name: str) -> int:
-    """The torchrun agent of node 1: the parent of its rank."""
-    stat = Path(f"/proc/{stage.pid_of(name, 1)}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
+def _cut_off(fault: Fault, stage: Stage) -> Outcome:
+    """A node that the others don't hear any more for a while: the run must go on without it."""
+    process = stage.begin(fault.name)
+    stage.await_step(fault.name, process)
+    began = time.time()
+    if why := stage.cut_off(fault.name):
+        stage.stop(fault.name, process)
+        return Outcome(fault.name, skipped=why)
+    code = stage.end(process)
+    return _measure(fault, stage, began, [] if code == 0 else [f"the command ended with {code}"])
 
 
 def _measure(fault: Fault, stage: Stage, began: float, broken: list[str], most_lost: int = STEPS) -> Outcome:
@@ -98,7 +103,7 @@ def _measure(fault: Fault, stage: Stage, began: float, broken: list[str], most_l
     said = str(verdict["cause"]) if verdict else "none"
     if said not in (fault.verdicts or ("none",)):
         broken.append(f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}")
-    elif verdict and fault.rank is not None and verdict["node"] != fault.rank:
+    elif verdict and fault.rank is not None and not stage.is_right(verdict, fault.rank):
         broken.append(f"the verdict blames {verdict['who']}")
     if stage.losses(fault.name) != stage.whole:
         broken.append("the losses are not those of the unbroken run")
@@ -115,7 +120,9 @@ def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
     began = time.time()
     process.kill()
     process.communicate()
-    broken = ["ranks outlived their launcher"] if stage.left_over() else []
+    broken = (
+        ["ranks outlived their launcher"] if stage.apart == 0.0 and stage.left_over() else []
+    )  # a fleet has its own, on its head
     if code := stage.again(fault.name):
         broken.append(f"the same command ended with {code}")
     return _measure(fault, stage, began, broken)
@@ -126,7 +133,7 @@ def _noticed(fault: Fault, stage: Stage) -> Outcome:
     process = stage.begin(fault.name)
     stage.await_step(fault.name, process)
     began = time.time()
-    os.kill(stage.pid_of(fault.name, 1), signal.SIGUSR1)
+    stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
     status = stage.run(fault.name).read_results().get("status")
     broken = [] if status == "stopped" else [f"the run was not stopped but {status}"]
@@ -139,11 +146,8 @@ def _damaged(fault: Fault, stage: Stage) -> Outcome:
     """The newest checkpoint of a run that was stopped loses the half of its largest file."""
     process = stage.begin(fault.name)
     stage.await_step(fault.name, process)
-    process.send_signal(signal.SIGINT)
-    stage.end(process)
-    newest = max(stage.run(fault.name).checkpoints.glob("step-*"))
-    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    os.truncate(largest, largest.stat().st_size // 2)
+    stage.stop(fault.name, process)
+    stage.damage(fault.name)
     began = time.time()
     broken = [] if stage.again(fault.name) == 0 else ["the same command failed"]
     if not any(event["event"] == "damaged" for event in stage.events(fault.name, began)):
@@ -198,13 +202,16 @@ def _changed(program: str, words: str = "") -> Callable[[Fault, Stage], Outcome]
     return play
 
 
+HERE = ("disk-full", "read-only", "nan", "no-environment")  # faults of a process's surroundings, which hosts have of their own
+THERE = ("link-cut",)
 KILLED = ("killed", "lost-node")
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("rank-killed", f"kill -9 of rank 1 at step {BREAK_AT}", ("killed",), _signalled(signal.SIGKILL, _rank), 1),
-        Fault("agent-killed", "kill -9 of node 1's torchrun", KILLED, _signalled(signal.SIGKILL, _agent), 1),
-        Fault("rank-stopped", "SIGSTOP of rank 1: it hangs", ("hang",), _signalled(signal.SIGSTOP, _rank), 1),
+        Fault("rank-killed", f"kill -9 of rank 1 at step {BREAK_AT}", ("killed",), _signalled(signal.SIGKILL, "rank"), 1),
+        Fault("agent-killed", "kill -9 of node 1's torchrun", KILLED, _signalled(signal.SIGKILL, "agent"), 1),
+        Fault("rank-stopped", "SIGSTOP of rank 1: it hangs", ("hang",), _signalled(signal.SIGSTOP, "rank"), 1),
+        Fault("link-cut", "node 1 is not heard for a while", ("lost-node", "slow"), _cut_off, 1),
         Fault("launcher-killed", "kill -9 of make train itself; the same command again", (), _killed_launcher),
         Fault("notice", "the machine is about to be taken away; the same command again", (), _noticed),
         Fault("checkpoint-damaged", "half of the newest checkpoint's largest file is gone", (), _damaged),

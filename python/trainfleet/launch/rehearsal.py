@@ -3,7 +3,7 @@
 All of it is in one folder outside the user's runs, which is made for it and goes with it. Every process of it dies with this one,
 so it is gone also after kill -9; the folder that such a death leaves behind is emptied by the next rehearsal.
 
-What is covered: nodes that this machine plays, real torchruns. What is not: links, hosts and engines of a fleet.
+What is covered: nodes that this machine plays, real torchruns. Hosts have a stage of their own: rehearsal_hosts.py.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from .. import fence
-from ..backends import backend_of
 from ..beats import read_beats
-from ..config import Config
-from ..errors import BackendError, ConfigError, Problem, RunError
+from ..errors import BackendError, RunError
 from ..origin import CODE
 from ..processes import die_with_parent
 from ..runs import Record, Run, run_of, take_lock
@@ -32,14 +32,27 @@ from ..runs import Record, Run, run_of, take_lock
 STEPS, EVERY, BREAK_AT = 120, 20, 50  # steps of the run, between two checkpoints, and done when it is broken
 PATIENCE = 240.0  # seconds that one command may take
 LEFT_WITHIN = 10.0  # seconds in which every process must be gone
-CONFIG = f"""
-name: whole
-data: {{name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}}
-model: {{layers: 4, hidden_size: 128, heads: 4, kv_heads: 2, intermediate_size: 256}}
-train: {{steps: {STEPS}, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 0}}
-checkpoint: {{every: {EVERY}}}
-fleet: {{backend: local, nodes: 2}}
-"""
+
+
+def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8) -> str:
+    """The config.yaml of a short run on this fleet, of the documents in the folder `text`."""
+    return yaml.safe_dump(
+        {
+            "name": "whole",
+            "data": {"name": "text", "sources": [text], "vocabulary_size": 340, "validation_fraction": 0.1},
+            "model": {"layers": 4, "hidden_size": 128, "heads": 4, "kv_heads": 2, "intermediate_size": 256},
+            "train": {"steps": STEPS, "precision": "fp32", "global_batch": batch, "sequence_length": 32, "log_every": 1,
+                      "validate_every": 0},
+            "checkpoint": {"every": EVERY},
+            "fleet": dict(fleet),
+        }
+    )  # fmt: skip
+
+
+def documents() -> dict[str, str]:
+    """What the run learns from: forty small files by name."""
+    lines = {number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60)) for number in range(40)}
+    return {f"{number}.txt": f"Document {number}. {words}\n" for number, words in lines.items()}
 
 
 @dataclass(frozen=True)
@@ -61,9 +74,14 @@ class Stage:
 
     folder: Path
     whole: Mapping[int, float] = field(default_factory=dict)  # the losses of a run that nothing happens to
+    apart: float = 0.0  # seconds that the clocks of its nodes may be behind this one's
+
+    def called(self, name: str) -> str:
+        """The name of the run in which the fault `name` is played."""
+        return name
 
     def run(self, name: str) -> Run:
-        return Run(run_of(name, self.folder / "runs").folder)
+        return Run(run_of(self.called(name), self.folder / "runs").folder)
 
     def begin(
         self, name: str, words: str = "", environment: Mapping[str, str] | None = None, limit: Callable[[], None] = lambda: None
@@ -74,13 +92,25 @@ class Stage:
             die_with_parent()
             limit()
 
+        return self.type("train", name, words, environment, prepare)
+
+    def type(
+        self,
+        verb: str,
+        name: str,
+        words: str = "",
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] = die_with_parent,
+    ) -> subprocess.Popen[str]:
+        """The process of a verb on the run called `name`."""
         package = str(CODE)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "TRAINFLEET"))}
         given = inherited | {"PYTHONPATH": package, "NO_COLOR": "1"} | dict(environment or {})
         if environment and "PYTHONPATH" in environment:
             given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{package}"
+        command = [sys.executable, "-m", "trainfleet", verb, f"SET=name={self.called(name)} {words}"]
         return subprocess.Popen(
-            [sys.executable, "-m", "trainfleet", "train", f"SET=name={name} {words}"], cwd=self.folder, env=given, text=True,
+            command, cwd=self.folder, env=given, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=prepare,
         )  # fmt: skip
 
@@ -129,8 +159,38 @@ class Stage:
             raise RunError(f"rank {rank} of {name} has no heartbeat", where=str(folder), next="make rehearse again")
         return beats[rank].pid
 
+    def strike(self, name: str, whom: str, number: signal.Signals) -> None:
+        """A signal to rank 1, or to the torchrun `agent` that is its parent.
+
+        Raises:
+            RunError: it has no heartbeat.
+        """
+        pid = self.pid_of(name, 1)
+        if whom == "agent":
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(pid, number)
+
+    def is_right(self, verdict: Record, rank: int) -> bool:
+        """Whether a verdict blames the node of that rank: each node has one."""
+        return bool(verdict["node"] == rank)
+
+    def cut_off(self, name: str) -> str:
+        """Cuts the links of rank 1's node for a while; why that can't be, or ""."""
+        return "nodes that one machine plays have no links of their own"
+
+    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
+        """Ends a run as its user would, with a checkpoint."""
+        process.send_signal(signal.SIGINT)
+        self.end(process)
+
+    def damage(self, name: str) -> None:
+        """The largest file of the newest checkpoint loses its second half."""
+        newest = max(self.run(name).checkpoints.glob("step-*"))
+        largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+        os.truncate(largest, largest.stat().st_size // 2)
+
     def events(self, name: str, since: float = 0.0) -> list[Record]:
-        return [event for event in self.run(name).read_events() if event["time"] >= since]
+        return [event for event in self.run(name).read_events() if event["time"] >= since - self.apart]
 
     def processes(self) -> list[int]:
         """Every process that works in the folder."""
@@ -141,19 +201,12 @@ class Stage:
                     found.append(int(entry.name))
         return found
 
-    def left_over(self) -> list[int]:
-        """The processes that are still there when all should be gone."""
+    def left_over(self) -> Sequence[object]:
+        """What is still there when all should be gone: processes."""
         until = time.monotonic() + LEFT_WITHIN
         while (found := self.processes()) and time.monotonic() < until:
             time.sleep(0.1)
         return found
-
-
-def require_here(config: Config) -> None:
-    """ConfigError where the nodes are not this machine's: faults are not played on hosts yet."""
-    if not backend_of(config).is_here:
-        message = "hosts can't be rehearsed on yet: faults are played on this machine, on nodes that it plays"
-        raise ConfigError([Problem(0, "", "fleet.backend", message)], next="make rehearse SET='fleet.backend=local'")
 
 
 @contextmanager
@@ -164,6 +217,27 @@ def stage() -> Iterator[Stage]:
         BackendError: another rehearsal of this user is under way.
         RunError: even the unbroken run failed.
     """
+    with own_folder() as folder:
+        made = Stage(folder)
+        try:
+            empty(made)
+            (folder / "config.yaml").write_text(config_of_run({"backend": "local", "nodes": 2}, "text"), encoding="utf-8")
+            (folder / "text").mkdir()
+            for document, text in documents().items():
+                (folder / "text" / document).write_text(text, encoding="utf-8")
+            rehearse_unbroken(made)
+            yield made
+        finally:
+            empty(made)
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder of this user's rehearsals, for one of them at a time; it goes with the block.
+
+    Raises:
+        BackendError: another rehearsal of this user is under way.
+    """
     folder = Path(tempfile.gettempdir()).resolve() / f"trainfleet-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -171,18 +245,14 @@ def stage() -> Iterator[Stage]:
     lock = take_lock(folder)
     if lock is None:
         raise BackendError("another rehearsal is under way", where=str(folder), next="wait for it, or stop it with Ctrl-C")
-    made = Stage(folder)
     with lock:
         try:
-            _empty(made)
-            _furnish(made)
-            yield made
+            yield folder
         finally:
-            _empty(made)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _empty(made: Stage) -> None:
+def empty(made: Stage) -> None:
     """Ends what still runs in the folder, also of a rehearsal that was killed, and removes what is in it but the lock."""
     for pid in made.processes():
         with suppress(ProcessLookupError):
@@ -194,14 +264,15 @@ def _empty(made: Stage) -> None:
             path.unlink(missing_ok=True)
 
 
-def _furnish(made: Stage) -> None:
-    (made.folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    (made.folder / "text").mkdir()
-    for number in range(40):
-        words = " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
-        (made.folder / "text" / f"{number}.txt").write_text(f"Document {number}. {words}\n", encoding="utf-8")
+def rehearse_unbroken(made: Stage) -> None:
+    """Plays the run to which nothing happens, and keeps its losses.
+
+    Raises:
+        RunError: even that one failed.
+    """
     process = made.begin("whole")
-    if made.end(process):
-        why = "\n".join(str(event.get("words", "")) for event in made.events("whole") if event["event"] == "verdict")
+    if code := made.end(process):
+        said = [str(event.get("words", "")) for event in made.events("whole") if event["event"] == "verdict"]
+        why = "\n".join(said) or f"it ended with {code}"
         raise RunError("even the run that nothing happens to has failed", where=str(made.folder), why=why, next="make doctor")
     made.whole = made.losses("whole")

@@ -1,0 +1,226 @@
+"""A stage on the hosts of a fleet: a short run of its own, in a folder of its own below the shared one, broken and put back.
+
+What is touched: processes that carry the mark of these runs, the link of one host for CUT seconds, that folder. All is put
+back at the end, also after Ctrl-C. After kill -9 the hosts do it themselves: each has a guard that waits for this process's sign of life.
+When that has not come for SILENT seconds it ends the runs and removes the folder. A link that was cut comes back by its host's
+own clock.
+
+What is not covered: hosts on which sudo asks for a password keep their links, and what lies below Python (HERE in faults.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import Config
+from ..errors import BackendError, ConfigError, Problem, RunError
+from ..nodes import jobs
+from ..nodes.answers import Host, by_host
+from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.transport import Transport
+from ..runs import Record
+from .rehearsal import LEFT_WITHIN, Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken
+
+PREFIX = "rehearsal-"
+TIMEOUT = 60.0
+APART = 5.0  # seconds that a host's clock may be behind this machine's
+SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
+CUT = 30  # seconds for which a link is cut: longer than a node that is not heard is waited for
+KEPT = ("backend", "hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
+RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
+[ -n "$p" ] || exit 0"""
+DAMAGE = """cd {run}/checkpoints && newest=$(ls -d step-* | sort | tail -n 1) &&
+file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-) &&
+truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
+CUTTING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
+$s true || {{ echo "sudo asks for a password"; exit; }}
+command -v tc > /dev/null || {{ echo "no tc: iproute2"; exit; }}
+d=$(ip -o route get "$(getent ahostsv4 {peer} | sed -n '1s/ .*//p')" | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p')
+[ -n "$d" ] || {{ echo "no route to {peer}"; exit; }}
+setsid sh -c "sleep 0.5; $s tc qdisc replace dev $d root tbf rate 1kbit burst 90 latency 1ms; sleep {seconds}
+$s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
+echo struck"""
+GUARD = """while age=$(( $(date +%s) - $(stat -c %Y {folder}/sign || echo 0) )) && [ -e {folder}/sign ] && [ $age -lt {silent} ]
+do sleep 5; done
+[ -e {folder}/sign ] || exit 0
+{end}
+rm -rf {folder}
+"""
+
+
+@dataclass
+class HostStage(Stage):
+    """The stage, on hosts: node 1's host is the one that is struck."""
+
+    transport: Transport = field(kw_only=True)
+    shared: str = field(kw_only=True)  # the folder of all of it
+    names: tuple[str, ...] = field(kw_only=True)  # of the faults
+    apart: float = APART
+    struck: str = ""  # the host
+
+    def called(self, name: str) -> str:
+        return PREFIX + name
+
+    def mark(self, name: str) -> str:
+        return jobs.mark_of(self.shared, self.called(name))
+
+    def strike(self, name: str, whom: str, number: signal.Signals) -> None:
+        parent = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); " if whom == "agent" else ""
+        self._strike(name, f"{parent}kill -{number.value} $p && echo struck")
+
+    def _strike(self, name: str, command: str) -> str:
+        """What a command says on the host of rank 1, whose process is $p there."""
+        words = f"{RANK.format(mark=shlex.quote(f'{jobs.MARK}={self.mark(name)}'))}\n{command}"
+        said = {host: answer.stdout.strip() for host, answer in self.transport.run(words, timeout=TIMEOUT).ok.items()}
+        host = next((host for host, text in said.items() if text), None)
+        if host is None:
+            raise RunError(f"rank 1 of {self.called(name)} is on no host", where=self.shared, next="make rehearse YES=1 again")
+        self.struck = host.name
+        return said[host]
+
+    def is_right(self, verdict: Record, rank: int) -> bool:
+        return bool(verdict["host"] == self.struck)
+
+    def cut_off(self, name: str) -> str:
+        if len(self.transport.hosts) < 3:
+            return "a run on both of two hosts can't go on without one"
+        peer = shlex.quote(self.transport.hosts[0].address)
+        said = self._strike(name, CUTTING.format(peer=peer, seconds=CUT))
+        return "" if said == "struck" else f"{self.struck}: {said}"
+
+    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.end(self.type("stop", name))
+        self.end(process)
+
+    def damage(self, name: str) -> None:
+        command = DAMAGE.format(run=shlex.quote(f"{self.shared}/runs/{self.called(name)}"))
+        answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1])
+        if not any(answer.stdout.strip() == "struck" for answer in answers.ok.values()):
+            raise RunError("no checkpoint could be damaged", where=self.shared, why=str(answers.failed), next="make doctor")
+
+    def left_over(self) -> Sequence[object]:
+        """The hosts on which a process of these runs is still at work."""
+        look = "; ".join(f"{{ {jobs.look_for(self.mark(name))}; }}" for name in self.names)
+        until = time.monotonic() + LEFT_WITHIN
+        while found := [host for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items() if "running" in said.stdout]:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.5)
+        return found
+
+    def end_all(self) -> str:
+        """A shell's words that end these runs on a host, launchers first, and forget its part in them."""
+        ends = [f"( {jobs.fence(self.mark(name), launchers=True)} )" for name in self.names]
+        return "\n".join([*ends, f"rm -f {jobs.JOBS}/$(uname -n)/{PREFIX}*"])
+
+    def put_back(self) -> None:
+        """BackendError where a host could not be put back; by host."""
+        folder = shlex.quote(self.shared)
+        failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
+        failed |= self.transport.run(f"rm -rf {folder}", timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed
+        if failed:
+            raise BackendError(by_host("not everything is put back", failed), next=f"rm -rf {folder} there; make doctor")
+
+
+def require_hosts(config: Config) -> None:
+    """ConfigError where faults can't be played on the config's fleet: it is this machine, or hosts that are named."""
+    problem = ""
+    if config.fleet.backend != "ssh":
+        problem = "faults are played on this machine (local) and on hosts that you name (ssh), not on others yet"
+    elif len(config.fleet.hosts) < 2:
+        problem = "a rehearsal needs two hosts, and three to cut one off"
+    if problem:
+        raise ConfigError([Problem(0, "", "fleet.backend", problem)], next="make rehearse SET='fleet.backend=local'")
+
+
+@contextmanager
+def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
+    """A stage on the hosts of a config, for the faults called `names`; nothing of it is left behind.
+
+    Raises:
+        BackendError: another rehearsal is under way there, or a host can't be reached or put back.
+        RunError: even the unbroken run failed.
+    """
+    shared = f"{config.fleet.shared_folder}/rehearsal"
+    with own_folder() as folder, open_fleet(config) as transport:
+        made = HostStage(folder, transport=transport, shared=shared, names=("whole", *names))
+        empty(made)
+        _refuse_another(made)
+        over = threading.Event()
+        try:
+            _furnish(made, config)
+            threading.Thread(target=_live, args=(made, over), daemon=True).start()
+            rehearse_unbroken(made)
+            yield made
+        finally:
+            over.set()
+            empty(made)
+            made.put_back()
+
+
+def _refuse_another(made: HostStage) -> None:
+    sign = f"find {shlex.quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
+    answers = made.transport.run(sign, timeout=TIMEOUT)
+    if answers.failed:
+        raise BackendError(by_host("these hosts can't be reached", answers.failed), next="make doctor")
+    if any(answer.stdout.strip() for answer in answers.ok.values()):
+        raise BackendError(
+            "another rehearsal is under way", where=made.shared, next=f"wait for it; it counts as dead after {SILENT} s"
+        )
+
+
+def _furnish(made: HostStage, config: Config) -> None:
+    """The folder there with its documents, a guard on every host, and the config here."""
+    hosts, folder = made.transport.hosts, shlex.quote(made.shared)
+    _require(made.transport.run(made.end_all(), timeout=TIMEOUT).failed)
+    guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all())
+    files = {f"text/{name}": text.encode() for name, text in documents().items()} | {"guard.sh": guard.encode(), "sign": b""}
+    _require(made.transport.run(f"rm -rf {folder}", timeout=TIMEOUT, hosts=hosts[:1]).failed)
+    _require(made.transport.put(files, made.shared, hosts=hosts[:1]).failed)
+    _require(
+        made.transport.run(
+            f"touch {folder}/sign; setsid sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &", timeout=TIMEOUT
+        ).failed
+    )
+    text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config))
+    (made.folder / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def nodes_of(config: Config) -> int:
+    """How many of the hosts run the run: all but a spare one, where there are three."""
+    return max(2, len(config.fleet.hosts) - 1)
+
+
+def fleet_of(config: Config, shared: str) -> dict[str, object]:
+    """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its own."""
+    given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT}
+    fleet: dict[str, Any] = _plain(given)
+    own = {"nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared, "python": wanted_of(config).interpreter}
+    return fleet | own
+
+
+def _plain(value: Any) -> Any:
+    """Values as YAML has them, without those that are not there."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def _require(failed: Mapping[Host, object]) -> None:
+    if failed:
+        raise BackendError(by_host("the hosts could not be made ready for a rehearsal", failed), next="make doctor")
+
+
+def _live(made: HostStage, over: threading.Event) -> None:
+    """Shows that this process lives, until `over`."""
+    while not over.wait(SIGN):
+        made.transport.run(f"touch {shlex.quote(made.shared)}/sign", timeout=SIGN, hosts=made.transport.hosts[:1])
