@@ -17,6 +17,7 @@ import pytest
 from report_runs import make_run, metric
 
 from trainfleet.beats import Beat, write_beats
+from trainfleet.report.html import write
 from trainfleet.report.live import Live, TokenizeLive
 from trainfleet.report.summary import print_summary, status
 from trainfleet.runs import Run, append_line, take_lock, write_atomic
@@ -213,3 +214,15 @@ def test_looking_at_a_run_is_quick_to_import() -> None:
     root = Path(__file__).parents[2] / "python"
     ran = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True)
     assert json.loads(ran.stdout) == []
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    predicted = {"tokens_per_second": 900.0, "memory_bytes": 3.0e9, "usd": 2.5}
+    run.update_results(device="cuda", memory_bytes=3.1e9, usd=2.75, predicted=predicted)
+    assert "3.1 GB a rank · predicted 3.0 GB" in status(run) and "$2.75 · predicted $2.50" in status(run)
+    write(run)
+    page = run.report.read_text()
+    assert "predicted 900" in page and "predicted 3.0 GB" in page and "predicted $2.50" in page
+    run.update_results(device="cpu", predicted=None)
+    assert "predicted" not in status(run) and "a rank" not in status(run)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from goodput_simulation import simulate
 
 from trainfleet import hardware
 from trainfleet.cli import main as command
@@ -17,6 +18,7 @@ from trainfleet.config.search import KEYS, candidates, ranked
 from trainfleet.errors import ConfigError
 from trainfleet.plan.answers import Wish, answer, sizes
 from trainfleet.recipes import FOLDER
+from trainfleet.runs import Run
 
 RECIPE = FOLDER / "llama-3-8b-p5.yaml"
 PRICE = 55.04
@@ -104,3 +106,10 @@ def test_a_fleet_that_fails_as_that_of_llama_3_did_keeps_more_than_nine_tenths()
     found = foresee(large, 30.0)
     assert 54 * 24 * 3600 / found.between_failures == pytest.approx(419, rel=0.02)
     assert 0.90 < found.share < 0.99
+
+
+def test_goodput_is_what_the_real_watch_keeps_of_days_on_a_clock_that_is_not_waited_for(tmp_path: Path) -> None:
+    fleet = config("fleet.nodes=2048 train.global_batch=16384 model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm")
+    found, expected = simulate(fleet, 30.0, 1.0, Run(tmp_path)), foresee(fleet, 30.0)
+    assert found.restarts > 3 and found.commands == 1
+    assert found.share == pytest.approx(found.known, abs=1e-3) and found.share == pytest.approx(expected.share, abs=0.02)

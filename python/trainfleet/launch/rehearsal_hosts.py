@@ -1,9 +1,9 @@
 """A stage on the hosts of a fleet: a short run of its own, in a folder of its own below the shared one, broken and put back.
 
-What is touched: processes that carry the mark of these runs, the link of one host for CUT seconds, that folder. All is put
-back at the end, also after Ctrl-C. After kill -9 the hosts do it themselves: each has a guard that waits for this process's sign of life.
-When that has not come for SILENT seconds it ends the runs and removes the folder. A link that was cut comes back by its host's
-own clock.
+What is touched: processes that carry the mark of these runs, the link of one host for CUT seconds, that folder. All of it is put
+back at the end, also after Ctrl-C. After kill -9 the hosts do so themselves: each has a guard that waits for this process's sign
+of life. When that has not come for SILENT seconds it ends the runs and removes the folder. A link that was cut comes back by its
+host's own clock.
 
 What is not covered: hosts on which sudo asks for a password keep their links, and what lies below Python (HERE in faults.py).
 """
@@ -14,13 +14,16 @@ import dataclasses
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..backends import backend_of
+from ..backends.base import Can
 from ..config import Config
 from ..errors import BackendError, ConfigError, Problem, RunError
 from ..nodes import jobs
@@ -28,7 +31,7 @@ from ..nodes.answers import Host, by_host
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.transport import Transport
 from ..runs import Record
-from .rehearsal import LEFT_WITHIN, Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken
+from .rehearsal import LEFT_WITHIN, Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken, stage
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
@@ -131,10 +134,27 @@ class HostStage(Stage):
             raise BackendError(by_host("not everything is put back", failed), next=f"rm -rf {folder} there; make doctor")
 
 
+def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractContextManager[Stage]:
+    """The stage for these faults: this machine, or the hosts of the config where somebody agrees; `sure`: nobody is asked.
+
+    Raises:
+        ConfigError: they can't be played on that fleet.
+        RunError: nobody agreed.
+    """
+    here, hosts = backend_of(config).is_here, ", ".join(config.fleet.hosts)
+    if not here:
+        require_hosts(config)
+        question = f"kill, stop and cut off processes of a short run on {hosts}?"
+        if not sure and not (sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")):
+            raise RunError("a rehearsal harms real hosts, and nobody has agreed", where=hosts, next="make rehearse YES=1")
+    print("a run of its own, in a folder of its own; none of yours is touched", flush=True)
+    return stage() if here else stage_on(config, names)
+
+
 def require_hosts(config: Config) -> None:
     """ConfigError where faults can't be played on the config's fleet: it is this machine, or hosts that are named."""
     problem = ""
-    if config.fleet.backend != "ssh":
+    if Can.EXAMINE not in backend_of(config).can or not config.fleet.hosts:
         problem = "faults are played on this machine (local) and on hosts that you name (ssh), not on others yet"
     elif len(config.fleet.hosts) < 2:
         problem = "a rehearsal needs two hosts, and three to cut one off"

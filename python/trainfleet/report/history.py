@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,6 +205,12 @@ def _field(key: str, value: str | int | float) -> str:
 def number(value: object) -> float | None:
     """A finite number, or None."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def foretold(history: History, what: str, write: Callable[[float], str]) -> str:
+    """What the plan predicted of something that was measured."""
+    predicted = number((history.results.get("predicted") or {}).get(what))
+    return f" · predicted {write(predicted)}" if predicted else ""
 
 
 def quantity(value: float | None) -> str:

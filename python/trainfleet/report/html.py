@@ -13,7 +13,7 @@ from .. import door
 from ..output import shown
 from ..runs import Run, write_atomic
 from . import panels, plots, provenance
-from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, quantity, read
+from .history import UNKNOWN, History, decimal, describe, duration, foretold, moment, number, percent, quantity, read, size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,18 +100,16 @@ def _tiles(history: History) -> str:
     speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
     first_step = number((results.get("seconds") or {}).get("first_step"))
     batch = quantity(history.tokens_per_step or None)
+    each = f"; {quantity(speed / world)} per rank" if speed and world else ""
     tiles = [
         ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step"),
         ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
         ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
-        (
-            "Tokens per second",
-            quantity(speed),
-            "of all ranks" + (f"; {quantity(speed / world)} per rank" if speed and world else ""),
-        ),
+        ("Tokens per second", quantity(speed), f"of all ranks{each}{foretold(history, 'tokens_per_second', quantity)}"),
         ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
         ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),
         ("To the first step", duration(first_step), "from the command, everything included"),
+        ("Memory per rank", *_memory(history)),
         ("Cost", *_cost(history)),
     ]
     cells = (
@@ -122,13 +120,20 @@ def _tiles(history: History) -> str:
     return f'<dl class="tiles">{"".join(cells)}</dl>'
 
 
+def _memory(history: History) -> tuple[str, str]:
+    bytes = history.measured("memory_bytes")
+    if not bytes or history.results.get("device") == "cpu":  # where it is that of the whole process
+        return UNKNOWN, ""
+    return size(bytes), f"of the device, at the fullest moment{foretold(history, 'memory_bytes', size)}"
+
+
 def _cost(history: History) -> tuple[str, str]:
     usd = number(history.results.get("usd"))
     if usd is None:
         return UNKNOWN, ""
     if not usd:
         return "$0", "this machine, no cloud"
-    return f"${usd:,.2f}", "price of the nodes × their hours"
+    return f"${usd:,.2f}", f"price of the nodes × their hours{foretold(history, 'usd', '${:,.2f}'.format)}"
 
 
 def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[str]:

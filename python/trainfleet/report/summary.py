@@ -8,7 +8,7 @@ from statistics import median
 from typing import TextIO
 
 from ..runs import Run
-from .history import History, decimal, duration, percent, quantity, read
+from .history import History, decimal, duration, foretold, number, percent, quantity, read, size
 
 Row = tuple[str, str]
 
@@ -41,8 +41,9 @@ def _outcome(history: History) -> list[Row]:
         mfu = history.measured("mfu")
         rows = [("loss", _losses(history)), *[("remark", remark) for remark in [history.rose] if remark]]
         speed = history.measured("tokens_per_second")
-        rows.append(("speed", f"{quantity(speed)} tokens/s{f' · MFU {percent(mfu)}' if mfu else ''}{_foretold(history, speed)}"))
-        rows += _parts(history)
+        used = f" · MFU {percent(mfu)}" if mfu else ""
+        rows.append(("speed", f"{quantity(speed)} tokens/s{used}{foretold(history, 'tokens_per_second', quantity)}"))
+        rows += [*_parts(history), *_costs(history)]
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
     elif history.stages:
@@ -52,10 +53,15 @@ def _outcome(history: History) -> list[Row]:
     return rows + ([("verdict", history.verdict[0])] if history.verdict else [])
 
 
-def _foretold(history: History, speed: float | None) -> str:
-    """What the plan predicted of the speed."""
-    predicted = (history.results.get("predicted") or {}).get("tokens_per_second")
-    return f" · predicted {quantity(predicted)}" if predicted and speed else ""
+def _costs(history: History) -> list[Row]:
+    """Memory a rank and dollars beside what the plan predicted of them; a CPU's memory is the whole process's, which is not."""
+    memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
+    rows = []
+    if memory and history.results.get("device") != "cpu":
+        rows.append(("memory", f"{size(memory)} a rank{foretold(history, 'memory_bytes', size)}"))
+    if usd:
+        rows.append(("cost", f"${usd:,.2f}{foretold(history, 'usd', '${:,.2f}'.format)}"))
+    return rows
 
 
 def _parts(history: History) -> list[Row]:
