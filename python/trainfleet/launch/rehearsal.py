@@ -34,14 +34,14 @@ PATIENCE = 240.0  # seconds that one command may take
 LEFT_WITHIN = 10.0  # seconds in which every process must be gone
 
 
-def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8) -> str:
+def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS) -> str:
     """The config.yaml of a short run on this fleet, of the documents in the folder `text`."""
     return yaml.safe_dump(
         {
             "name": "whole",
             "data": {"name": "text", "sources": [text], "vocabulary_size": 340, "validation_fraction": 0.1},
             "model": {"layers": 4, "hidden_size": 128, "heads": 4, "kv_heads": 2, "intermediate_size": 256},
-            "train": {"steps": STEPS, "precision": "fp32", "global_batch": batch, "sequence_length": 32, "log_every": 1,
+            "train": {"steps": steps, "precision": "fp32", "global_batch": batch, "sequence_length": 32, "log_every": 1,
                       "validate_every": 0},
             "checkpoint": {"every": EVERY},
             "fleet": dict(fleet),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..backends import backend_of
@@ -37,6 +38,7 @@ PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 APART = 5.0  # seconds that a host's clock may be behind this machine's
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
+LONGER = 400  # steps: what hosts do is seen here some seconds later
 CUT = 30  # seconds for which a link is cut: longer than a node that is not heard is waited for
 KEPT = ("backend", "hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
@@ -211,7 +213,7 @@ def _furnish(made: HostStage, config: Config) -> None:
             f"touch {folder}/sign; setsid sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &", timeout=TIMEOUT
         ).failed
     )
-    text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config))
+    text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config), steps=LONGER)
     (made.folder / "config.yaml").write_text(text, encoding="utf-8")
 
 
@@ -224,6 +226,9 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
     """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its own."""
     given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT}
     fleet: dict[str, Any] = _plain(given)
+    for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
+        if path in fleet["ssh"]:
+            fleet["ssh"][path] = str(Path(fleet["ssh"][path]).expanduser().absolute())
     own = {"nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared, "python": wanted_of(config).interpreter}
     return fleet | own
 
