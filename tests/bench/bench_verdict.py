@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parents[2] / "python")]
 
-from verdict_cases import Case, read_cases, score, with_skew, without_kernel, without_ranks  # noqa: E402
+from verdict_cases import Case, read_cases, score, with_skew, without_kernel, without_ranks, without_stamps  # noqa: E402
 
 from trainfleet.watch.diagnosis import diagnose  # noqa: E402
 from trainfleet.watch.lines import parse  # noqa: E402
 
 CHANGES = {"as they are": lambda case: case, "kernel's log closed": without_kernel, "no prefixes of ranks": without_ranks,
-           "clocks 20 s apart": with_skew}  # fmt: skip
+           "clocks 20 s apart": with_skew, "no stamps at all": without_stamps}  # fmt: skip
 RANKS, FRAMES = 10_000, 20
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from verdict_cases import Case, read_cases, score, who, with_skew, without_kernel, without_ranks
+from verdict_cases import Case, read_cases, score, who, with_skew, without_kernel, without_ranks, without_stamps
 
 from trainfleet.watch.causes import CAUSES
 from trainfleet.watch.diagnosis import diagnose
@@ -46,6 +46,13 @@ def test_without_the_kernels_log_no_other_cause_is_sure() -> None:
     """What only the kernel knew is not known then; nothing else is named instead, for certain."""
     changed = score(CASES, without_kernel)
     assert not changed.wrong_and_sure and changed.precision >= 0.9, changed.wrong
+
+
+def test_logs_without_our_stamps_are_read_as_well() -> None:
+    """What the watchdog and the backends saw is in no log of a stranger, and which of several nodes was first is not known."""
+    found = score(CASES, without_stamps)
+    assert found.precision >= 0.98 and found.recall >= 0.98 and len(found.fooled) <= 2, found.wrong
+    assert len(found.wrong_and_sure) <= 0.01 * found.sure, found.wrong_and_sure
 
 
 @pytest.mark.parametrize("case", TUNED, ids=lambda case: case.name)

@@ -119,3 +119,11 @@ def without_ranks(case: Case) -> Case:
 def with_skew(case: Case) -> Case:
     """Where every other node's clock is 20 s behind."""
     return replace(case, lines=tuple(replace(line, time=line.time - 20 * ((line.node or 0) % 2)) for line in case.lines))
+
+
+def without_stamps(case: Case) -> Case:
+    """As a stranger's log is: a node's lines in their order, without who wrote them and when."""
+    logs: dict[int, list[str]] = {}
+    for line in case.lines:
+        logs.setdefault(line.node or 0, []).append(line.text)
+    return replace(case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node)))

@@ -19,7 +19,12 @@ SKEW = 60.0  # seconds that clocks of two nodes may be apart
 SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's failures
 ONE_MORE = 30.0  # seconds after which even a single step more shows that the job went on
 BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that it was no more
-KERNEL = re.compile(r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: )")
+KERNEL = re.compile(  # a record of the kernel's log, by what syslog or dmesg put before it, or by the part of it that speaks
+    r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: |"
+    r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport \S+: |mce: |EDAC |nfs: server |"
+    r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: |oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
+    r"INFO: task |systemd-oomd))"
+)
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")  # an error or the end of a process, as c10 logs it
 LOGGED = re.compile(r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - (?:ERROR|CRITICAL|FATAL) - )\s*")
 CONJECTURE = re.compile(r"(?i)(?:some |the )?(?:potential|possible|likely|common) (?:root )?(?:causes?|reasons?)\b")
@@ -129,6 +134,8 @@ def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
         told, text = (None, line.text) if plain else strip(line.text)
         rank = line.rank if line.rank is not None else told
         writer: Writer = (line.node, rank, line.who if line.who in OUTSIDE or rank is None else "rank")
+        if rank is None and line.who == "agent" and (stamp := KERNEL.match(text)):
+            writer, text = (line.node, None, "kernel"), text[stamp.end() :]
         stream, time = record.streams[writer], line.time + shift
         if shift:
             line = replace(line, time=time)
@@ -136,7 +143,7 @@ def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
             continue
         if line.node is not None:
             record.book.note(line.node, rank, text)
-        if rank is None and (found := report.take(line, place, time, text, record.book)):
+        if rank is None and writer[2] != "kernel" and (found := report.take(line, place, time, text, record.book)):
             stream.signed += found
         elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, place, text):
             continue
@@ -176,8 +183,6 @@ def _sign(who: str, text: str) -> Found | None:
         found = implied
     if found is None and who == "agent" and (parts := text.split(" - ")[1:]):  # engines put one reason behind another
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
-    if found is None and who != "rank" and (stamp := KERNEL.match(text)):
-        return first_sign(("kernel",), text[stamp.end() :])
     return found
 
 
@@ -286,7 +291,8 @@ class Report:
 
 def survived(evidence: Evidence, record: Record) -> bool:
     """Whether the job went on after it: its process wrote of a step later, or others did of more than the one they were in."""
-    stream = record.streams[evidence.writer]
+    untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"  # it stood among lines that may be anybody's
+    stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
     if stream.progress > evidence.place:
         return True
     mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
