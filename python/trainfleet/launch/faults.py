@@ -120,9 +120,8 @@ def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
     began = time.time()
     process.kill()
     process.communicate()
-    broken = (
-        ["ranks outlived their launcher"] if stage.apart == 0.0 and stage.left_over() else []
-    )  # a fleet has its own, on its head
+    outlived = not stage.apart and stage.left_over()  # a fleet's launcher is on its head, and goes on
+    broken = ["ranks outlived their launcher"] if outlived else []
     if code := stage.again(fault.name):
         broken.append(f"the same command ended with {code}")
     return _measure(fault, stage, began, broken)
