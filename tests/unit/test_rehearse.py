@@ -45,7 +45,7 @@ def test_hosts_are_harmed_only_by_consent_and_engines_not_at_all(tmp_path: Path)
     config.write_text("name: a\nfleet: {backend: ssh, hosts: [a, b], shared_folder: /shared}\n")
     with pytest.raises(RunError, match="nobody has agreed"):
         main({"CONFIG": str(config)}, 0.0)
-    config.write_text("name: a\nfleet: {backend: ssh, hosts: [a], shared_folder: /shared}\n")
+    config.write_text("name: a\nfleet: {backend: ssh, nodes: 1, hosts: [a], shared_folder: /shared}\n")
     with pytest.raises(ConfigError, match="needs two hosts"):
         main({"CONFIG": str(config), "YES": "1"}, 0.0)
 
