@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from .blame import Book
-from .catalogue import Sign, first_sign, signs
+from .catalogue import Sign, firm_causes, first_sign, signs
 from .causes import Weight
 from .lines import DAY, Line, is_calm, is_closing, is_progress, strip
 from .tracebacks import BUGS, PROGRAM, Block, Tracebacks
@@ -256,6 +256,7 @@ def _error(writer: Writer, block: Block) -> Evidence:
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
+        found = replace(found, firm=found.firm and len(firm_causes(by, stated(block.text))) < 2)
         return replace(found, cause="checkpoint") if found.cause == "data" and RESTORING.search(block.frames) else found
     if where := first_sign(("frame",), block.where):
         return replace(blank, cause=where[0].cause, firm=False)

@@ -84,3 +84,14 @@ def _sign_of(by: tuple[str, ...], text: str) -> Sign | None:
             if sign.search(text):
                 best = sign
     return best
+
+
+def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
+    """Every cause that a text names for certain: where there are two, none is."""
+    return _causes_of(by, _NUMBERS.sub("0", text))
+
+
+@functools.lru_cache(maxsize=4096)
+def _causes_of(by: tuple[str, ...], text: str) -> frozenset[str]:
+    every = (sign for group in by for sign in signs().get(group, ()) if sign.firm and sign.weight >= Weight.WORD)
+    return frozenset(sign.cause for sign in every if not sign.cancels and sign.search(text))
