@@ -75,6 +75,7 @@ class Stage:
     folder: Path
     whole: Mapping[int, float] = field(default_factory=dict)  # the losses of a run that nothing happens to
     apart: float = 0.0  # seconds that the clocks of its nodes may be behind this one's
+    said: str = ""  # by the command that ended last
 
     def called(self, name: str) -> str:
         """The name of the run in which the fault `name` is played."""
@@ -117,10 +118,10 @@ class Stage:
     def end(self, process: subprocess.Popen[str]) -> int:
         """The exit code of a command, once it has ended; a command that does not end in time is killed, and counts as 124."""
         try:
-            process.communicate(timeout=PATIENCE)
+            self.said = process.communicate(timeout=PATIENCE)[0]
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            self.said = process.communicate()[0]
             return 124
         return process.returncode
 
@@ -273,6 +274,6 @@ def rehearse_unbroken(made: Stage) -> None:
     process = made.begin("whole")
     if code := made.end(process):
         said = [str(event.get("words", "")) for event in made.events("whole") if event["event"] == "verdict"]
-        why = "\n".join(said) or f"it ended with {code}"
+        why = "\n".join(said) or f"it ended with {code}: {made.said.strip()[-800:]}"
         raise RunError("even the run that nothing happens to has failed", where=str(made.folder), why=why, next="make doctor")
     made.whole = made.losses("whole")
