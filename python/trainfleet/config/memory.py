@@ -91,13 +91,14 @@ def _memory(config: Config, half: bool, stage: Stage) -> Memory:
     layout = config.train.layout
     numbers, width, format = stage.blocks * stage.block + stage.around, 2 if half else 4, FORMATS[config.train.weights]
     ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
-    copied = ranks > 1 or width != format or (half and config.data_parallel > 1)  # by FSDP; DDP keeps no other copy
+    parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too; DDP, for the others, keeps no other copy
+    copied = ranks > 1 or width != format or (config.data_parallel > 1 and (half or parted))
     # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch (torch 2.13, stage.py)
     whole = layout.zero == 1 or layout.pipeline > 1
     gathered = numbers if whole else min(numbers, stage.around + GATHERED_BLOCKS * stage.block)
     summed = whole and passes_of(config) > 1 and ranks > 1  # between micro-batches gradients stay whole
     most = max(stage.around, stage.block)  # the weights whose gradients are reduced at once
-    reducing = width * (stage.around + stage.block) + REDUCED * most if copied else 0
+    reducing = width * (stage.around + stage.block) + REDUCED * (most + (most // ranks if parted else 0)) if copied else 0
     return Memory(
         weights=format * numbers // ranks,
         gradients=REDUCED * numbers if summed else format * numbers // ranks,
@@ -127,13 +128,11 @@ def _activations(config: Config, width: int, stage: Stage) -> float:
     kept, whole = width * _kept(config, train.recompute), width * _kept(config, "none")
     if FAMILIES[config.model.family].dropout and config.model.dropout and train.recompute == "none":
         kept += 2 * config.model.hidden_size  # masks, a byte a number
-    working = 2 * (config.model.hidden_size + config.model.intermediate_size) * width / train.layout.tensor  # gradients within
-    return tokens * (
-        stage.under_way * stage.blocks * kept
-        + _exchanged(config, stage) * width
-        + working
-        + (whole if train.recompute != "none" else 0)
-    )
+    wide, part = config.model.hidden_size, train.layout.tensor
+    working = 2 * (wide + config.model.intermediate_size / part) * width  # gradients within; those of the hidden states are whole
+    head = wide * width if stage.last and part > 1 else 0  # what the last product works on, gathered
+    again = max(0, whole - kept)  # what one block computes once more
+    return tokens * (stage.under_way * stage.blocks * kept + _exchanged(config, stage) * width + working + head + again)
 
 
 def _exchanged(config: Config, stage: Stage) -> float:
