@@ -220,9 +220,9 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path: Path) -> N
     run = make_run(tmp_path)
     predicted = {"tokens_per_second": 900.0, "memory_bytes": 3.0e9, "usd": 2.5}
     run.update_results(device="cuda", memory_bytes=3.1e9, usd=2.75, predicted=predicted)
-    assert "3.1 GB a rank · predicted 3.0 GB" in status(run) and "$2.75 · predicted $2.50" in status(run)
+    assert "3.1 GB per rank · predicted 3.0 GB" in status(run) and "$2.75 · predicted $2.50" in status(run)
     write(run)
     page = run.report.read_text()
     assert "predicted 900" in page and "predicted 3.0 GB" in page and "predicted $2.50" in page
     run.update_results(device="cpu", predicted=None)
-    assert "predicted" not in status(run) and "a rank" not in status(run)
+    assert "predicted" not in status(run) and "per rank" not in status(run)

@@ -54,11 +54,11 @@ def _outcome(history: History) -> list[Row]:
 
 
 def _costs(history: History) -> list[Row]:
-    """Memory a rank and dollars beside what the plan predicted of them; a CPU's memory is the whole process's, which is not."""
+    """Memory per rank and dollars beside what the plan predicted of them; a CPU's memory is the whole process's, which is not."""
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
     if memory and history.results.get("device") != "cpu":
-        rows.append(("memory", f"{size(memory)} a rank{foretold(history, 'memory_bytes', size)}"))
+        rows.append(("memory", f"{size(memory)} per rank{foretold(history, 'memory_bytes', size)}"))
     if usd:
         rows.append(("cost", f"${usd:,.2f}{foretold(history, 'usd', '${:,.2f}'.format)}"))
     return rows
