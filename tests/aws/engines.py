@@ -23,7 +23,7 @@ from conformance.cluster import site as nodes_and_bucket
 from requirement import missing
 from trainfleet.cloud import calls
 
-from . import elsewhere, logs, watchers  # noqa: F401  what they answer
+from . import cloudformation, compute, elsewhere, limits, logs, storage, watchers  # noqa: F401  what they answer
 from .account import Account
 from .batch import Batch
 from .containers import ML, Containers
