@@ -86,6 +86,12 @@ def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked()
     assert "NODES=" in found["model.preset"]
 
 
+def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "local_accelerator", lambda: hardware.A10G)
+    assert not dict(preflight.problems(config(H100.replace("instance_type: p5.48xlarge", "stack: cuda"))))
+    assert not dict(preflight.problems(config(H100.replace("p5.48xlarge}", "p5.48xlarge, stack: cpu}"))))
+
+
 def test_a_node_has_room_for_its_own_ranks_alone() -> None:
     two = config(HERE % ("llama-3.2-1b", "optimizer: adamw"))
     rank = Room(0, "rank", "").wanted(two)

@@ -33,13 +33,21 @@ def require(config: Config) -> None:
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """Key and message of each thing that can't work."""
     here = backend_of(config).is_here
-    room = device_room(config) or (this_machine() if here and config.fleet.device == "cpu" else None)
+    room = room_of(config)
     if room and (found := lack(config, room)):
         yield found
     if here:
         shut = dict(_shut(config))
         yield from shut.items()
         yield from () if shut else _narrow(config)
+
+
+def room_of(config: Config) -> Room | None:
+    """The memory that is known from here: of an EC2 type's devices, of this machine's, or its own; None where nobody knows."""
+    here = backend_of(config).is_here
+    if config.fleet.device == "cpu":
+        return this_machine() if here else None
+    return device_room(config) if here or config.fleet.instance_type else None  # what this machine has says nothing of hosts
 
 
 def warnings(config: Config) -> list[str]:
