@@ -91,6 +91,7 @@ def hasten(slurm: Slurm, number: str) -> None:
     """Lets a job that was queued again begin now: Slurm holds it for two minutes."""
     until(lambda: re.search("Restarts=[1-9]", slurm.run("scontrol", "show", "job", number).stdout), "the queue", 240)
     until(lambda: "PENDING" in slurm.run("squeue", "-h", "-j", number, "-o", "%T").stdout, "the queue", 60)
+    time.sleep(3)  # credentials of a start are revoked to the second, and those of the next must be younger
     slurm.run("scontrol", "update", f"jobid={number}", "StartTime=now")
 
 

@@ -214,7 +214,7 @@ def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> 
     log, start = traces.log_of(tmp_path), tmp_path / traces.NODES / "slurm-7-1"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
-    said = "slurmstepd: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
+    said = "slurmstepd-node0: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
     log.write_text(said.format(" DUE TO TIME LIMIT"))
     (start / "logs").write_text(f"{log.stat().st_size} {log}\n{log.stat().st_size} total\n")
     assert traces.why_cancelled(tmp_path, "7", 1) == ""

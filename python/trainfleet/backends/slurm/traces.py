@@ -50,7 +50,8 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
     """Why Slurm ended a start of a job, as its daemon on the first node wrote; "" where it did not."""
     log = log_of(folder)
     text = _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
-    said = re.findall(rf"(?m)^slurmstepd: error: (\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*)$", text)
+    words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
+    said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", text)
     return "" if not said else said[-1] if "DUE TO" in said[-1] else f"slurm: job {job} CANCELLED"
 
 
