@@ -12,7 +12,7 @@ export MAKECMDGOALS
 %.c: %.w %.ch
 %.tex: %.w %.ch
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup build push doctor recipes config plan tokenize train profile scaling rehearse inspect sample runs watch compare status logs stop checkpoints verify eval export report ls clean test drills check
+.PHONY: .force help setup build push doctor recipes config plan tokenize compile train profile scaling rehearse inspect sample runs watch compare status logs stop checkpoints verify eval export report ls clean test drills check
 
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
@@ -42,6 +42,9 @@ plan: .venv/.stamp ## what would run, what was derived and why [DAYS USD TOKENS]
 
 tokenize: .venv/.stamp ## turn the sources into tokens [NODES]
 	@.venv/bin/python -m trainfleet tokenize
+
+compile: .venv/.stamp ## compile ahead what training computes [NODES]
+	@.venv/bin/python -m trainfleet compile
 
 train: .venv/.stamp ## tokenize, train, report; again: resumes [NODES]
 	@.venv/bin/python -m trainfleet train

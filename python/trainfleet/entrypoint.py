@@ -1,11 +1,12 @@
 """A node's part of a job, wherever the node is: what scripts on hosts, sbatch's srun and every image start.
 
-    python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N] [--in HOME] [--wait SECONDS] -- MODULE WORDS...
+    python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]] [--in HOME] [--wait SECONDS] -- MODULE...
 
 --on ENGINE      who started this node: fleet (this program, on a host), slurm, batch or sagemaker. Left out, it is found out. The
                  node's seat is read as that engine tells it (seat.py)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
 --ranks N        torchrun's line for N ranks of MODULE is built from the seat; 0, the default: one plain process of MODULE
+--ahead          its ranks only record what they would compute; it is compiled when they have left (ahead.py)
 --in HOME        the folder that FOLDER, runs/ and data/ are in; made where it is not there
 --wait SECONDS   how long ranks wait for the nodes that have not come yet (muster.py); 0: not at all
 
@@ -33,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import events, fence, supervisor, vault
+from .ahead import ahead
 from .courier import courier
 from .errors import BackendError, RunError, TrainfleetError, tell, telling
 from .muster import muster
@@ -97,6 +99,7 @@ class Order:
     home: Path
     wait: float
     command: tuple[str, ...]
+    ahead: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -111,13 +114,15 @@ def parse(arguments: Sequence[str]) -> Order:
     parser.add_argument("--on", choices=sorted(READERS))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--in", dest="home", type=Path, default=Path())
     parser.add_argument("--wait", type=float)
     given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
     if not command or given.ranks < 0:
         parser.error("no module behind --" if not command else "--ranks is less than 0")
     reader = given.on or engine()
-    return Order(reader, given.folder, given.ranks, given.home, TERMS[reader].wait if given.wait is None else given.wait, command)
+    wait = TERMS[reader].wait if given.wait is None else given.wait
+    return Order(reader, given.folder, given.ranks, given.home, wait, command, given.ahead)
 
 
 def carry_out(order: Order) -> int:
@@ -179,7 +184,8 @@ def command_of(order: Order, seat: Seat) -> list[str]:
             os.environ.setdefault(name, value.replace("*", known))
     if order.ranks:
         log = node_log(order.folder, seat.node)
-        return [*torchrun(seat, order.ranks, module, sys.executable, scratch(log)), *words]
+        line = torchrun(seat, order.ranks, module, sys.executable, scratch(log))
+        return [*(ahead(sys.executable, line) if order.ahead else line), *words]
     os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
     return [sys.executable, "-m", module, *words]
 

@@ -11,6 +11,11 @@ from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
 from trainfleet.devices import neuron
 from trainfleet.errors import ConfigError, RunError
+from trainfleet.plan import published
+from trainfleet.plan.estimate import estimate
+from trainfleet.report import proposal
+
+RECIPES = Path(__file__).parents[2] / "python/trainfleet/recipes"
 
 CONFIG = """
 name: trn
@@ -80,3 +85,25 @@ def test_namesakes_of_torch_neuronx_are_refused(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(RunError) as error:
         neuron.check_package()
     assert told in error.value.why and "make setup" in error.value.next and "make build" in error.value.next
+
+
+@pytest.mark.parametrize("settings", ["train.micro_batch=2", "train.micro_batch=4", ""])
+def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settings: str) -> None:
+    """NxD Core recomputes whole blocks: the planner, left free, never takes the way that a rule then refuses."""
+    read(tmp_path, settings, "trn1.32xlarge")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("llama-2-7b-trn1", "AWS: 25,933 tokens/s a node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)"),
+        ("bert-large-trn1", "AWS: 459,263 tokens/s a node, on 16 nodes"),
+        ("trn1-single-node", "AWS: 489,805 tokens/s a node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)"),
+        ("llama-3-8b-trn2", "AWS has published no training speed of trn2"),
+    ],
+)
+def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str) -> None:
+    config = load(Settings(RECIPES / f"{recipe}.yaml", ""), terms_of)[0]
+    assert told in published.beside(config)
+    lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
+    assert "GiB of" in lines and "data-parallel" in lines and "a node; AWS" in " ".join(lines.split())

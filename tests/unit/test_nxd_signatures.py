@@ -64,3 +64,18 @@ def test_what_nxd_is_told_in_dicts_it_knows() -> None:
         if isinstance(key, ast.Constant)
     }
     assert keys and keys | {"num_microbatches", "use_zero1_optimizer"} <= set(TABLE["NxDPPModel"])
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_the_stand_in_of_ci_has_nxd_s_signatures(name: str) -> None:
+    """tests/nxd/standin.py, in which our code is executed: each of its names takes what NxD's takes, in that order."""
+    tree = ast.parse((ROOT / "tests/nxd/standin.py").read_text())
+    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if name not in found or name == "PipelineStageModule":
+        assert name in ("source", "NxDPPModel", "mark_weight_sharing", "PipelineStageModule"), f"{name} is not in the stand-in"
+        return
+    node = found[name]
+    if isinstance(node, ast.ClassDef):
+        node = next(each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
+    words = [*node.args.posonlyargs, *node.args.args, node.args.vararg, *node.args.kwonlyargs, node.args.kwarg]
+    assert [word.arg for word in words if word and word.arg != "self"] == TABLE[name]

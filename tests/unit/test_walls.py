@@ -45,6 +45,8 @@ GROUND = {
     "spelling",
     "vault",
     "parting",
+    "ahead",
+    "telemetry",
     "__init__",
 }
 CONTROL = {"cli", "images", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .. import fence, runs
+from ..ahead import ahead
 from ..errors import BackendError
 from ..output import NAMES
 from ..plan.container import container_words
@@ -32,7 +33,7 @@ def node_script(
     ]
     if job.torchrun:
         line = torchrun(seat, job.ranks_per_node, job.module, python, runs.scratch(log))
-        heading.append(f"runs {' '.join([*line, *job.arguments])}")
+        heading.append(f"runs {' '.join([*(ahead(python, line) if job.ahead else line), *job.arguments])}")
     words = [python, "-m", *entrypoint_words(job, "fleet")]
     if job.image:
         words = container_words(job.image, str(folder), stack, (*environment, *job.secrets, *TOLD), words[2:])
@@ -42,7 +43,8 @@ def node_script(
 def entrypoint_words(job: Job, engine: str) -> list[str]:
     """What every node of a job is started with behind `python -m`, which is also what an image does with its arguments."""
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
-    return ["trainfleet.entrypoint", "--on", engine, "--folder", str(job.folder), *ranks, "--", job.module, *job.arguments]
+    how = ["--ahead"] if job.ahead else []
+    return ["trainfleet.entrypoint", "--on", engine, "--folder", str(job.folder), *ranks, *how, "--", job.module, *job.arguments]
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:

@@ -33,6 +33,7 @@ VERBS = {
     "config": ("RECIPE", "CONFIG", "YES"),
     "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS"),
     "tokenize": ("CONFIG", "SET", "NODES"),
+    "compile": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),
     "profile": ("CONFIG", "SET", "NODES"),
     "scaling": ("CONFIG", "SET", "NODES", "WEAK", "STEPS"),

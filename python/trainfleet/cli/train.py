@@ -1,13 +1,16 @@
-"""make train: tokenizes what is not tokenized yet, trains from the newest checkpoint to train.steps, reports."""
+"""make train: compiles ahead and tokenizes what is not yet, trains from the newest checkpoint to train.steps, reports."""
 
 from __future__ import annotations
 
-from ..launch import execution, training
-from ..launch.settings import plan_for
+from ..launch import compiling, execution, training
+from ..launch.settings import config_of, plan_for, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
+    config, derived = config_of(settings_of(variables))
+    if compiling.is_due(config) and (code := compiling.compile_ahead(config, derived, started)):
+        return code
     plan = plan_for(variables)
     execution.warn(plan)
     return training.train(plan, started)

@@ -82,7 +82,8 @@ def least(config: Config, asked: set[str], device: hardware.Accelerator) -> Conf
 
 def candidates(config: Config, asked: set[str], device: hardware.Accelerator) -> Iterator[Config]:
     """Every division that no rule refuses, with the smallest micro-batch."""
-    modes = MODES if "recompute" in asked else (config.train.recompute,)
+    choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]  # NxD Core recomputes whole blocks
+    modes = choices if "recompute" in asked else [config.train.recompute]
     for layout in _layouts(config, asked, device):
         one = replace(config, train=replace(config.train, layout=layout))
         one = replace(one, train=replace(one.train, micro_batch=smallest(one))) if "micro_batch" in asked else one

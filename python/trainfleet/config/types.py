@@ -269,6 +269,7 @@ class Train:
     search_micro_batch: bool = False
     loggers: tuple[str, ...] = ()
     callback: str | None = None
+    compile_only: bool = False
 
 
 @dataclass(frozen=True)

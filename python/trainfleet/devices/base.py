@@ -34,6 +34,7 @@ class Device(Protocol):
     loss_sums: torch.dtype  # and the losses of a validation
     fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
     lazy: bool  # whether it is a `Lazy` one
+    executes: bool  # False where programs are only recorded, to be compiled ahead: what is read back means nothing
 
     def start(self) -> None:
         """Takes the device for this process; called once, before the process group is made."""
@@ -96,6 +97,10 @@ class Device(Protocol):
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """A contiguous tensor of that shape and type on the host, which the device can fill at its full speed."""
+        ...
+
+    def meters(self) -> dict[str, float]:
+        """What else is measured of the node's devices, as a line of metrics has it; nothing where no tool tells."""
         ...
 
     def generators(self) -> Sequence[Dice]:

@@ -28,7 +28,7 @@ class Cpu:
     costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
-    lazy = False
+    lazy, executes = False, True
 
     def __init__(self, index: int = 0) -> None:
         """Ranks of one node share its CPUs, whatever their number on it."""
@@ -89,6 +89,9 @@ class Cpu:
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype)
+
+    def meters(self) -> dict[str, float]:
+        return {}
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator]

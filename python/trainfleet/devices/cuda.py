@@ -31,7 +31,7 @@ class Cuda:
     }
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
-    lazy = False
+    lazy, executes = False, True
 
     def __init__(self, index: int) -> None:
         """The GPU number `index` of those that this process sees.
@@ -102,6 +102,9 @@ class Cuda:
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # page-locked: a DMA copy, at the full speed of the bus
+
+    def meters(self) -> dict[str, float]:
+        return {}
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]

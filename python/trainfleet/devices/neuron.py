@@ -21,7 +21,9 @@ from torch import Tensor
 from .. import hardware
 from ..errors import RunError
 from ..runs import COMPILED
+from ..telemetry import Reading
 from .base import COSTLY, Call, Dice
+from .monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
 FULL = ("NRT_RESOURCE", "(OOM)", "Failed to allocate")  # the runtime's words (nrt_status.h) and the allocator's
@@ -34,11 +36,16 @@ class Core:
     costly: frozenset[object] = COSTLY
     # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
     gradient_sums, loss_sums = torch.float32, torch.float32
+    executes = True
     fused_adamw = False  # none takes `found_inf`, by which a step is left out
     native_bf16, native_fp8 = True, False
 
     def __init__(self) -> None:
         self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
+        self.monitor = Monitor()
+
+    def meters(self) -> dict[str, float]:
+        return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device

@@ -38,9 +38,9 @@ class NeuronXla(Core):
             RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the SDK's.
         """
         check_packages()
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault("PJRT_DEVICE", "NEURON")  # the rest is of the job (plan/neuron.py)
         super().__init__()
+        self.executes = "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ  # by neuron_parallel_compile (ahead.py)
 
     def start(self) -> None:
         self.xla: Any = import_module("torch_xla")
@@ -114,18 +114,6 @@ class Seeds:
 
     def manual_seed(self, seed: int, /) -> None:
         self.model.set_rng_state(seed % 2**31)
-
-
-# What a rank on Trn1 needs beside what torch_xla sets by itself under torchrun (torch_xla 2.9, _internal/neuron.py).
-ENVIRONMENT = {
-    "PJRT_DEVICE": "NEURON",
-    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",  # weights in bf16 are rounded up or down by chance; their fp32 copies are exact
-    "NEURON_RT_STOCHASTIC_ROUNDING_SEED": "0",
-    "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",
-    "NEURON_FUSE_SOFTMAX": "1",
-    "NEURON_RT_EXEC_TIMEOUT": "600",
-    "MALLOC_ARENA_MAX": "64",
-}
 
 
 def check_packages() -> None:

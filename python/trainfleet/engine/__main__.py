@@ -168,10 +168,11 @@ def formula(config: Config, trainer: Trainer) -> str:
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
     """Records the end of the run: its status and a sample of the model; removes the stop file."""
     step = trainer.progress.step
-    writes = status == "finished" and not trainer.config.checkpoint.is_off and FAMILIES[trainer.config.model.family].causal
+    config, executes = trainer.config, trainer.device.executes
+    writes = status == "finished" and executes and not config.checkpoint.is_off and FAMILIES[config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    recorder.update(status=status, **sample)
+    recorder.update(status=status if executes else "running", **sample)  # what was only recorded is compiled now
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 

@@ -51,8 +51,10 @@ class Recorder:
         self.complained = False
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def step(self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int) -> None:
-        """Writes the line of metrics of the step just done."""
+    def step(
+        self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int, more: Record | None = None
+    ) -> None:
+        """Writes the line of metrics of the step just done. `more`: what else is measured of this node's devices."""
         (marked, before), now = self.mark, self.watch.training
         self.mark = self.progress.step, now
         seconds = (now - before) / (self.progress.step - marked)
@@ -69,6 +71,7 @@ class Recorder:
             "memory_bytes": memory,
             **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
             "skipped": skipped,
+            **(more or {}),
             **self._span(first=marked == self.resumed),
         }
         self._tell_skips(skipped)

@@ -92,7 +92,7 @@ class Trainer:
         skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
         if recorder:
-            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used())
+            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), self.device.meters())
 
     def save(self, last: bool) -> None:
         """Begins a checkpoint of this step; of the last step, waits until it is committed."""

@@ -128,7 +128,7 @@ def execute(
     follower.replaces = plan.config.fleet.slow == "replace"
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
-    if interrupts.count > 1 or (follower.asked and not request.job.torchrun):
+    if interrupts.count > 1 or (follower.asked and not request.job.beats):
         return False
     if verdict:
         raise JobFailed(str(verdict))

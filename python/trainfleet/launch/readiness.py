@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..backends import backend_of
 from ..backends.base import Can
@@ -15,6 +16,12 @@ from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
 from . import imaging
+
+if TYPE_CHECKING:
+    from ..nodes.answers import Host
+    from ..nodes.facts import Facts
+    from ..nodes.finding import Finding
+    from ..nodes.transport import Transport
 
 
 def make_ready(config: Config) -> int:
@@ -94,14 +101,25 @@ def examine_hosts(config: Config, quarantine: Quarantine) -> int:
                     quarantine.add(host, finding.message)
             said = [str(finding) for finding in against] + ([f"in quarantine: {held[host].evidence}"] if host in held else [])
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
+        tried, wrong = collectives(transport, backend.located, report.facts) if report.is_open else ([], [])
     card = next((facts.card(host) for host, facts in report.facts.items()), "")
-    print("\n".join([*environment(config, card), *report.describe(least_bandwidth(config.fleet.instance_type))]))
-    if report.is_open and not held:
+    print("\n".join([*environment(config, card), *report.describe(least_bandwidth(config.fleet.instance_type)), *tried]))
+    if report.is_open and not held and not wrong:
         print("next: make train")
         return 0
     inside = ",".join(host.name for host in quarantine.held(transport.hosts))
     print(f"next: mend what is named above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}")
     return 1
+
+
+def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
+    """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is among the words too."""
+    from ..nodes.collectives import is_for, try_collectives
+    from ..nodes.fleet import wanted_of
+
+    wanted = wanted_of(config)
+    said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])
+    return [*said, *(f"{finding.host.name if finding.host else 'fleet'}: {finding}" for finding in wrong)], wrong
 
 
 def environment(config: Config, card: str) -> Iterable[str]:

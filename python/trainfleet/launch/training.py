@@ -14,12 +14,12 @@ from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config, dump_given, dump_resolved
-from ..errors import InputError, RunError, TrainfleetError
+from ..errors import InputError, JobFailed, RunError, TrainfleetError
 from ..lease import Office, Tenure
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..processes import run_module
-from ..report import html, plots
+from ..report import compilation, html, plots
 from ..report.live import Live
 from ..report.summary import print_summary
 from ..runs import Run
@@ -27,6 +27,8 @@ from ..watch.budget import Budget
 from ..watch.interrupts import Interrupts
 from ..watch.ledger import goodput, ledger
 from . import execution, preflight
+
+NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
 
 
 def train(plan: Plan, started: float, summarize: bool = True) -> int:
@@ -99,8 +101,27 @@ def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: 
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
             return conclude(run, plan.config, "stopped", seconds)
+    if plan.config.train.compile_only:
+        seconds["compile"] = round(time.time() - began, 2)
+        require_compiled(run, request.job.ahead)
     code = conclude(run, plan.config, str(run.read_results().get("status")), seconds)
     return export(run, plan.config) if code == 0 and plan.config.checkpoint.export else code
+
+
+def require_compiled(run: Run, ahead: bool) -> None:
+    """Has the run finished, where what its ranks only recorded was compiled when they had left.
+
+    Raises:
+        JobFailed: something could not be compiled; each such program, and the operator.
+    """
+    if not ahead:
+        return
+    found = compilation.read_run(run)
+    if found.failed or not found.compiled:
+        told = "\n".join(f"  {line}" for line in found.explained())
+        what = f"{len(found.failed)} of {len(found.compiled)} programs could not be compiled" if found.failed else NOTHING
+        raise JobFailed(f"{what}\n{told}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}")
+    run.update_results(status="finished")
 
 
 def carry_out(

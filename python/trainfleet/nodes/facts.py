@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..config import Config
+from ..errors import InputError
+from ..telemetry import NeuronDevice, read_devices
 from .answers import Failure, Host, Result, Untrue, reason, untrue
 from .transport import Transport
 
@@ -76,6 +78,8 @@ class Facts:
     neuron_driver: str = ""
     neuron: tuple[str, ...] = ()
     neuron_ecc: dict[str, int] = field(default_factory=dict)  # counter (`neuron0/.../total`) → uncorrected memory errors
+    neuron_devices: tuple[NeuronDevice, ...] = ()  # as neuron-ls lists them
+    neuron_trouble: str = ""  # what neuron-ls says in their place
     infiniband: tuple[str, ...] = ()
     uverbs: bool = False
     efa: str = ""  # installer version
@@ -159,10 +163,11 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
     def pairs(key: str) -> list[tuple[str, str]]:
         return [(first, rest) for line in lines.get(key, []) for first, _, rest in [line.partition(" ")]]
 
-    plain = {f.name: one(f.name) for f in fields(Facts) if f.type == "str" and f.name != "efa"}
+    plain = {f.name: one(f.name) for f in fields(Facts) if f.type == "str" and f.name not in ("efa", "neuron_trouble")}
     for name in FORMS.keys() & plain.keys():
         _require_form(name, plain[name])
     gpus, trouble = _gpus(lines.get("gpu", ()))
+    listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
     sent = now - seconds  # the clock was read about when the command arrived, half a round trip after it was sent
     return Facts(
         **plain,
@@ -175,7 +180,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         has=tuple(lines.get("has", ())), lacks=tuple(lines.get("lacks", ())), bus=tuple(lines.get("bus", ())),
         neuron=tuple(lines.get("neuron", ())), infiniband=tuple(lines.get("infiniband", ())),
         scratch_disks=tuple(lines.get("scratch_disk", ())), kernel_says=tuple(lines.get("kernel_says", ())),
-        gpus=gpus, gpu_trouble=trouble,
+        gpus=gpus, gpu_trouble=trouble, neuron_devices=listed, neuron_trouble=neuron_trouble,
         efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
         neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
         mtu={_require_form("card", card): _count("mtu", size) for card, size in pairs("mtu")},
@@ -222,6 +227,14 @@ def _space(key: str, text: str) -> Space | None:
     if len(words) < 3:
         raise Untrue(f"{key}={text[:60]!a}, which is no file system")
     return Space(_count(key, words[0]), *words[1:])
+
+
+def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
+    """The devices that neuron-ls lists, or what it says in their place."""
+    try:
+        return (read_devices("\n".join(lines)) if lines else ()), ""
+    except InputError:
+        return (), next((line.strip()[:160] for line in reversed(lines) if line.strip()), "")
 
 
 def _gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:

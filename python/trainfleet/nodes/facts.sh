@@ -69,6 +69,10 @@ if [ -d /sys/devices/virtual/neuron_device ]; then # found by name: driver 2.31 
     read -r count < "$path" && say neuron_ecc "${path#/sys/devices/virtual/neuron_device/} $count"
   done
 fi
+PATH=$PATH:/opt/aws/neuron/bin
+if [ -e /dev/neuron0 ] && command -v neuron-ls > /dev/null; then
+  timeout 20 neuron-ls --json-output 2>&1 | while IFS= read -r line; do say neuron_ls "$line"; done
+fi
 for device in /sys/class/infiniband/*; do [ ! -e "$device" ] || say infiniband "${device##*/}"; done
 [ ! -d /sys/module/ib_uverbs ] || say uverbs yes
 [ ! -r /opt/amazon/efa_installed_packages ] || first /opt/amazon/efa_installed_packages efa

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ CLOCK_TOLERANCE = 2.0  # seconds; certificates, make and the order of logs go wr
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
 MEMORY_SHARE = 0.9  # of an instance type's memory; the kernel keeps a few per cent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
+OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")  # who may use NeuronCores while others are looked for
 PORTABLE = ("limits.sh", "sshd.sh", "access.sh")  # these only write files: any Linux with sshd and PAM
 
 
@@ -178,6 +180,16 @@ def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if len(fact.neuron) != usual:
             message = f"{len(fact.neuron)} Neuron devices, where {usual} are expected"
             yield Finding(host, "neuron", message, "on it: neuron-ls; dmesg", blames_host=True)
+        if fact.neuron_trouble:
+            yield Finding(host, "neuron", f"neuron-ls says: {fact.neuron_trouble}", "on it: neuron-ls; dmesg", blames_host=True)
+        cores = sum(device.cores for device in fact.neuron_devices)
+        if cores and cores != row.accelerators:
+            message = f"{cores} logical NeuronCores, where a {row.name} has {row.accelerators}"
+            yield Finding(host, "neuron", message, "on it: neuron-ls", blames_host=True)
+        users = sorted({user for device in fact.neuron_devices for user in device.users if not OURS.search(user)})
+        if users:
+            message = f"its NeuronCores are used by another program: {', '.join(users[:3])}"
+            yield Finding(host, "neuron", message, "on it: neuron-ls; end that program")
 
 
 def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

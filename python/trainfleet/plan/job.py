@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypedDict
 from .. import runs
 from ..config import Config
 from ..shapes import Count, Name, Pattern, Range, fit
+from . import neuron
 
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
@@ -33,6 +34,7 @@ class Written(TypedDict):
     attempt: Count
     image: Name
     after: Name
+    ahead: bool
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Job:
     attempt    counts the attempts of a launch, from 1
     image      what it runs in, as registry/name:tag; "" for the nodes' own environment
     after      the id of the job's handle that must have ended well before this begins; "" for none
+    ahead      whether its ranks only record what they would compute, which is compiled once they have left (ahead.py)
     """
 
     kind: str  # tokenize or train
@@ -62,6 +65,12 @@ class Job:
     attempt: int = 1
     image: str = ""
     after: str = ""
+    ahead: bool = False
+
+    @property
+    def beats(self) -> bool:
+        """Whether ranks give signs of life for as long as it lasts, and heed the request to stop."""
+        return self.torchrun and not self.ahead
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it; `of` makes the same job of it."""
@@ -86,7 +95,8 @@ def train_job(config: Config) -> Job:
     """Trains in runs/<name>, from its newest checkpoint if there is one."""
     run, fleet = runs.run_of(config.name), config.fleet
     return Job("train", config.name, run.folder, fleet.nodes, fleet.ranks_per_node, "trainfleet.engine", (str(run.folder),), True,
-               fleet.port, secrets=fleet.secrets, image=_image(config))  # fmt: skip
+               fleet.port, neuron.environment(config), fleet.secrets, image=_image(config),
+               ahead=neuron.is_recorded(config))  # fmt: skip
 
 
 def _image(config: Config) -> str:

@@ -27,6 +27,13 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
     return replace(config, name=name, train=train, checkpoint=replace(config.checkpoint, every="never"))
 
 
+def compile_only(config: Config, name: str) -> Config:
+    """The run that compiles what this one will compute, and does no more: it has validation's programs too."""
+    short = measured(config, name, WARM_UP)
+    passes = 2 * config.train.micro_batch * config.data_parallel  # a first pass, and one that adds to it
+    return replace(short, train=replace(short.train, compile_only=True, validation_sequences=passes))
+
+
 def counts_of(text: str, nodes: int) -> list[int]:
     """The numbers of nodes in `NODES='1 2 4'`; without it the powers of two up to the fleet's, and that itself.
 

@@ -189,6 +189,7 @@ class Live(Shown):
             ("", f"{quantity(number(metric.get('tokens_per_second'))):>5} tokens/s"),
             ("ETA ", f"{clock(self._left(metric)):>5}"),
             *([("MFU ", f"{percent(mfu):>6}")] if mfu is not None else []),
+            *([("cores ", f"{used:.0f} %")] if (used := number(metric.get("core_utilization"))) is not None else []),
             *([("valid ", decimal(self.valid))] if self.valid is not None else []),
         ]
 

@@ -17,9 +17,11 @@ from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import Step
 from ..errors import ConfigError, Problem
+from ..plan import neuron
 from ..plan.estimate import LIKELY, Estimate
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees
+from ..plan.published import beside
 from ..plan.request import Artifact, Request
 from ..runs import write_atomic
 from .history import duration
@@ -48,12 +50,20 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     yield from (hung(f"  {row.key:{keys}}  {row.value!s:>{values}}  ", row.why) for row in derived)
     yield from ("", "estimate")
     yield from (hung(f"  {name:10} ", text) for name, text in _estimates(config, needs))
-    settings = fabric_settings(fleet.instance_type, "<card>") if fleet.instance_type else ()
+    settings = (*(fabric_settings(fleet.instance_type, "<card>") if fleet.instance_type else ()), *neuron.settings(config))
     if settings:
         yield from ("", "environment")
         width = max(len(setting.name) for setting in settings)
         for setting in settings:
-            yield hung(f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why)
+            yield from _row(f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why)
+
+
+def _row(head: str, text: str) -> Iterator[str]:
+    """A line as `hung`; where its head takes most of the room, the text stands below."""
+    if len(head) < columns() * 0.7:
+        yield hung(head, text)
+    else:
+        yield from (head.rstrip(), hung(" " * 8, text))
 
 
 def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
@@ -111,6 +121,8 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
         basis = _basis(config, needs)
         yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU of {mfu:.0%}, {basis}"
+        if figure := beside(config):
+            yield "", f"{rough(speed / fleet.nodes)} a node; {figure}"
         if needs.step:
             yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
         peak = needs.peak / config.world_size / 1e12

@@ -46,7 +46,7 @@ def persevere(
         if not running:
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = follower.carry_out(request, running), None
-        if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.torchrun):
+        if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.beats):
             if following := without_taken(follower, request, outcome, jobs, broken, told):
                 request, restarts = following, restarts + 1
                 begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))

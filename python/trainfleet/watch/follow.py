@@ -112,7 +112,7 @@ class Follower:
         self.show("")
         status = self._as_told(status, request)
         alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
-        concluded = (alarm is not None or status.failed) and request.job.torchrun and self._is_concluded()
+        concluded = (alarm is not None or status.failed) and request.job.beats and self._is_concluded()
         if concluded:
             self.say(f"the ranks are done; what had not ended on their nodes is ended now{f' ({alarm.words})' if alarm else ''}")
         return Outcome(
@@ -162,7 +162,7 @@ class Follower:
                 self.run.note("running", attempt=status.attempt, hosts=list(status.hosts))
             attempt = fence.current(self.run.folder).order
             ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.place.lag)
-            self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.torchrun else None
+            self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.beats else None
             self.nccl = Words(self.run, job.folder, self.instance_type) if job.torchrun and job.nodes > 1 else None
 
     def _hear_nccl(self) -> None:
@@ -187,7 +187,7 @@ class Follower:
     def _still(self, status: Status, job: Job) -> Alarm | None:
         """An alarm where a job whose processes leave no beats, as tokenizing, has got no further for STILL seconds."""
         sign, now = self.sign(), time.monotonic()
-        if job.torchrun or self.trouble or status.phase is not Phase.RUNNING or sign != self.signed[0]:
+        if job.beats or self.trouble or status.phase is not Phase.RUNNING or sign != self.signed[0]:
             self.signed = sign, now
         still = now - self.signed[1]
         return Alarm(f"no rank has moved for {still:.0f} s (limit {STILL:.0f} s)") if still > STILL else None
@@ -205,8 +205,8 @@ class Follower:
         if not self.asked and (self.interrupts.count or self.run.is_asked_to_stop() or self._is_spent() or self._is_over()):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
-            self.say(gently if request.job.torchrun else "stopping")
-            self.run.ask_to_stop() if request.job.torchrun else self.backend.stop(handle, at_once=False)
+            self.say(gently if request.job.beats else "stopping")
+            self.run.ask_to_stop() if request.job.beats else self.backend.stop(handle, at_once=False)
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:

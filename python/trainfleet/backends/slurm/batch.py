@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import runs
+from ...ahead import ahead
 from ...config import Config
 from ...nodes import gate
 from ...nodes.fleet import wanted_of
@@ -22,6 +23,7 @@ from ...plan.job import Job
 from ...plan.request import WIDTH, Artifact, fold
 from ...seat import Seat, torchrun
 from ...supervisor import EXIT, WATCH
+from ..node import entrypoint_words
 from . import traces
 
 NAME = "job.sbatch"
@@ -70,7 +72,7 @@ class Ground:
 
 def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, str]) -> Artifact:
     """job.sbatch."""
-    words = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", str(job.folder), *_ranks(job), "--", job.module]
+    words = ["-m", *entrypoint_words(job, "slurm")]
     settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines = [
         "#!/bin/sh",
@@ -79,7 +81,7 @@ def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, s
         f"cd {shlex.quote(ground.folder)} || exit",
         *settings,
         *_threads(job),
-        *_body(config, job, ground, [*words, *job.arguments]),
+        *_body(config, job, ground, words),
     ]
     return Artifact(NAME, "\n".join(lines) + "\n")
 
@@ -106,12 +108,9 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
     yield f"{job.kind} {job.name}: {job.nodes} nodes; the output of each goes to {job.folder}/logs/node-<i>.log"
     if job.torchrun:
         seat = Seat(0, job.nodes, "$FIRST_HOST", job.port or 0)
-        line = " ".join([*torchrun(seat, job.ranks_per_node, job.module, ground.python), *job.arguments])
+        words = torchrun(seat, job.ranks_per_node, job.module, ground.python)
+        line = " ".join([*(ahead(ground.python, words) if job.ahead else words), *job.arguments])
         yield "node 0 runs, with what Slurm tells it: " + " ".join(line.split())
-
-
-def _ranks(job: Job) -> list[str]:
-    return ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
 
 
 def _threads(job: Job) -> Iterator[str]:
@@ -124,10 +123,10 @@ def _threads(job: Job) -> Iterator[str]:
 
 
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
-    watched = job.nodes * job.ranks_per_node if job.torchrun else 0
+    watched = job.nodes * job.ranks_per_node if job.beats else 0
     node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
     start = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])], WIDTH)
-    notice = ASK.format(engine=runs.ENGINE) if job.torchrun else TERMINATE
+    notice = ASK.format(engine=runs.ENGINE) if job.beats else TERMINATE
     folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, start)])
     yield BODY.format(folder=folder, token=TOKEN, engine=runs.ENGINE, notice=notice, start=line).rstrip()
     if config.fleet.slurm.requeue:

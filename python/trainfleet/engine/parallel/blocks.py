@@ -17,6 +17,8 @@ from ...devices import Device
 from ...models.network import Network
 from ...runs import COMPILED
 
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
 
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
     """Makes blocks keep less for their backward pass: their input (`full`), or also what is costly to compute (`selective`).
@@ -43,7 +45,10 @@ def compile(model: Network, blocks: Iterable[nn.Module], how: str | float, devic
     Where `how` to recompute is a number, a block keeps no more than that fraction of what the compiler would keep for speed. The
     loss, whose backward pass follows at once, keeps all. The code is cached in the project's folder, for the next run.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED.absolute()))
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes 2 s to load
+
+    if os.environ.get(CACHE) in (None, default_cache_dir()):  # importing torch's compiler sets it, to a folder of this machine
+        os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
         compiled = device.compiled(block._call_impl)  # a smaller batch, as validation's last one, gets code of its own
         if not isinstance(how, str):

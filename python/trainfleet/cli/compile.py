@@ -1,0 +1,13 @@
+"""make compile: compiles what training will compute, on the fleet, into the cache that its nodes share."""
+
+from __future__ import annotations
+
+from ..launch import compiling
+from ..launch.settings import config_of, settings_of
+from .variables import Variables
+
+
+def main(variables: Variables, started: float) -> int:
+    config, derived = config_of(settings_of(variables))
+    compiling.require(config)
+    return compiling.compile_ahead(config, derived, started)

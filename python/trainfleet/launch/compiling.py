@@ -1,0 +1,113 @@
+"""Compiling ahead of training: a run of its own, of a few steps, whose programs go to the cache that all nodes share.
+
+It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees the runs knows whether the
+cache is warm, two runs that compute the same compile once, and what changes a program, such as another micro-batch, compiles
+anew. The compiler's own cache knows each program by its version, flags and graph, and compiles none twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from .. import hardware
+from ..backends import backend_of
+from ..config import Config, Derived, load_resolved
+from ..errors import ConfigError, Problem, TrainfleetError
+from ..nodes.operations import lock_name
+from ..nodes.stack import load_stack
+from ..origin import PACKAGE
+from ..plan.measurement import compile_only
+from ..plan.neuron import compiles_ahead
+from ..report.compilation import describe
+from ..report.history import duration
+from ..runs import COMPILED, RUNS, Run, run_of
+from . import imaging
+from .settings import ORDER, plan_of
+from .training import train
+
+WRITTEN_IN = ("engine", "models", "devices")  # what decides which programs there are, beside the config
+# Of `train`: what is no part of any program, or a number that is given to one.
+GIVEN = ("steps", "learning_rate", "learning_rate_floor", "schedule", "schedule_steps", "schedule_power", "decay_steps",
+         "warmup_steps", "seed", "skips_in_a_row", "log_every", "validate_every", "validation_sequences", "init_from",
+         "profile_steps", "compile_only")  # fmt: skip
+
+
+def require(config: Config) -> None:
+    """ConfigError where nothing of a run is compiled, or nothing would keep it."""
+    if compiles_ahead(config) or config.train.compile:
+        return
+    why = "false: nothing is compiled then; true works"
+    if hardware.device_of(config.fleet.stack) == "neuron":
+        why = "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make train compiles as it goes on"
+    raise ConfigError([Problem(0, "", "train.compile", why)], next="make train")
+
+
+def is_due(config: Config) -> bool:
+    """Whether training this would begin with compiling that a job of its own can do before."""
+    if ORDER in os.environ:  # on a head: the command that was typed has seen to it
+        return False
+    return compiles_ahead(config) and not config.train.compile_only and not is_warm(config)
+
+
+def is_warm(config: Config) -> bool:
+    """Whether the run that compiles for this one has finished, as the machines that keep runs know."""
+    run, backend = run_of(name_of(config)), backend_of(config)
+    with backend.place(run) as place:
+        place.refresh()
+    return run.read_results().get("status") == "finished" and (not backend.is_here or COMPILED.exists())
+
+
+def compile_ahead(config: Config, derived: list[Derived], started: float) -> int:
+    """Fills the cache, and says what it took and what it could not compile; the exit code."""
+    imaging.make_ready(config)
+    run = run_of(name_of(config))
+    print(f"compiling ahead, in {run.folder}: {foretold(config)}", flush=True)
+    code = train(plan_of(compile_only(config, run.name), derived, launch=run.name), started, summarize=False)
+    if code == 0:
+        print("\n".join(describe(run)), flush=True)
+    return code
+
+
+def name_of(config: Config) -> str:
+    """The name of the run that compiles for this one: 12 digits change with anything that its programs depend on."""
+    fleet = config.fleet
+    told = {
+        "stack": lock_name(load_stack(fleet.stack)), "type": fleet.instance_type, "image": fleet.image,
+        "ranks": [fleet.nodes, fleet.ranks_per_node], "model": asdict(config.model),
+        "train": {name: value for name, value in asdict(config.train).items() if name not in GIVEN},
+        "validates": config.train.validate_every > 0, "code": _code(),
+    }  # fmt: skip
+    return f"compile-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def foretold(config: Config) -> str:
+    """How long it will take, by what others took, in words."""
+    taken = [seconds for path in RUNS.glob("compile-*/results.json") if (seconds := _seconds(path, config))]
+    if taken:
+        least, most = duration(int(min(taken))), duration(int(max(taken)))
+        return f"others of this model and stack took {least if least == most else f'{least} to {most}'}"
+    if not compiles_ahead(config):
+        return "minutes at most"
+    # awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17
+    return "none of this model was compiled here; AWS's BERT-Large takes 13 min on a trn1.32xlarge, larger models longer"
+
+
+def _seconds(path: Path, config: Config) -> float | None:
+    with suppress(TrainfleetError, OSError):
+        run = Run(path.parent)
+        other, results = load_resolved(run.config), run.read_results()
+        if (other.fleet.stack, other.model) == (config.fleet.stack, config.model) and results.get("status") == "finished":
+            return (results.get("seconds") or {}).get("compile")
+    return None
+
+
+def _code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for room in WRITTEN_IN for path in (PACKAGE / room).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

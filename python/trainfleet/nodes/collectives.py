@@ -1,0 +1,84 @@
+"""nccom-test, AWS's own trial of the links between NeuronCores: within each node, then over EFA between all of them.
+
+awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32, 2026-08-21). Between nodes it starts its
+workers by MPI, so the first node must be able to log in on the others without a password. Training does not need that: where it
+can't be, it is said, and no reason to keep from training. `make doctor` alone does all this, as it takes minutes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from ..errors import InputError
+from ..plan.fabric import least_bandwidth
+from ..seat import PORT
+from ..telemetry import Collective, read_collectives
+from .answers import Failure, Host, Result
+from .facts import Facts
+from .finding import Finding
+from .operations import Wanted
+from .transport import Transport
+
+TOOL = "/opt/aws/neuron/bin/nccom-test"
+BYTES = "256MB"  # of an all-reduce: large enough that bandwidth counts, and not latency
+SECONDS = 300.0
+FABRIC = "the links of EFA: are all interfaces attached, and the nodes in one placement group?"
+
+
+def is_for(wanted: Wanted) -> bool:
+    row = wanted.type
+    return row is not None and row.accelerator is not None and row.accelerator.kind == "neuron"
+
+
+def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
+    """The words of a trial on one node, or on these: name → address; the first starts it. `--check` looks at the sums too."""
+    words = [TOOL, "allr", "--nworkers", str(ranks * len(hosts or "1")), "--minbytes", BYTES, "--maxbytes", BYTES,
+             "--datatype", "fp32", "--check", "--non-interactive"]  # fmt: skip
+    if not hosts:
+        return shlex.join(words)
+    addresses = list(hosts.values())
+    meet = f"NEURON_RT_ROOT_COMM_ID={addresses[0]}:{PORT}"
+    return shlex.join(["env", meet, *words, "--nnodes", str(len(hosts)), "--hosts", *addresses])
+
+
+def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
+    """What the trials measured, in words, and what is wrong with it."""
+    ranks, hosts = wanted.fleet.ranks_per_node, list(facts)
+    answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
+    said, findings = [], list[Finding]()
+    for host in hosts:
+        found = judge(answers.get(host))
+        if isinstance(found, str):
+            findings.append(Finding(host, "nccom-test", found, f"on it: {TOOL} -r {ranks} allr; dmesg", blames_host=True))
+        else:
+            said.append(f"{host.name}: {describe(found, ranks)}")
+    if findings or len(hosts) < 2:
+        return said, findings
+    addresses = {host.name: facts[host].address(host) for host in hosts}
+    answer = transport.run(f"{command(ranks, addresses)} 2>&1", timeout=SECONDS, hosts=hosts[:1]).get(hosts[0])
+    found = judge(answer)
+    if isinstance(found, str):
+        return [*said, f"not tried between the nodes: {found}; can {hosts[0].name} log in on the others?"], []
+    least = least_bandwidth(wanted.fleet.instance_type) or 0.0
+    slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"
+    return [*said, f"all {len(hosts)} nodes: {describe(found, ranks * len(hosts))}"], (
+        [Finding(None, "nccom-test", slow, FABRIC)] if found.gbs < least else []
+    )
+
+
+def judge(answer: Result | Failure | None) -> Collective | str:
+    """The last row of a trial, or why there is none."""
+    if not isinstance(answer, Result):
+        return answer.message if answer else "no answer"
+    try:
+        found = read_collectives(answer.stdout.splitlines())[-1]
+    except InputError as error:
+        return error.what
+    return found if answer.exit_code == 0 else f"exit code {answer.exit_code}, after {describe(found, 0)}"
+
+
+def describe(found: Collective, ranks: int) -> str:
+    over = f" over {ranks} cores" if ranks else ""
+    size, bus = f"{found.bytes / 2**20:.0f} MiB", f"{found.gbs:.1f} GB/s on the bus"
+    return f"an all-reduce of {size}{over} takes {found.microseconds:,.0f} us, {bus}"

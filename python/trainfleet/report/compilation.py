@@ -1,0 +1,94 @@
+"""What a compilation ahead of training came to, from what its nodes wrote: how many programs, and which failed at which operator.
+
+The words are those of neuron_parallel_compile and neuronx-cc (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0:
+pytorch-neuron-parallel-compile, compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled side by side, so an error
+is taken for that of the program which was named last before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import door
+from ..output import visible
+from ..runs import Run
+from .history import duration, number
+
+GRAPH = re.compile(r"(MODULE_\d{1,24}\+[0-9a-f]{1,16})/")
+STATUS = re.compile(r'"status": (true|false)')
+SECONDS = re.compile(r'"compile_time": (\d{1,7}(?:\.\d{1,12})?)')
+NAME = r"['\"`]?([\w.:-]{1,80})['\"`]?"
+OPERATOR = re.compile(rf"[Uu]nsupported operator:? *{NAME}|[Oo]perator {NAME} is not supported")
+CODE = re.compile(r"\bNCC_[A-Z]{1,8}\d{1,5}\b")
+LETTERS = 200  # of an error that are shown
+
+
+@dataclass
+class Compilation:
+    """The programs by name: whether each was compiled (a node that found it compiled counts), its seconds, its errors."""
+
+    compiled: dict[str, bool] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[str]:
+        return sorted(name for name, done in self.compiled.items() if not done)
+
+    def explained(self) -> Iterator[str]:
+        """A line a failed program: its name, and the operator or the compiler's words."""
+        for name in self.failed:
+            yield f"{name}: {'; '.join(self.errors.get(name, ())) or 'the compiler said nothing of it'}"
+        for words in self.errors.get("", ()):
+            yield f"some program: {words}"
+
+
+def read(logs: Iterable[Iterable[str]]) -> Compilation:
+    """The compilation of which each node has left a log."""
+    found = Compilation()
+    for lines in logs:
+        name = ""
+        for line in lines:
+            text = line.partition(" | ")[2] or line
+            if named := GRAPH.findall(text):
+                name = named[-1]
+            if said := STATUS.search(text):
+                found.compiled[name] = found.compiled.get(name, False) or said[1] == "true"
+            elif took := SECONDS.search(text):
+                found.seconds[name] = float(took[1])
+            elif words := error_in(text):
+                found.errors.setdefault(name, [])
+                found.errors[name] += [words] if words not in found.errors[name] else []
+    return found
+
+
+def error_in(line: str) -> str:
+    """What a line of the compiler says against a program; "" for any other line."""
+    operator, code = OPERATOR.search(line), CODE.search(line)
+    words = visible(line[code.start() :].strip())[:LETTERS] if code else ""
+    if not operator:
+        return words
+    return f"operator {operator[1] or operator[2]} is not supported{f' ({code[0]})' if code else ''}"
+
+
+def read_run(run: Run) -> Compilation:
+    """The compilation of a run folder."""
+    return read(map(_lines, sorted(run.logs.glob("node-*.log"))))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with door.open_regular(path) as stream:
+        for line in door.lines_of(stream):
+            yield line.decode(errors="replace")
+
+
+def describe(run: Run) -> Iterator[str]:
+    """A finished compilation for people, and what to type now."""
+    found, seconds = read_run(run), number((run.read_results().get("seconds") or {}).get("compile"))
+    programs = f"{len(found.compiled)} programs" if found.compiled else "the programs of a step and of a validation"
+    longest = f"; the longest took {duration(int(max(found.seconds.values())))}" if found.seconds else ""
+    yield f"compiled {programs}{f' in {duration(int(seconds))}' if seconds is not None else ''}{longest}"
+    yield "next: make train"
