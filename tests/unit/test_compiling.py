@@ -62,7 +62,6 @@ def test_the_run_that_compiles_is_named_after_what_its_programs_depend_on(tmp_pa
         "train.sequence_length=2048",
     ):
         assert compiling.name_of(read(tmp_path, other)) != name, other
-    assert compiling.name_of(compile_only(read(tmp_path), name)) == name, "it is the same asked of its own config"
 
 
 def test_a_job_that_compiles_is_the_same_job_recorded(tmp_path: Path) -> None:
@@ -81,9 +80,9 @@ def test_a_job_that_compiles_is_the_same_job_recorded(tmp_path: Path) -> None:
         ("", "trn1.32xlarge", "/fsx/.compiled/neuron-xla"),
         ("", "trn2.48xlarge", "/fsx/.compiled/neuron"),
         (
-            "fleet.backend=batch fleet.image=build fleet.shared_folder=s3://b/x data.store=s3://b/d checkpoint.destination=s3://b/c",
+            "fleet.backend=batch fleet.image=build fleet.shared_folder=s3://bucket/x data.store=s3://bucket/sets checkpoint.destination=s3://bucket/checkpoints",
             "trn1.32xlarge",
-            "s3://b/x/compiled/neuron-xla",
+            "s3://bucket/x/compiled/neuron-xla",
         ),
     ],
 )
@@ -100,7 +99,7 @@ def test_stochastic_rounding_goes_with_bf16(tmp_path: Path) -> None:
 
 
 def test_what_compiles_nothing_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("data: {name: t, sources: [stdlib]}\ntrain: {compile: false}")
+    (tmp_path / "config.yaml").write_text("name: x\ndata: {name: t, sources: [stdlib]}\ntrain: {compile: false}")
     config = load(Settings(tmp_path / "config.yaml", ""), terms_of)[0]
     assert not compiling.is_due(config)
     with pytest.raises(ConfigError, match="nothing is compiled"):
