@@ -9,7 +9,7 @@ import torch
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
-from trainfleet.devices import neuron
+from trainfleet.devices import neuron, neuron_xla
 from trainfleet.errors import ConfigError, RunError
 from trainfleet.plan import published
 from trainfleet.plan.estimate import estimate
@@ -107,3 +107,34 @@ def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str)
     assert told in published.beside(config)
     lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
     assert "GiB of" in lines and "data-parallel" in lines and "a node; AWS" in " ".join(lines.split())
+
+
+SDK = {"torch": "2.9.1", "torch-xla": "2.9.0", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-distributed": "0.19.28492"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        ({}, ""),
+        ({"torch-xla": ""}, "torch-xla is not installed"),
+        ({"torch": "2.13.0"}, "torch 2.13.0 and torch-xla 2.9.0: the SDK is made for 2.9 of both"),
+        ({"torch-xla": "2.8.1"}, "torch-xla 2.8.1: the SDK is made for 2.9 of both"),
+        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty one of the public index"),
+        ({"torch-neuronx": "2.13.3.0"}, "torch-neuronx 2.13.3.0 is native PyTorch, which Trn1 has not"),
+        ({"neuronx-distributed": "0.1"}, "neuronx-distributed 0.1 is the empty one of the public index"),
+    ],
+)
+def test_packages_that_are_not_the_last_sdk_s_for_trn1_are_refused(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], told: str
+) -> None:
+    def answer(name: str) -> str:
+        if not (found := (SDK | versions)[name]):
+            raise neuron_xla.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(neuron_xla, "version", answer)
+    if not told:
+        return neuron_xla.check_packages()
+    with pytest.raises(RunError) as error:
+        neuron_xla.check_packages()
+    assert told in error.value.why and "make setup" in error.value.next
