@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
@@ -45,9 +46,8 @@ def compile(model: Network, blocks: Iterable[nn.Module], how: str | float, devic
     Where `how` to recompute is a number, a block keeps no more than that fraction of what the compiler would keep for speed. The
     loss, whose backward pass follows at once, keeps all. The code is cached in the project's folder, for the next run.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes 2 s to load
-
-    if os.environ.get(CACHE) in (None, default_cache_dir()):  # importing torch's compiler sets it, to a folder of this machine
+    own = f"{tempfile.gettempdir()}/torchinductor_"  # where importing torch's compiler has it, on this machine alone
+    if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
         compiled = device.compiled(block._call_impl)  # a smaller batch, as validation's last one, gets code of its own
