@@ -28,10 +28,14 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
 
 
 def compile_only(config: Config, name: str) -> Config:
-    """The run that compiles what this one will compute, and does no more: it has validation's programs too."""
-    short = measured(config, name, WARM_UP)
-    passes = 2 * config.train.micro_batch * config.data_parallel  # a first pass, and one that adds to it
-    return replace(short, train=replace(short.train, compile_only=True, validation_sequences=passes))
+    """The run that compiles what this one will compute, and does no more: it has validation's programs too.
+
+    Those are of a first pass, of one that adds to it, and of a last one that may be smaller.
+    """
+    short, count = measured(config, name, WARM_UP), config.train.validation_sequences
+    full = config.train.micro_batch * config.data_parallel
+    sequences = min(count, 2 * full + count % full)
+    return replace(short, train=replace(short.train, compile_only=True, validation_sequences=sequences))
 
 
 def counts_of(text: str, nodes: int) -> list[int]:
