@@ -34,7 +34,7 @@ WRITTEN_IN = ("engine", "models", "devices")  # what decides which programs ther
 # Of `train`: what is no part of any program, or a number that is given to one.
 GIVEN = ("steps", "learning_rate", "learning_rate_floor", "schedule", "schedule_steps", "schedule_power", "decay_steps",
          "warmup_steps", "seed", "skips_in_a_row", "log_every", "validate_every", "validation_sequences", "init_from",
-         "profile_steps", "compile_only")  # fmt: skip
+         "profile_steps", "compile_only", "loggers")  # fmt: skip
 
 
 def require(config: Config) -> None:
