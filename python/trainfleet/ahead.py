@@ -34,7 +34,7 @@ def ahead(python: str, line: Sequence[str]) -> list[str]:
 def main(line: list[str]) -> int:
     tool = find()
     if "--node-rank=0" in line:  # before its torchrun no other node's ranks can meet, so nothing is recorded yet
-        clear_locks(tool)
+        clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
 
 
@@ -51,9 +51,9 @@ def find() -> str:
     raise BackendError(f"there is no {TOOL}", where=sys.executable, why=why, next="make setup, or make build for an image")
 
 
-def clear_locks(tool: str) -> None:
-    """Clears locks in the cache that nobody holds any more, or says why they stay."""
-    busy = at_work(Path(runs.RUNS), time.time())
+def clear_locks(tool: str, own: str) -> None:
+    """Clears locks in the cache that nobody holds any more, or says why they stay. `own`: this run, whose ranks are not there yet."""
+    busy = [name for name in at_work(runs.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
         why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
         print(f"locks in the cache stay: {why}; once nobody compiles: {TOOL} --command clear-locks", flush=True)

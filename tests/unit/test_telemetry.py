@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_monitor_is_read_as_long_as_the_rank_lives(tmp_path: Path, monkeypatch
         if watch.newest.cores:
             break
         watch.process.poll()
-        __import__("time").sleep(0.02)
+        time.sleep(0.02)
     assert watch.newest.utilization == 43.0
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from .. import runs
 from ..backends import backend_of, lingers
@@ -28,6 +29,7 @@ from ..watch.follow import ENDS, Follower
 from ..watch.interrupts import Interrupts
 
 TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be gone
+COMPILES = 14400.0  # seconds that compiling one program takes at most
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
 
@@ -123,6 +125,8 @@ def execute(
     follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
     if isinstance(live, TokenizeLive):
         follower.sign = lambda: live.progress
+    if request.job.ahead:  # what compiles says little
+        follower.sign, follower.still = (lambda: sum(size_of(log) for log in request.logs)), COMPILES
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.instance_type = plan.config.fleet.instance_type
     follower.replaces = plan.config.fleet.slow == "replace"
@@ -133,6 +137,11 @@ def execute(
     if verdict:
         raise JobFailed(str(verdict))
     return True
+
+
+def size_of(log: Path) -> int:
+    """Bytes of a node's log; 0 before it is there."""
+    return log.stat().st_size if log.exists() else 0
 
 
 def refit(run: runs.Run, config: Config) -> None:

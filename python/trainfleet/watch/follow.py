@@ -65,6 +65,7 @@ class Follower:
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
     replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
+    still: float = STILL  # seconds without another sign after which such a job has come to a standstill
     ends: float | None = None  # unix time at which all machines are taken back
     trouble: bool = False  # the run folder can't be brought up to date
     instance_type: str | None = None  # of the nodes
@@ -190,7 +191,7 @@ class Follower:
         if job.beats or self.trouble or status.phase is not Phase.RUNNING or sign != self.signed[0]:
             self.signed = sign, now
         still = now - self.signed[1]
-        return Alarm(f"no rank has moved for {still:.0f} s (limit {STILL:.0f} s)") if still > STILL else None
+        return Alarm(f"no rank has moved for {still:.0f} s (limit {self.still:.0f} s)") if still > self.still else None
 
     def _is_concluded(self) -> bool:
         """Whether the last thing that the ranks told is that they finished, or stopped as they were asked to."""
