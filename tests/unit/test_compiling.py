@@ -134,6 +134,7 @@ def test_locks_are_cleared_by_the_first_node_and_while_nobody_compiles(
         "-c",
         'echo "extracts: $NEURON_EXTRACT_GRAPHS_ONLY"',
         f"--node-rank={node}",
+        "runs/own",
     ]
     answer = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0 and "extracts: 1" in answer.stdout, answer.stderr
