@@ -52,7 +52,7 @@ def find() -> str:
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears locks in the cache that nobody holds any more, or says why they stay. `own`: this run, whose ranks are yet to come."""
+    """Clears locks in the cache that nobody holds any more, or says why they stay. `own`: this run, which has not begun."""
     busy = [name for name in at_work(runs.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
         why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
