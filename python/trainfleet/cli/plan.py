@@ -50,6 +50,7 @@ def main(variables: Variables, started: float) -> int:
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes)))
+    print("\n".join(compiling.outlook(config)), end="")
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
     setup = "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
