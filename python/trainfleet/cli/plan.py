@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config.layouts import best
-from ..launch import preflight, readiness
+from ..launch import compiling, preflight, readiness
 from ..launch.experience import experience_of
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs

@@ -73,6 +73,13 @@ def compile_ahead(config: Config, derived: list[Derived], started: float) -> int
     return code
 
 
+def outlook(config: Config) -> list[str]:
+    """What `make plan` says of it; nothing where nothing is compiled ahead."""
+    if not compiles_ahead(config):
+        return []
+    return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {foretold(config)}", ""]
+
+
 def name_of(config: Config) -> str:
     """The name of the run that compiles for this one: 12 digits change with anything that its programs depend on."""
     fleet = config.fleet

@@ -125,7 +125,7 @@ class Follower:
         if not status.ended_by or self.asked:
             return status
         self.place.refresh()
-        concluded = (request.job.torchrun and self._is_concluded()) or self.run.is_asked_to_stop()
+        concluded = (request.job.beats and self._is_concluded()) or self.run.is_asked_to_stop()
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _supplement(self, request: Request) -> None:
