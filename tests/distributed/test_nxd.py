@@ -31,6 +31,7 @@ LAYOUTS = {
     "one": (1, {}),
     "tp2": (2, {"tensor": 2}),
     "dp2-zero1": (2, {"shard": 2, "zero": 1}),
+    "tp4-copied-heads": (4, {"tensor": 4}),  # two key-value heads, each on two ranks
     "tp2-dp2-zero1-recompute": (4, {"tensor": 2, "shard": 2, "zero": 1}),
 }
 RECOMPUTED = {"train.recompute": "full"}

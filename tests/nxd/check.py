@@ -36,6 +36,7 @@ LAYOUTS = {
         4, {"train.layout.tensor": 2, "train.layout.shard": 2, "train.layout.zero": 1, "train.recompute": "full"},
     ),
     "pp2": (2, {"train.layout.pipeline": 2}),
+    "tp4": (4, {"train.layout.tensor": 4}),  # of Llama's two key-value heads each is on two ranks
 }  # fmt: skip
 NEAR = 1e-4
 

@@ -103,6 +103,16 @@ def all_gather(input, dim=0, groups=None, output=None, pin_layout=True):
     return joined(input, dim, "data")
 
 
+def all_reduce(op_type, tensor_bucket, groups, pin_layout=True):
+    assert op_type == "sum"
+    name = f"copies {groups}"
+    if name not in MINE:
+        made = {tuple(ranks): dist.new_group(ranks, backend="gloo") for ranks in groups}
+        mine = next(ranks for ranks in groups if dist.get_rank() in ranks)
+        MINE[name] = made[tuple(mine)], mine.index(dist.get_rank()), len(mine)
+    dist.all_reduce(tensor_bucket, group=MINE[name][0])
+
+
 class Both(torch.autograd.Function):
     """One function forward, another of the gradient."""
 
@@ -257,7 +267,7 @@ class Optimizer:
                     parameter.grad = total(parameter.grad, "tensor")
                 parameter.grad = total(parameter.grad, "data") / ways
                 once = getattr(parameter, "tensor_model_parallel", False) or MINE["tensor"][1] == 0
-                square += parameter.grad.float().square().sum() * once
+                square += parameter.grad.float().square().sum() * once * (not getattr(parameter, "shared", False))
         self.grad_norm = total(square, "tensor").sqrt()
         factor = min(1.0, self.most / (float(self.grad_norm) + 1e-6))
         for group in self.param_groups:
@@ -304,7 +314,7 @@ def install() -> None:
     module(f"{nxd}.parallel_layers")
     module(f"{nxd}.parallel_layers.layers", ColumnParallelLinear, ParallelEmbedding, RowParallelLinear)
     module(f"{nxd}.parallel_layers.loss_functions", parallel_cross_entropy)
-    module(f"{nxd}.parallel_layers.comm", all_gather)
+    module(f"{nxd}.parallel_layers.comm", all_gather, all_reduce)
     module(f"{nxd}.parallel_layers.parallel_state", *states)
     module(f"{nxd}.parallel_layers.mappings", gather_from_sequence_parallel_region, reduce_scatter_to_sequence_parallel_region,
            scatter_to_sequence_parallel_region)  # fmt: skip

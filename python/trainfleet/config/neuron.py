@@ -22,6 +22,13 @@ def is_xla(config: Config) -> bool:
     return config.fleet.stack == XLA
 
 
+def copies_heads(config: Config) -> bool:
+    """Whether tensor ranks outnumber the key-value heads, so that several have the same one (NxD's kv_size_multiplier)."""
+    model, tensor = config.model, config.train.layout.tensor
+    copies = tensor > model.kv_heads and tensor % model.kv_heads == 0 and model.heads % tensor == 0
+    return copies and is_xla(config) and model.family == "llama"
+
+
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
     """What a type of node has against the stack, the ranks and the sequence length."""
     fleet, row = config.fleet, hardware.instance(config.fleet.instance_type)

@@ -114,7 +114,7 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     heads = math.gcd(model.heads, model.kv_heads)
     if tensor > 1 and FAMILIES[model.family].normed == "all":
         yield "train.layout.tensor", f"{tensor}: {model.family} norms all heads together, so 1 is what works"
-    elif heads % tensor:
+    elif heads % tensor and not neuron.copies_heads(config):
         told = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         yield "train.layout.tensor", f"{tensor} does not divide {told}; what does: {_listed(_divisors(heads))}"
     elif model.intermediate_size % tensor:

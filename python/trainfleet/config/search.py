@@ -132,7 +132,8 @@ def _layouts(config: Config, asked: set[str], device: hardware.Accelerator) -> I
 
 def _tensors(config: Config, device: hardware.Accelerator) -> list[int]:
     """Degrees within a node, over links that are made for it."""
-    heads = math.gcd(config.model.heads, config.model.kv_heads)
+    copied = is_xla(config) and config.model.family == "llama"  # key-value heads may be copied (neuron.copies_heads)
+    heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
     together = FAMILIES[config.model.family].normed == "all"
     most = config.fleet.ranks_per_node if device.links and not together else 1
     return [degree for degree in divisors(heads) if degree <= most and config.fleet.ranks_per_node % degree == 0]

@@ -73,6 +73,7 @@ class Llama(Decoder):
             "lm_head",
         ),
         row=("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj"),
+        copied=("layers.*.self_attn.k_proj", "layers.*.self_attn.v_proj"),
     )
 
     def __init__(self, shape: Model) -> None:

@@ -13,7 +13,8 @@ class Plan:
     outputs are then summed, and `embeddings` by the vocabulary. With it, the sequence is divided from what `divided` gives on:
     `norms` each see a part of it, and `gathered` modules need it whole. A pipeline may cut between the `blocks`; `first` lives
     with the first of them only, `last` with the last; `head` gives the logits. `alike` modules are the same on every rank, and
-    are given the whole sequence too. `head_norms` see whole heads [B, T, heads, E], of which each rank has some.
+    are given the whole sequence too. `head_norms` see whole heads [B, T, heads, E], of which each rank has some. `copied` are
+    those of `column` that may have fewer heads than there are ranks: then some ranks have the same ones.
     """
 
     blocks: str
@@ -28,3 +29,4 @@ class Plan:
     row: tuple[str, ...]
     alike: tuple[str, ...] = ()
     head_norms: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()

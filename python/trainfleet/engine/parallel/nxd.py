@@ -15,8 +15,11 @@ from typing import Any, cast
 
 import neuronx_distributed as nxd
 import torch
-from neuronx_distributed.parallel_layers.comm import all_gather
-from neuronx_distributed.parallel_layers.parallel_state import get_data_parallel_replica_groups
+from neuronx_distributed.parallel_layers.comm import all_gather, all_reduce
+from neuronx_distributed.parallel_layers.parallel_state import (
+    get_data_parallel_replica_groups,
+    get_tensor_model_parallel_replica_groups,
+)
 from neuronx_distributed.utils.activation_checkpoint import apply_activation_checkpointing
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -68,14 +71,15 @@ class Nxd:
         self.format = torch.bfloat16 if half and self.zero else torch.float32
         self.casts = half and not self.zero
         options = settings(config, self.zero)
-        self.grid = nxd_shards.grid()
+        copies = max(1, layout.tensor // config.model.kv_heads)  # ranks that have the same key-value heads
+        self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
         self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
         self.tail: tuple[int, ...] = ()  # what an input's token consists of: of one number, or of that and a segment's
         with torch.device("meta"):
             self.root = models.build(config.model)
         if layout.tensor > 1:
-            nxd_layers.realise(self.root, self.format)
+            nxd_layers.realise(self.root, self.format, copies, self.grid.tensor)
         self.stages = nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage) if layout.pipeline > 1 else None
         names, tied = {(id(module), name): where for where, module, name in places(self.root)}, find_tied(self.root)
         self.again = {names[id(module), name]: names[id(owner), name] for module, (owner, name) in tied.items()}
@@ -89,6 +93,7 @@ class Nxd:
             module._parameters[name] = owner._parameters[name]
         self.optimizer = optimizer(options, self.root, config)
         self.held = self._hold(names)
+        self._add_up(copies)
         self.set_weights(drawn)
         self.steps, self.compiled = 0, 0
 
@@ -125,6 +130,20 @@ class Nxd:
         for held in found.values():  # moments from the start: the first step is then the same program as all others
             self.states[held.master].update(first_moments(held.master))
         return found
+
+    def _add_up(self, copies: int) -> None:
+        """Has the ranks that hold the same key-value heads add their gradients up, so that the copies stay equal."""
+        rows = [list(row) for row in get_tensor_model_parallel_replica_groups()]
+        groups = [row[first : first + copies] for row in rows for first in range(0, len(row), copies)]
+
+        def total(gradient: Tensor) -> Tensor:
+            found = gradient.clone()
+            all_reduce("sum", found, groups)
+            return found
+
+        for held in self.held.values():
+            if held.slice.copies > 1:
+                held.parameter.register_hook(total)  # type: ignore[no-untyped-call]
 
     @property
     def states(self) -> Any:

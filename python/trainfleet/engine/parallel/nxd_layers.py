@@ -26,14 +26,18 @@ SEQUENCE = 1  # the dimension of [B, T, D]
 META = torch.device("meta")
 
 
-def realise(model: Network, precision: torch.dtype) -> None:
-    """Puts NxD's layers in the places of the model's own, each with this rank's slice, on the meta device."""
+def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
+    """Puts NxD's layers in the places of the model's own, each with this rank's slice, on the meta device.
+
+    `copies`: how many tensor ranks, neighbours of each other, have the same key-value heads; 1 where there are enough for all.
+    """
     plan, tied = model.plan, tied_names(model)
     for name, module in named(model, plan.embeddings):
         replace(model, name, embedding(module, whole=name != plan.divided, precision=precision))
     for name, module in named(model, plan.column):
         parted = name != plan.head or plan.head in plan.gathered
-        replace(model, name, column(module, parted, precision))
+        held = copies if any(fnmatchcase(name, each) for each in plan.copied) else 1
+        replace(model, name, column(module, parted, precision, held, rank))
     for name, module in named(model, plan.row):
         replace(model, name, row(module, precision))
     for _, module in named(model, plan.norms):
@@ -73,12 +77,15 @@ def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.M
     return layer  # type: ignore[no-any-return]
 
 
-def column(module: nn.Linear, parted: bool, precision: torch.dtype) -> nn.Module:
-    """`parted`: what it is given is the rank's part of the sequence."""
-    return ColumnParallelLinear(  # type: ignore[no-any-return]
-        module.in_features, module.out_features, bias=module.bias is not None, gather_output=False, dtype=precision, device=META,
-        sequence_parallel_enabled=parted, sequence_dimension=SEQUENCE if parted else None,
+def column(module: nn.Linear, parted: bool, precision: torch.dtype, copies: int = 1, rank: int = 0) -> nn.Module:
+    """`parted`: what it is given is the rank's part of the sequence. `copies`: of so many ranks the first counts in the norm."""
+    layer = ColumnParallelLinear(
+        module.in_features, module.out_features * copies, bias=module.bias is not None, gather_output=False, dtype=precision,
+        device=META, sequence_parallel_enabled=parted, sequence_dimension=SEQUENCE if parted else None,
     )  # fmt: skip
+    for parameter in layer.parameters() if copies > 1 else ():
+        parameter.copies, parameter.shared = copies, rank % copies > 0
+    return layer  # type: ignore[no-any-return]
 
 
 def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:

@@ -18,12 +18,16 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank's stage among the stages, and its place in the stage's mesh of (tensor, data) ranks."""
+    """This rank's stage among the stages, and its place in the stage's mesh of (tensor, data) ranks.
+
+    `copied` is that mesh as (heads, copies, data): the tensor ranks that have the same key-value heads are neighbours in it.
+    """
 
     stage: int
     tensor: int
     data: int
     mesh: DeviceMesh
+    copied: DeviceMesh
 
     @property
     def ways(self) -> int:
@@ -34,8 +38,11 @@ class Grid:
         return int(self.mesh.size(0))
 
 
-def grid() -> Grid:
-    """By NxD's own groups, as its tensor ranks are not neighbours everywhere (4 on Trn1 are 8 apart). All ranks call it."""
+def grid(copies: int) -> Grid:
+    """By NxD's own groups, as its tensor ranks are not neighbours everywhere (4 on Trn1 are 8 apart). All ranks call it.
+
+    `copies`: how many tensor ranks have the same key-value heads.
+    """
     stages = [list(row) for row in parallel_state.get_pipeline_model_parallel_replica_groups()]
     tensors = [list(row) for row in parallel_state.get_tensor_model_parallel_replica_groups()]
     datas = [list(row) for row in parallel_state.get_data_parallel_replica_groups()]
@@ -43,9 +50,11 @@ def grid() -> Grid:
     for row in datas:
         ranks[place(stages, row[0]), place(tensors, row[0])] = torch.tensor(row)
     meshes = [DeviceMesh("cpu", part, mesh_dim_names=("tensor", "data")) for part in ranks]
+    split = [part.view(-1, copies, part.size(1)) for part in ranks]
+    copied = meshes if copies == 1 else [DeviceMesh("cpu", part, mesh_dim_names=("heads", "copies", "data")) for part in split]
     stage = parallel_state.get_pipeline_model_parallel_rank()
     mine = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_data_parallel_rank()
-    return Grid(stage, *mine, meshes[stage])
+    return Grid(stage, *mine, meshes[stage], copied[stage])
 
 
 def place(rows: list[list[int]], rank: int) -> int:
@@ -54,10 +63,14 @@ def place(rows: list[list[int]], rank: int) -> int:
 
 @dataclass(frozen=True)
 class Slice:
-    """How this rank's part of a parameter lies in the whole. `dimension`: what tensor ranks divide; None: they have all of it."""
+    """How this rank's part of a parameter lies in the whole.
+
+    `dimension`: what tensor ranks divide; None: they have all of it. `copies`: how many of them have the same part.
+    """
 
     shape: torch.Size  # of the whole parameter
     dimension: int | None
+    copies: int = 1
 
     @classmethod
     def of(cls, parameter: Tensor) -> Slice:
@@ -65,26 +78,28 @@ class Slice:
         if not getattr(parameter, "tensor_model_parallel", False):
             return cls(parameter.shape, None)
         dimension, ranks = int(parameter.partition_dim), int(parameter.num_partitions)  # type: ignore[attr-defined]
-        shape = list(parameter.shape)
-        shape[dimension] *= ranks
-        return cls(torch.Size(shape), dimension)
+        shape, copies = list(parameter.shape), int(getattr(parameter, "copies", 1))
+        shape[dimension] *= ranks // copies
+        return cls(torch.Size(shape), dimension, copies)
 
     def cut(self, whole: Tensor, grid: Grid) -> Tensor:
         """This tensor rank's slice of a whole parameter."""
-        return whole if self.dimension is None else whole.chunk(grid.slices, self.dimension)[grid.tensor]
+        parts = grid.slices // self.copies
+        return whole if self.dimension is None else whole.chunk(parts, self.dimension)[grid.tensor // self.copies]
 
     def join(self, part: Tensor, grid: Grid, dealt: bool) -> DTensor:
         """A slice as a part of the whole parameter; `dealt`: it is ZeRO-1's share of the slice, with or without its filling."""
         placements: list[Placement] = [Replicate() if self.dimension is None else Shard(self.dimension), Replicate()]
+        placements += [Replicate()] if self.copies > 1 else []
         host = part.detach().cpu()
         if dealt and host.ndim:
-            placements[1], host = Shard(0), unfilled(host, self.rows(grid), grid)
-        stride = torch.empty(self.shape, device="meta").stride()
-        return DTensor.from_local(host, grid.mesh, placements, run_check=False, shape=self.shape, stride=stride)
+            placements[-1], host = Shard(0), unfilled(host, self.rows(grid), grid)
+        stride, mesh = torch.empty(self.shape, device="meta").stride(), grid.copied if self.copies > 1 else grid.mesh
+        return DTensor.from_local(host, mesh, placements, run_check=False, shape=self.shape, stride=stride)
 
     def rows(self, grid: Grid) -> int:
         """Of a tensor rank's slice."""
-        return self.shape[0] // (grid.slices if self.dimension == 0 else 1)
+        return self.shape[0] // (grid.slices // self.copies if self.dimension == 0 else 1)
 
 
 def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
