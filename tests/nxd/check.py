@@ -37,7 +37,6 @@ LAYOUTS = {
         4, {"train.layout.tensor": 2, "train.layout.shard": 2, "train.layout.zero": 1, "train.recompute": "full"},
     ),
     "pp2": (2, {"train.layout.pipeline": 2}),
-    "tp4": (4, {"train.layout.tensor": 4}),  # of Llama's two key-value heads each is on two ranks
 }  # fmt: skip
 NEAR = 1e-4
 
@@ -88,14 +87,17 @@ class Check:
         print(f"{'ok  ' if good else 'FAIL'} {name}: {what}", flush=True)
 
     def upstream(self) -> None:
-        """NxD's own resume loses a step where the optimizer is loaded before the model; what ours does is `kill`."""
+        """NxD's own resume brings old weights back where the optimizer is loaded before the model; what ours does is `kill`.
+
+        Where the model is first, what is left is that bf16 has of the fp32 copies, which NxD does not save by default.
+        """
         processes = self.start(self.bench.folder / "upstream", 2, True, "upstream.py")
         outputs = [process.communicate()[0] for process in processes]
         lines = [line for line in outputs[0].splitlines() if line.startswith("{")]
         if not lines:
             sys.exit(f"upstream: {[process.returncode for process in processes]}\n{outputs[0][-4000:]}")
         found = json.loads(lines[-1])
-        shows = abs(found["resumed"] - found["whole"]) > 1e-2 and abs(found["model first"] - found["whole"]) < 1e-6
+        shows = abs(found["resumed"] - found["whole"]) > 1e-2 and abs(found["model first"] - found["whole"]) < 1e-3
         self.say("NxD's own resume goes wrong, and not where the model is loaded first", shows, str(found))
 
     def kill(self, family: str, values: Mapping[str, object]) -> None:
