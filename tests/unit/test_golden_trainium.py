@@ -68,6 +68,7 @@ def lines(case: str) -> list[str]:
         found = (found[0], found[-1])
     text = "\n".join(f"== {artifact.name}\n{plain(artifact)}" for artifact in found)
     text = re.sub(r"/code/[0-9a-f]{16}", "/code/HASH", text)
+    text = re.sub(r"neuron(-xla)? 20\d\d-\d\d-\d\d [0-9a-f]{12}", "LOCK", text)
     text = re.sub(r"-train-[0-9a-f]{12}", "-train-HASH", text)
     text = re.sub(r"/env/[^/ ]+/", "/env/STACK/", text).replace(sys.executable, "PYTHON").replace(str(ROOT), "HERE")
     return [line.rstrip() for line in text.splitlines()]
