@@ -66,14 +66,15 @@ def test_training_with_a_cold_cache_compiles_first_and_says_so(trn1: tuple[Path,
     said = verbs.enter(folder, "train", variables=variables)
     assert said.index("compiling ahead") < said.index("compiled 2 programs") < said.index("step 4/4")
     assert "the longest took 2:03" in said or "the longest took 2 min" in said, said
-    clear, collect = told(folder)
-    assert clear == ["--command", "clear-locks"] and "torch.distributed.run" in collect
+    calls = told(folder)
+    clears = [words for words in calls if words == ["--command", "clear-locks"]]
+    assert len(clears) == 1 and all("torch.distributed.run" in words for words in calls if words not in clears)
     (run,) = (folder / "runs").glob("compile-*")
     assert json.loads((run / "results.json").read_text())["status"] == "finished"
     cache = folder / ".compiled/neuron-xla"
     assert len(list(cache.rglob("model.neff"))) == 2
     again = verbs.enter(folder, "train", "SET=train.steps=6", variables=variables)
-    assert "compiling ahead" not in again and len(told(folder)) == 2, "the cache is warm"
+    assert "compiling ahead" not in again and told(folder) == calls, "the cache is warm"
 
 
 def test_a_program_that_cant_be_compiled_keeps_from_training(trn1: tuple[Path, dict[str, str]]) -> None:
