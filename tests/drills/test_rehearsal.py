@@ -24,24 +24,6 @@ def is_gone(cockpit: Cockpit) -> bool:
     return not (cockpit.nodes.shared / "trainfleet" / "rehearsal").exists() and not cockpit.leftovers()
 
 
-@pytest.mark.timeout(900)
-def test_every_promise_is_kept_on_four_hosts(cockpit: Cockpit, tell) -> None:  # type: ignore[no-untyped-def]
-    said = cockpit.type("rehearse", "YES=1", timeout=850)
-    tell(said)
-    kept = {line.split()[0] for line in said.splitlines() if line.endswith(" kept")}
-    assert kept == {
-        "rank-killed",
-        "agent-killed",
-        "rank-stopped",
-        "link-cut",
-        "launcher-killed",
-        "notice",
-        "checkpoint-damaged",
-    }, said
-    cockpit.until("all is put back", lambda: is_gone(cockpit), 30)
-    assert "refused" not in cockpit.type("doctor")
-
-
 @pytest.mark.timeout(300)
 def test_after_kill_9_the_hosts_put_all_back_themselves(cockpit: Cockpit) -> None:
     process = cockpit.start("rehearse", "FAULTS=rank-stopped", "YES=1")
@@ -70,3 +52,21 @@ def test_with_the_fence_taken_out_it_fails(cockpit: Cockpit, tmp_path: Path) -> 
         cockpit.nodes.signal_all(node, 9)
     cockpit.nodes.run(0, "rm", "-rf", f"{SHARED}/rehearsal")
     time.sleep(1)
+
+
+@pytest.mark.timeout(900)
+def test_every_promise_is_kept_on_four_hosts(cockpit: Cockpit, tell) -> None:  # type: ignore[no-untyped-def]
+    said = cockpit.type("rehearse", "YES=1", timeout=850)
+    tell(said)
+    kept = {line.split()[0] for line in said.splitlines() if line.endswith(" kept")}
+    assert kept == {
+        "rank-killed",
+        "agent-killed",
+        "rank-stopped",
+        "link-cut",
+        "launcher-killed",
+        "notice",
+        "checkpoint-damaged",
+    }, said
+    cockpit.until("all is put back", lambda: is_gone(cockpit), 30)
+    assert "refused" not in cockpit.type("doctor")
