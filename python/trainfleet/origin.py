@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -43,5 +43,6 @@ def installing(extra: str) -> str:
 
 def installing_package(package: str) -> str:
     """The command that installs a package for the Python that runs this; uv makes environments without pip."""
-    has_pip = importlib.util.find_spec("pip") is not None
+    # Not by find_spec: setuptools takes a look for pip for pip itself, and then torch.compile, which loads setuptools, fails.
+    has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
     return f"{sys.executable} -m pip install {package}" if has_pip else f"uv pip install --python {sys.executable} {package}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,14 @@ def test_a_hint_installs_the_package(package: str) -> None:
     done = subprocess.run(
         f"{command} --dry-run --no-deps --quiet", shell=True, capture_output=True, text=True, check=False, timeout=120
     )
+    assert done.returncode == 0, done.stderr
+
+
+def test_to_name_the_command_spoils_no_later_import() -> None:
+    """torch.compile loads setuptools, which fails in a process that has looked for pip as a module."""
+    code = "from trainfleet import origin; origin.installing_package('wandb'); import setuptools"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
