@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainfleet import models
 from trainfleet.config.types import Model, Train
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import optimizer
+from trainfleet.engine import optimizer, updates
 from trainfleet.engine.schedule import learning_rate
 from trainfleet.engine.updates import Lamb, Muon, Update, orthogonal
 
@@ -73,11 +73,37 @@ def test_lamb_moves_a_matrix_by_its_own_length() -> None:
     assert moved.norm().item() == pytest.approx(0.01 * before.norm().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (8, 24), (24, 8)])
-def test_muon_makes_singular_values_alike(shape: tuple[int, int]) -> None:
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    values = torch.linalg.svdvals(orthogonal(matrix))
+@pytest.mark.parametrize("format", [torch.float32, torch.bfloat16])
+def test_muon_makes_singular_values_alike(format: torch.dtype) -> None:
+    matrices = torch.randn(3, 8, 24, generator=torch.Generator().manual_seed(3))
+    values = torch.linalg.svdvals(orthogonal(matrices, format))
     assert values.min() > 0.5 and values.max() < 1.3
+
+
+def one_by_one(matrix: Tensor) -> Tensor:
+    """Newton and Schulz's rounds as Jordan's post of 2024 has them, for one matrix."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / x.norm()
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def test_muon_steps_matrices_together_as_it_would_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several shapes, lying and standing, and more of one shape than go at once."""
+    monkeypatch.setattr(updates, "AT_ONCE", 2 * 8 * 24)
+    dice = torch.Generator().manual_seed(5)
+    sizes = [(8, 24), (24, 8), (8, 8), (8, 24), (24, 8), (8, 8)]
+    parameters = [nn.Parameter(torch.randn(size, generator=dice)) for size in sizes]
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=dice)
+    Muon([{"params": parameters, "matrix": True, "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.95), eps=1e-8).step()
+    for parameter, old in zip(parameters, before, strict=True):
+        ahead = parameter.grad.lerp(parameter.grad * 0.05, 0.95)  # type: ignore[union-attr]
+        change = one_by_one(ahead) * 0.2 * max(old.shape) ** 0.5
+        torch.testing.assert_close(parameter.detach(), old * (1 - 0.01 * 0.1) - 0.01 * change, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Lamb, Muon])

@@ -17,8 +17,11 @@ from .rounding import RoundedAdamW, renew
 from .updates import AdamW, Lamb, Muon
 
 
-def build(model: nn.Module, train: Train, device: Device) -> torch.optim.Optimizer:
-    """The optimizer of `train.optimizer`, which decays matrices and not vectors: a norm's gain only scales what follows it."""
+def build(model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+    """The optimizer of `train.optimizer`, which decays matrices and not vectors: a norm's gain only scales what follows it.
+
+    `precision`: of the run's products, in which Muon's are computed too.
+    """
     settings: dict[str, Any] = {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     decayed = {"weight_decay": train.weight_decay}
@@ -37,7 +40,8 @@ def build(model: nn.Module, train: Train, device: Device) -> torch.optim.Optimiz
     inside = f"{model.plan.blocks}." if isinstance(model, Network) else ""
     straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
     others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]
-    return Muon([{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors], **settings)
+    groups = [{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors]
+    return Muon(groups, torch.float32 if precision == torch.float32 else torch.bfloat16, **settings)
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

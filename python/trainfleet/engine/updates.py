@@ -6,6 +6,7 @@ host never waits to learn whether a step is a good one.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,7 @@ Groups = Iterable[dict[str, Any]]
 # Newton-Schulz's coefficients: a quintic whose slope at 0 is as steep as it can be (Jordan 2024, "Muon").
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
+AT_ONCE = 1 << 24  # numbers of matrices that are made orthogonal together: 64 MiB in fp32
 MATCH = 0.2  # root mean square of AdamW's usual updates, which Muon's get, so that both take one learning rate (arXiv:2502.16982)
 
 
@@ -31,18 +33,26 @@ class Update(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         keep = 1.0 if self.found_inf is None else 1 - self.found_inf
+        for group in self.param_groups:
+            for parameters in self.together(group):
+                for parameter, change in zip(parameters, self.changes(parameters, group, keep), strict=True):
+                    parameter.mul_(1 - keep * group["lr"] * group["weight_decay"] * (not self.decays_in_change))
+                    parameter.sub_(change * (keep * group["lr"]))
+
+    def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
+        """The group's parameters that have a gradient, in lists of those whose changes are computed at once."""
+        return ([parameter] for parameter in group["params"] if parameter.grad is not None)
+
+    def changes(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> Iterable[Tensor]:
+        """What `change` says of each."""
+        return (self.change(parameter, self.gradient(parameter), group, keep) for parameter in parameters)
+
+    def gradient(self, parameter: Tensor) -> Tensor:
+        """The parameter's gradient; finite numbers where the step may be left out."""
         gradient = parameter.grad if self.found_inf is None else torch.nan_to_num(parameter.grad, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
         assert gradient is not None
-        change = self.change(parameter, gradient, group, keep)
-        parameter.mul_(1 - keep * group["lr"] * group["weight_decay"] * (not self.decays_in_change))
-        parameter.sub_(change * (keep * group["lr"]))
+        return gradient
 
     decays_in_change = False
 
@@ -91,34 +101,74 @@ class Lamb(Update):
 class Muon(Update):
     """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all else.
 
-    A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal.
+    A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal. Those of one shape are made
+    orthogonal together: one by one, a small model's are too small to keep a device busy.
     """
 
-    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
+    def __init__(self, groups: Groups, format: torch.dtype = torch.float32, **settings: Any) -> None:
+        """`format`: the number format of the products that make matrices orthogonal."""
+        super().__init__(groups, **settings)
+        self.format = format
+
+    def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
         if not group["matrix"]:
-            return self.adam(parameter, gradient, group, keep)
-        state, beta = self.state[parameter], group["betas"][1]
+            yield from super().together(group)
+            return
+        alike: dict[tuple[int, ...], list[Tensor]] = {}
+        for [parameter] in super().together(group):
+            alike.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
+        for shape, parameters in alike.items():
+            most = max(1, AT_ONCE // math.prod(shape))
+            yield from (parameters[start : start + most] for start in range(0, len(parameters), most))
+
+    def changes(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> Iterable[Tensor]:
+        if not group["matrix"]:
+            return super().changes(parameters, group, keep)
+        ahead = [flat(whole(self._look_ahead(parameter, group, keep))) for parameter in parameters]
+        straight = orthogonal(torch.stack(ahead), self.format) * (MATCH * max(ahead[0].shape) ** 0.5)
+        whole_again = (matrix if is_flat(each) else matrix.T for matrix, each in zip(straight, parameters, strict=True))
+        return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
+
+    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
+        return self.adam(parameter, gradient, group, keep)
+
+    def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
+        """The momentum as it would be with this gradient once more, which is Nesterov's."""
+        state, beta, gradient = self.state[parameter], group["betas"][1], self.gradient(parameter)
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
-        looked_ahead = gradient.lerp(state["momentum"], beta)  # Nesterov's
-        matrix = whole(looked_ahead)
-        straight: Tensor = orthogonal(matrix) * (MATCH * max(matrix.shape) ** 0.5)
-        if isinstance(parameter, DTensor):
-            return distribute_tensor(straight, parameter.device_mesh, parameter.placements)
-        return straight
+        return gradient.lerp(state["momentum"], beta)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """U V^T, nearly, of a matrix U S V^T: singular values come out between 0.7 and 1.2, by products alone."""
+def is_flat(matrix: Tensor) -> bool:
+    return matrix.shape[0] <= matrix.shape[1]
+
+
+def flat(matrix: Tensor) -> Tensor:
+    """The matrix, transposed where it has more rows than columns."""
+    return matrix if is_flat(matrix) else matrix.T
+
+
+def orthogonal(matrices: Tensor, format: torch.dtype = torch.float32) -> Tensor:
+    """U V^T, nearly, of each matrix U S V^T of [N, rows, columns]: singular values come out between 0.7 and 1.2.
+
+    By products alone, which are computed in `format`; a matrix has no more rows than columns, or it costs more.
+    """
     a, b, c = QUINTIC
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / (x.norm() + 1e-7)
+    x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(format)
     for _ in range(ROUNDS):
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    straight: Tensor = x.T if matrix.shape[0] > matrix.shape[1] else x
-    return straight
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    found: Tensor = x.float()
+    return found
+
+
+def placed(matrix: Tensor, like: Tensor) -> Tensor:
+    """The whole matrix, divided as `like` is."""
+    if not isinstance(like, DTensor):
+        return matrix
+    return distribute_tensor(matrix, like.device_mesh, like.placements)
 
 
 def whole(tensor: Tensor) -> Tensor:

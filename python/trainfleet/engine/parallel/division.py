@@ -57,7 +57,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     if mesh.sharing().size() > 1 or precision != format:
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision, device)
-    return Division(config, device, mesh, model, stages, tied)
+    return Division(config, device, mesh, model, stages, tied, precision)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -79,9 +79,18 @@ class Division(Held):
     model: Network
     whole = None
 
-    def __init__(self, config: Config, device: Device, mesh: Mesh, model: Network, stages: list[Any], tied: list[str]) -> None:
-        """`tied`: parameters that are also the head's."""
-        super().__init__(model, optimizer.build(model, config.train, device), config.train.gradient_clip)
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        mesh: Mesh,
+        model: Network,
+        stages: list[Any],
+        tied: list[str],
+        precision: torch.dtype,
+    ) -> None:
+        """`tied`: parameters that are also the head's; `precision`: the format of products."""
+        super().__init__(model, optimizer.build(model, config.train, device, precision), config.train.gradient_clip)
         self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
         self.zero, self.size, self.length = config.train.layout.zero, config.train.micro_batch, config.train.sequence_length
         self.data, self.ways, self.separate = mesh.data, mesh.ways, config.train.separate_documents
