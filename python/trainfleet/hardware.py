@@ -127,11 +127,15 @@ def instance(name: str | None) -> InstanceType | None:
 
 @dataclass(frozen=True)
 class Node:
-    """What one node offers a job: ranks to run on it, the stack of versions that they need, and what both are derived from."""
+    """What one node offers a job: ranks to run on it, the stack of versions that they need, and what both are derived from.
+
+    `cores`: of a node that this machine plays, where its ranks compute on them; else 0.
+    """
 
     ranks: int
     reason: str
     stack: str = "cpu"
+    cores: int = 0
 
 
 def node(instance_type: str | None, nodes: int) -> Node:
@@ -143,7 +147,7 @@ def node(instance_type: str | None, nodes: int) -> Node:
         )
     devices = local_accelerators()
     if not devices:
-        return Node(1, "a node without accelerators runs one rank")
+        return Node(1, "a node without accelerators runs one rank", cores=max(1, local_cores() // nodes))
     return Node(max(1, devices // nodes), f"this machine's {devices} accelerators over {nodes} nodes", _local_stack())
 
 
@@ -181,6 +185,11 @@ def accelerator_of(instance_type: str | None) -> Accelerator | None:
     """What a rank computes on: of an EC2 type, or of this machine without one; None for a CPU or an unknown device."""
     row = instance(instance_type)
     return row.accelerator if row else None if instance_type else local_accelerator()
+
+
+def on_local_cpus(instance_type: str | None) -> bool:
+    """Whether ranks of that type would compute on this machine's CPUs, as far as is known here."""
+    return instance_type is None and not local_accelerators()
 
 
 def local_cores() -> int:

@@ -2,9 +2,9 @@
 
 A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens per step, in turns; each figure is the
 median of its steps' tokens/s, then of its rounds. Ours is the whole job: data, guard, vote, metrics; compiled, as any run long enough
-is by itself, and in what `train.precision: auto` comes to here unless its name says fp32. With two threads ours is
-two ranks of one thread each, which is the default of two cores, and the others have both threads in one process. PYTHON is an
-interpreter with transformers, accelerate and litgpt.
+is by itself, and in what `train.precision: auto` comes to here unless its name says fp32. It is one node of so many threads; in
+how many ranks, follows from the machine (trial.py), unless its name says `apart`: a rank for each. PYTHON is an interpreter with
+transformers, accelerate and litgpt.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ def prepare(folder: Path) -> None:
         tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
 
 
-def ours(name: str, ranks: int, steps: int, settings: str) -> float:
-    """Tokens/s of a job of our own with so many ranks of one thread, from its own results."""
+def ours(name: str, threads: int, steps: int, settings: str) -> float:
+    """Tokens/s of a job of our own on a node of so many threads, from its own results."""
     from trainfleet import runs
     from trainfleet.config import Settings, dump_resolved, load
 
     sys.path.append(str(ROOT / "tests/distributed"))
     from ranks import free_port
 
-    config, _ = load(Settings(Path("config.yaml"), f"name={name} fleet.nodes={ranks} train.steps={steps} {settings}"))
+    config, _ = load(Settings(Path("config.yaml"), f"name={name} train.steps={steps} {settings}"))
+    ranks = config.world_size
     run = runs.run_of(name)
     runs.write_atomic(run.config, dump_resolved(config))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads // ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                                 "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "trainfleet.engine", run.folder],
-            env=environment | {"RANK": str(rank), "GROUP_RANK": str(rank)},
+            env=environment | {"RANK": str(rank), "GROUP_RANK": "0"},
             stdout=subprocess.DEVNULL,
         )
         for rank in range(ranks)
@@ -96,7 +97,8 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     prepare(folder)
     kinds = {"ours": "train.compile=true", "fp32-ours": "train.compile=true train.precision=fp32",
-             "plain-ours": "train.compile=false train.precision=fp32"}  # fmt: skip
+             "plain-ours": "train.compile=false train.precision=fp32", "eager-ours": "train.compile=false",
+             "apart-ours": f"train.compile=true fleet.ranks_per_node={told.threads}"}  # fmt: skip
     found: dict[str, list[float]] = {}
     for turn in range(told.rounds):
         for name in told.only.split(","):

@@ -34,6 +34,7 @@ GROUND = {
     "temporary",
     "streams",
     "travel",
+    "trial",
     "link",
     "courier",
     "uplink",

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from .. import hardware
+from .. import hardware, trial
 from . import hub, huggingface
 from .families import FAMILIES
 from .neuron import XLA
 from .presets import PLAIN, PRESETS, Preset
 
 Values = dict[str, Any]
-COMPILE_PAYS_MINUTES = 15
-CPU_SHARE = 0.4  # of a core's nominal peak, which the matrix products of a small model reach
+COMPILE_PAYS_MINUTES = 3
+CPU_SHARE = 0.5  # of the time of a step, which its matrix products take
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,14 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
     fleet, train = values["fleet"], values["train"]
     machine = node(fleet["instance_type"], fleet["nodes"])
     if fleet["ranks_per_node"] is None:
-        put(fleet, "fleet", "ranks_per_node", machine.ranks, machine.reason)
+        put(fleet, "fleet", "ranks_per_node", *ranks_of(machine, fleet["nodes"], train["global_batch"]))
     if fleet["stack"] is None:
         put(fleet, "fleet", "stack", machine.stack, machine.reason)
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
         put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
+    if machine.cores and train["precision"] == "auto":  # which stays so in the config: ranks on other CPUs may decide otherwise
+        tried = trial.of_this_machine()
+        found.append(Derived("train.precision", "bf16" if tried.half else "fp32", tried.formats()))
     if train["compile"] is None:
         put(train, "train", "compile", *compilation(values))
     if train["schedule_steps"] is None:
@@ -59,8 +62,17 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
     return found
 
 
+def ranks_of(machine: hardware.Node, nodes: int, batch: int) -> tuple[int, str]:
+    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as the trial found faster."""
+    if machine.cores <= 1:
+        return machine.ranks, machine.reason
+    tried = trial.of_this_machine()
+    apart = tried.is_apart and batch % (nodes * machine.cores) == 0
+    return machine.cores if apart else machine.ranks, tried.processes()
+
+
 def compilation(values: Values) -> tuple[bool, str]:
-    """Whether compiling pays: it takes about a minute on a CPU, once, and gains an eighth (tests/bench/LOG.md)."""
+    """Whether compiling pays: it takes half a minute on a CPU, once, and gains an eighth in fp32, a quarter in bf16 (LOG.md)."""
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if isinstance(train["recompute"], int | float):
         return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
@@ -72,8 +84,9 @@ def compilation(values: Values) -> tuple[bool, str]:
     layers, width = model["layers"] or 0, model["hidden_size"] or 0
     matrices = 12 * layers * width**2 + model["vocabulary_size"] * width
     flops = 6.0 * matrices * train["steps"] * train["global_batch"] * train["sequence_length"]
-    cores = min(fleet["nodes"] * fleet["ranks_per_node"], hardware.local_cores())
-    minutes = flops / (hardware.local_core_flops() * CPU_SHARE * cores) / 60
+    tried, cores = trial.of_this_machine(), hardware.local_cores()
+    half = train["precision"] == "bf16" or (train["precision"] == "auto" and tried.half)
+    minutes = flops / (tried.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
     pays = minutes > COMPILE_PAYS_MINUTES
     return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} on"
 

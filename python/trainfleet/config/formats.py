@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import hardware
+from .. import hardware, trial
 from .types import Config
 
 USABLE = 0.9  # of a device's memory: the rest is the driver's, the collectives' buffers and what fragments
@@ -13,10 +13,13 @@ def usable_bytes(device: hardware.Accelerator) -> float:
 
 
 def format_of(config: Config) -> str:
-    """The number format of products: fp8, bf16 or fp32."""
+    """The number format of products: fp8, bf16 or fp32. Of CPUs this machine's own stand for all: ranks decide by theirs."""
+    if config.train.precision != "auto":
+        return config.train.precision
+    if hardware.on_local_cpus(config.fleet.instance_type):
+        return "bf16" if trial.of_this_machine().half else "fp32"
     device = hardware.accelerator_of(config.fleet.instance_type)
-    best = "bf16" if device is not None and device.bf16 is not None else "fp32"
-    return best if config.train.precision == "auto" else config.train.precision
+    return "bf16" if device is not None and device.bf16 is not None else "fp32"
 
 
 def is_half(config: Config) -> bool:

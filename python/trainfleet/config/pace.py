@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .. import hardware
+from .. import hardware, trial
 from .families import FAMILIES
 from .formats import format_of, is_half
 from .memory import passes_of
 from .speed import ON_CPUS, Device, Step, Work, step_of
 from .types import Config
 
-CPU_EFFICIENCY = 0.5  # of cores' nominal peak, that large products reach
+CPU_EFFICIENCY = 0.8  # of what products alone have reached in the trial
 CPU_MEMORY, LOOPBACK = 10e9, 1.5e9  # bytes/s of a core, and of a rank's exchange with another by gloo
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
@@ -19,7 +19,7 @@ def predict(config: Config) -> Step | None:
     row = hardware.accelerator_of(config.fleet.instance_type)
     if row is not None:
         return step_of(work_of(config), as_device(config, row))
-    if config.fleet.instance_type or hardware.local_accelerators():
+    if not hardware.on_local_cpus(config.fleet.instance_type):
         return None
     return step_of(work_of(config), local_cpu(config), ON_CPUS)
 
@@ -55,6 +55,6 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
 def local_cpu(config: Config) -> Device:
     """A rank's share of this machine's cores."""
     share = min(1.0, hardware.local_cores() / config.world_size)
-    peak = hardware.local_core_flops() * share
-    flops = {"fp32": peak, "bf16": peak}
+    measured = trial.of_this_machine()
+    flops = {format: measured.rate(format) * share for format in ("fp32", "bf16")}
     return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY, 0.5, kernels=False)

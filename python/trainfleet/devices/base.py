@@ -33,6 +33,7 @@ class Device(Protocol):
     gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
     loss_sums: torch.dtype  # and the losses of a validation
     fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
+    casts: bool  # whether fp32 weights are cast for each product of bf16; else once for all of a step's, as ranks gather them
     lazy: bool  # whether it is a `Lazy` one
     executes: bool  # False where programs are only recorded, to be compiled ahead: what is read back means nothing
 

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import hardware
+from .. import trial
+from . import products
 from .base import COSTLY, Call
-
-AMX_FLOPS_PER_CYCLE = 1024  # of a core: TDPBF16PS, 16 x 16 x 32 multiply-adds in 16 cycles (Intel optimization manual, ch. 20)
 
 
 class Cpu:
@@ -28,6 +27,7 @@ class Cpu:
     costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
+    casts = True  # elementwise operations on bf16 are slow where nothing is compiled
     lazy, executes = False, True
 
     def __init__(self, index: int = 0) -> None:
@@ -36,6 +36,7 @@ class Cpu:
 
     def start(self) -> None:
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+        products.by_onednn(trial.of_this_machine().by_onednn)
 
     def joined(self, rank: int, size: int) -> None:
         pass
@@ -56,7 +57,8 @@ class Cpu:
 
     @cached_property
     def native_bf16(self) -> bool:
-        return "amx_bf16" in self._cpuinfo
+        """Whether bf16 products are the faster ones here, as measured: there may be instructions for them and yet no gain."""
+        return trial.of_this_machine().half
 
     @cached_property
     def _cpuinfo(self) -> str:
@@ -64,11 +66,8 @@ class Cpu:
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Threads x clock x vector lanes x 2 units x 2 (hardware.local_core_flops); for bf16 with AMX, 16 times that of fp32."""
-        core = hardware.local_core_flops()
-        if dtype == torch.bfloat16 and self.native_bf16:
-            core *= AMX_FLOPS_PER_CYCLE / (16 * 2 * 2)
-        return core * torch.get_num_threads()
+        """What its threads reach in products of a small model's size (trial.py): no nominal figure, which no CPU comes near."""
+        return trial.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32") * torch.get_num_threads()
 
     def place(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)

@@ -31,6 +31,7 @@ class Cuda:
     }
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
+    casts = False
     lazy, executes = False, True
 
     def __init__(self, index: int) -> None:

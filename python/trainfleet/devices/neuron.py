@@ -64,6 +64,7 @@ class Core:
 
 class Neuron(Core):
     kind = "neuron"
+    casts = False
     lazy = False
 
     def __init__(self, index: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import hardware
+from .. import hardware, trial
 from ..config import Config
 from ..config.formats import format_of, is_half, usable_bytes
 from ..config.memory import Memory, memory_of
@@ -72,6 +72,6 @@ def _peak(config: Config, device: hardware.Accelerator | None, format: str) -> f
     """FLOP/s of all ranks together; None for accelerators that the table does not have."""
     if device is not None:
         return device.peak(format) * config.world_size
-    if config.fleet.instance_type or hardware.local_accelerators():
+    if not hardware.on_local_cpus(config.fleet.instance_type):
         return None
-    return hardware.local_core_flops() * min(config.world_size, hardware.local_cores())
+    return trial.of_this_machine().rate(format) * hardware.local_cores()

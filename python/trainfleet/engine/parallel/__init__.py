@@ -25,7 +25,7 @@ __all__ = ["Parts", "Replicas", "arrange"]
 def arrange(config: Config, world: World) -> Parts:
     """The model and its optimizer as this rank has them; all ranks call it together.
 
-    Where each rank can have a whole model and computes in fp32, DDP is the fastest, by far on CPUs (tests/bench/LOG.md).
+    Where each rank can have a whole model and its weights are of fp32, DDP is the fastest, by far on CPUs (tests/bench/LOG.md).
     """
     if world.device.lazy:
         from .nxd import Nxd  # only now: NxD is there on Trn1 alone
@@ -34,8 +34,9 @@ def arrange(config: Config, world: World) -> Parts:
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     precision = world.precision(config.train.precision)
-    if divided or precision != torch.float32:
+    casts = precision == torch.bfloat16 and world.device.casts and config.train.weights == "fp32"
+    if divided or not (casts or precision == torch.float32):
         from .division import divide  # only now: pipelines and sharding take a while to import
 
         return divide(config, world.device, precision)
-    return Replicas(config, world)
+    return Replicas(config, world, precision)

@@ -24,14 +24,16 @@ class Replicas(Held):
 
     model: models.Network
 
-    def __init__(self, config: Config, world: World) -> None:
+    def __init__(self, config: Config, world: World, precision: torch.dtype = torch.float32) -> None:
+        """`precision`: the format of products, whose factors are cast as they are computed."""
         self.device, train = world.device, config.train
+        self.precision = precision
         self.data, self.ways = world.rank, world.size
         self.micro_batches = train.global_batch // (world.size * train.micro_batch)
         model = models.build(config.model)
         model.initialize(train.seed)
         model.to(self.device.torch_device)
-        super().__init__(model, optimizer.build(model, train, self.device), train.gradient_clip)
+        super().__init__(model, optimizer.build(model, train, self.device, precision), train.gradient_clip)
         parts = list(model.get_submodule(model.plan.blocks).children())
         blocks.recompute(parts, train.recompute, self.device)
         self.shared: torch.nn.Module = self.model
@@ -64,7 +66,7 @@ class Replicas(Held):
         for left, batch in batches:
             shared = self.shared
             with shared.no_sync() if left and isinstance(shared, DistributedDataParallel) else nullcontext():
-                with watch.own_work():
+                with watch.own_work(), self._casting():
                     loss = shared(batch.inputs, **batch.named) / self.micro_batches
                 with watch.part("backward"):
                     loss.backward()
@@ -76,6 +78,10 @@ class Replicas(Held):
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
         for batch in batches:
-            total += self.model(batch.inputs, **batch.named, reduction="sum")
+            with self._casting():
+                total += self.model(batch.inputs, **batch.named, reduction="sum")
         self.model.train()
         return total
+
+    def _casting(self) -> torch.autocast:
+        return torch.autocast(self.device.torch_device.type, torch.bfloat16, enabled=self.precision != torch.float32)

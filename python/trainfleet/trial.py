@@ -1,0 +1,153 @@
+"""How fast this machine's CPUs multiply matrices, as a trial of about a second has measured it (devices/products.py).
+
+The number format that `train.precision: auto` comes to, the ranks of a node and MFU's peak follow from it. It is taken once: the
+environment keeps it, for this CPU, this torch and so many cores. It is a process of its own, as it needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+from . import hardware
+from .door import KIBIBYTE, parse_json, read_json
+from .errors import InputError, RunError
+from .origin import CODE
+from .processes import die_with_parent
+from .shapes import Count, Name, Range, fit
+
+FILE = "TRAINFLEET_TRIAL"  # names a file with the trial to go by, whatever machine it was taken on
+PROGRAM = "trainfleet.devices"
+LONGEST = 120.0  # seconds, on a machine that has much else to do
+WORTH = 1.1  # another library is taken from so much on,
+HALF_PAYS = 1.25  # bf16 from here, as tensors have to be cast for it,
+APART_PAYS = 1.25  # and a rank per core from here, as ranks have gradients to exchange and an optimizer each
+Rate = Annotated[float, Range(0, 1e18)]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """FLOP/s in products as training has them: forward, and both of backward.
+
+    Of a core: `fp32` as torch computes it by itself, `onednn` the same by oneDNN (0 where its numbers are not those of fp32), and
+    `bf16`. Of all cores, in the format and by the library that are fastest: `together` in one process, `apart` in one process a
+    core; both 0 where the machine was too busy to tell.
+    """
+
+    cpu: Name
+    torch: Name
+    cores: Count
+    fp32: Rate
+    onednn: Rate
+    bf16: Rate
+    together: Rate = 0.0
+    apart: Rate = 0.0
+
+    @property
+    def by_onednn(self) -> bool:
+        """Whether oneDNN should compute fp32 products."""
+        return self.onednn > WORTH * self.fp32
+
+    @property
+    def half(self) -> bool:
+        """Whether bf16 is the faster format."""
+        return self.bf16 > HALF_PAYS * self.rate("fp32")
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether a rank per core is faster than one rank of all cores."""
+        return self.apart > APART_PAYS * self.together
+
+    def rate(self, format: str) -> float:
+        """FLOP/s of a core in products of that format."""
+        return self.bf16 if format == "bf16" else max(self.fp32, self.onednn * self.by_onednn)
+
+    def formats(self) -> str:
+        """What speaks for a number format."""
+        library = f" by oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
+        return f"products of a core: {_giga(self.bf16)} GFLOP/s in bf16, {_giga(self.rate('fp32'))} in fp32{library}"
+
+    def processes(self) -> str:
+        """What speaks for a rank per core, or against it."""
+        if not self.together:
+            return "one process of all cores: the machine was too busy to compare it with one a core"
+        return f"products of all cores: {_giga(self.together)} GFLOP/s in one process, {_giga(self.apart)} in {self.cores}"
+
+
+def of_this_machine() -> Trial:
+    """The trial that FILE names, or that was taken here before, or else one that is taken now.
+
+    Raises:
+        RunError: it failed.
+    """
+    return _taken(os.environ.get(FILE, ""))
+
+
+@cache
+def _taken(named: str) -> Trial:
+    path = Path(named or kept())
+    with suppress(FileNotFoundError, InputError):
+        found = fit(Trial, read_json(path, 4 * KIBIBYTE), str(path))
+        if named or identity(found) == here():
+            return found
+    keep(found := take())
+    return found
+
+
+def take() -> Trial:
+    """A trial taken now. Raises as `of_this_machine`."""
+    words, path = [sys.executable, "-m", PROGRAM], os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=LONGEST,
+                              check=True, preexec_fn=die_with_parent)  # fmt: skip
+    except subprocess.SubprocessError as error:
+        why = (getattr(error, "stderr", None) or "").strip()[-500:] or str(error)
+        raise RunError("the trial of this machine's CPUs failed", where=PROGRAM, why=why, next=f"python -m {PROGRAM}") from error
+    return fit(Trial, parse_json(done.stdout, PROGRAM), PROGRAM)
+
+
+def kept() -> Path:
+    """Where a trial is kept."""
+    return Path(sys.prefix) / "trainfleet-trial.json"
+
+
+def keep(trial: Trial) -> None:
+    """Keeps it for later processes; where the environment can't be written, each takes its own."""
+    with suppress(OSError):
+        new = kept().with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(asdict(trial)) + "\n")
+        new.replace(kept())
+
+
+def here() -> tuple[str, str, int]:
+    """What a trial taken here now is one of: CPU, torch, cores."""
+    return cpu(), version("torch"), hardware.local_cores()
+
+
+def identity(trial: Trial) -> tuple[str, str, int]:
+    return trial.cpu, trial.torch, trial.cores
+
+
+def cpu() -> str:
+    """What tells this CPU from others: its name, and a digest of model and instructions, as one name may be that of several."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return "CPU"
+    told = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", first, re.MULTILINE))
+    digest = hashlib.sha256(" ".join(told.get(name, "") for name in ("cpu family", "model", "stepping", "flags")).encode())
+    return f"{told.get('model name', 'CPU')} {digest.hexdigest()[:8]}"
+
+
+def _giga(rate: float) -> str:
+    return f"{rate / 1e9:,.0f}"

@@ -1,0 +1,109 @@
+"""The trial of this machine's CPUs: what it measures is true, it is taken once, and what follows from it is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainfleet import hardware, trial
+from trainfleet.config import Settings, load
+from trainfleet.config.formats import format_of
+from trainfleet.devices import products
+from trainfleet.devices.cpu import Cpu
+from trainfleet.recipes import FOLDER
+from trainfleet.trial import Trial
+
+AMD = Trial("AMD EPYC", "2.13.0+cpu", 2, fp32=95e9, onednn=205e9, bf16=405e9, together=810e9, apart=800e9)
+INTEL = Trial("Xeon, AVX-512 alone", "2.13.0+cpu", 2, fp32=95e9, onednn=98e9, bf16=30e9, together=180e9, apart=260e9)
+Use = Callable[[Trial], None]
+
+
+@pytest.fixture
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
+    """Has this process go by a trial; afterwards the library of fp32 products is what it was."""
+
+    def use(told: Trial) -> None:
+        monkeypatch.setenv(trial.FILE, str(tmp_path / f"{told.cpu}.json"))
+        Path(tmp_path / f"{told.cpu}.json").write_text(json.dumps(asdict(told)))
+
+    yield use
+    products.by_onednn(False)
+
+
+def test_a_trial_takes_what_is_clearly_faster() -> None:
+    assert (AMD.by_onednn, AMD.half, AMD.is_apart, AMD.rate("fp32")) == (True, True, False, 205e9)
+    assert (INTEL.by_onednn, INTEL.half, INTEL.is_apart, INTEL.rate("fp32")) == (False, False, True, 95e9)
+    assert not replace(AMD, bf16=225e9).half, "a gain of a tenth in products is lost by casting"
+
+
+def test_the_trial_of_this_machine_is_of_this_machine() -> None:
+    found = trial.take()
+    assert trial.identity(found) == trial.here()
+    assert all(1e8 < rate < 1e15 for rate in (found.fp32, found.bf16)) and found.onednn >= 0
+    assert (found.together > 0) == (found.apart > 0)
+
+
+def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = products.is_exact()
+    products.by_onednn(True)
+    x, weight, _ = products.batch(torch.float32)[0]
+    error = float((x @ weight.T - x.double() @ weight.double().T).norm() / (x @ weight.T).norm())
+    products.by_onednn(False)
+    assert (error < 1e-5) == exact
+    monkeypatch.setattr(products, "error_of", lambda *given: 1e-3)
+    assert not products.is_exact()
+
+
+def test_it_is_taken_once_for_a_cpu_and_a_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Trial] = []
+
+    def take() -> Trial:
+        taken.append(replace(AMD, cpu="mine", torch=version))
+        return taken[-1]
+
+    version = "2.13"
+    monkeypatch.delenv(trial.FILE)
+    monkeypatch.setattr(trial, "kept", lambda: tmp_path / "trial.json")
+    monkeypatch.setattr(trial, "here", lambda: ("mine", version, 2))
+    monkeypatch.setattr(trial, "take", take)
+    for expected in (1, 1):
+        trial._taken.cache_clear()
+        assert trial.of_this_machine() == taken[0] and len(taken) == expected
+    version = "2.14"
+    trial._taken.cache_clear()
+    assert trial.of_this_machine().torch == "2.14" and len(taken) == 2
+    (tmp_path / "trial.json").write_text('{"cpu": 1}')
+    trial._taken.cache_clear()
+    assert trial.of_this_machine().torch == "2.14" and len(taken) == 3, "what is no trial is taken anew"
+    trial._taken.cache_clear()
+
+
+@pytest.mark.parametrize(("told", "format", "ranks"), [(AMD, "bf16", 1), (INTEL, "fp32", 2)])
+def test_format_and_ranks_follow_from_it_and_are_shown(
+    use: Use, monkeypatch: pytest.MonkeyPatch, told: Trial, format: str, ranks: int
+) -> None:
+    use(told)
+    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(hardware, "local_cores", lambda: 2)
+    from trainfleet.backends import terms_of
+
+    config, derived = load(Settings(FOLDER / "first-run.yaml", "fleet.nodes=1"), terms_of)
+    assert (format_of(config), config.fleet.ranks_per_node, config.train.precision) == (format, ranks, "auto")
+    why = {each.key: (each.value, each.why) for each in derived}
+    assert why["train.precision"] == (format, told.formats()) and why["fleet.ranks_per_node"] == (ranks, told.processes())
+
+
+def test_a_cpu_computes_by_the_trial(use: Use) -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    use(AMD)
+    (device := Cpu()).start()
+    assert (device.native_bf16, matmul.fp32_precision) == (True, "bf16")
+    assert device.peak_flops(torch.bfloat16) == 405e9 * torch.get_num_threads()
+    use(INTEL)
+    (device := Cpu()).start()
+    assert (device.native_bf16, matmul.fp32_precision) == (False, "ieee")
