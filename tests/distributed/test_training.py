@@ -56,6 +56,8 @@ def test_loss_falls_and_results_tell_it(unbroken: dict[int, Path]) -> None:
     assert told["status"] == "finished" and told["world_size"] == 2 and told["steps"] == 20 and told["tokens"] == 20 * 8 * 64
     assert told["final_loss"] < 0.9 * told["first_loss"] and told["model"]["parameters"] > 10_000
     assert told["seconds"].keys() >= {"startup", "first_step", "train", "validate", "checkpoint", "total"}
+    way = [told["seconds"][name] for name in ("loaded", "met", "built", "first_step")]
+    assert way[0] >= 0 and way == sorted(way)
     assert len(told["sample"]["prompt"]) > 0 and len(told["sample"]["text"]) > 0
 
 

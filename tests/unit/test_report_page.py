@@ -154,6 +154,11 @@ def test_no_second_is_counted_twice(tmp_path: Path) -> None:
     assert read(run).stages["startup"] == 27.1
 
 
+def test_the_way_to_the_first_step_is_told(tmp_path: Path) -> None:
+    text = html.write(make_run(tmp_path)).read_text()
+    assert "after 25 s ranks had loaded torch, after 26 s had met, after 27 s had built the model" in text
+
+
 def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path, status="failed", sample={"prompt": "<script>a()</script>", "text": "<b>&"})
     run.record("fault", rank=0, node=0, message="<img src=x>", traceback=["<i>"])

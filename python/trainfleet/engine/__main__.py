@@ -43,6 +43,7 @@ TRACEBACK_LINES = 12
 
 
 def main(arguments: list[str]) -> int:
+    loaded = time.time()
     die_with_parent()
     rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
     run = Run(Path(arguments[0]), events.node(node, order))
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
             heart.meet(number := world.as_first_says(number))
             run.writer = events.node(node, number)
             heart.at("load")
-            train(run, config, world, heart)
+            train(run, config, world, heart, {"loaded": loaded, "met": time.time()})
             heart.stop()
             return 0
     except fence.Fenced as error:
@@ -70,10 +71,11 @@ def main(arguments: list[str]) -> int:
         raise
 
 
-def train(run: Run, config: Config, world: World, heart: Heart) -> None:
-    """Trains the run to its end or to a stop."""
+def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
+    """Trains the run to its end or to a stop. `moments`: when the start had come how far, in unix time."""
     profile = Profile(run.profile, config.train.profile_steps if world.first else None)
-    watch = Stopwatch(run.read_results().get("started") or time.time(), heart, world.device.mark, profile.at)
+    watch = Stopwatch(run.read_results().get("started") or moments["loaded"], heart, world.device.mark, profile.at)
+    watch.reached = {name: moment - watch.started for name, moment in moments.items()}
     looks = world.first or (os.environ.get("LOCAL_RANK") == "0" and uplink.BUCKET in os.environ)  # its folder is its node's own
     vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)

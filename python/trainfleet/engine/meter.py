@@ -46,12 +46,14 @@ class Stopwatch:
         self.own = 0.0  # seconds of this step that this rank worked for itself, not waiting for others
         self.startup = 0.0
         self.to_first_step = 0.0
+        self.reached: dict[str, float] = {}  # on the way to the first step: seconds from the command until then
         self.before = 0.0  # seconds trained by earlier attempts that this one builds on
         self.last_stage = 0.0  # seconds that the last one took
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
 
     def start_training(self, before: float) -> None:
         self.startup, self.before = self.total, before
+        self.reached["built"] = self.startup
 
     def begin(self, step: int, sampled: bool = False) -> None:
         """A step begins; an attempt's first one may compile."""
@@ -119,7 +121,7 @@ class Stopwatch:
             self.heart.at(phase, step)
 
     def first_step(self) -> None:
-        self.to_first_step = self.total
+        self.to_first_step = self.reached["first_step"] = self.total
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

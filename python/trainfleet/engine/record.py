@@ -114,8 +114,7 @@ class Recorder:
         self.updated = time.monotonic()
         stages = self.watch.stages()
         seconds = self.spent | {name: round(self.spent.get(name, 0.0) + value, 3) for name, value in stages.items()}
-        if self.watch.to_first_step:
-            seconds["first_step"] = round(self.watch.to_first_step, 3)
+        seconds |= {name: round(moment, 3) for name, moment in self.watch.reached.items()}
         self.run.update_results(
             steps=self.progress.step,
             tokens=self.progress.tokens,

@@ -98,7 +98,8 @@ def _tiles(history: History) -> str:
     """The key numbers, each with what it means."""
     results, (first, last) = history.results, history.losses
     speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
-    first_step = number((results.get("seconds") or {}).get("first_step"))
+    seconds = results.get("seconds") or {}
+    way = f"from the command, everything included{_way(seconds)}"
     batch = quantity(history.tokens_per_step or None)
     each = f"; {quantity(speed / world)} per rank" if speed and world else ""
     tiles = [
@@ -108,7 +109,7 @@ def _tiles(history: History) -> str:
         ("Tokens per second", quantity(speed), f"of all ranks{each}{foretold(history, 'tokens_per_second', quantity)}"),
         ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
         ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),
-        ("To the first step", duration(first_step), "from the command, everything included"),
+        ("To the first step", duration(number(seconds.get("first_step"))), way),
         ("Memory per rank", *_memory(history)),
         ("Cost", *_cost(history)),
     ]
@@ -125,6 +126,13 @@ def _memory(history: History) -> tuple[str, str]:
     if not bytes or history.results.get("device") == "cpu":  # where it is that of the whole process
         return UNKNOWN, ""
     return size(bytes), f"of the device, at the fullest moment{foretold(history, 'memory_bytes', size)}"
+
+
+def _way(seconds: Mapping[str, object]) -> str:
+    """How far the start had come when, in a run that has kept it."""
+    words = {"loaded": "ranks had loaded torch", "met": "had met", "built": "had built the model"}
+    told = [f"{duration(number(seconds[name]))} {text}" for name, text in words.items() if name in seconds]
+    return f"; after {', after '.join(told)}" if told else ""
 
 
 def _cost(history: History) -> tuple[str, str]:
