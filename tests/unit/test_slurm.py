@@ -31,7 +31,7 @@ from trainfleet.launch import admission
 from trainfleet.nodes import gate
 from trainfleet.nodes.operations import lock_name
 from trainfleet.nodes.stack import load_stack
-from trainfleet.plan.job import tokenize_job, train_job
+from trainfleet.plan.job import Job, tokenize_job, train_job
 from trainfleet.plan.request import Request
 from trainfleet.runs import Run, node_log
 from trainfleet.watch.causes import Then
@@ -187,6 +187,11 @@ def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(said: str, ref
         return room.require(Engine(ask), slurm, 2, "", {})
     with pytest.raises(BackendError, match=refused):
         room.require(Engine(ask), slurm, 2, "", {})
+
+
+def test_a_job_that_an_earlier_version_has_kept_is_read(tmp_path: Path) -> None:
+    job = train_job(config_of(tmp_path))
+    assert Job.of({key: value for key, value in job.record().items() if key not in ("image", "after", "ahead")}) == job
 
 
 def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:

@@ -15,6 +15,8 @@ from . import neuron
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 
+LATER = {"image": "", "after": "", "ahead": False}  # what jobs did not have in earlier versions, whose run folders are read too
+
 
 class Written(TypedDict):
     """A job as JSON takes it."""
@@ -79,7 +81,7 @@ class Job:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
         """The job of a record. InputError when it is none."""
-        told: dict[str, Any] = dict(fit(Written, record))
+        told: dict[str, Any] = dict(fit(Written, {**LATER, **record}))
         told |= {"folder": Path(told["folder"]), "arguments": tuple(told["arguments"]), "secrets": tuple(told["secrets"])}
         return cls(**{name: told[name] for name in Written.__annotations__})
 
