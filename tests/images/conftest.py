@@ -116,6 +116,6 @@ def checkout(outside: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
 def built(checkout: Checkout, base: str, tell: Tell) -> tuple[str, str]:
     """The image's name, and what was said while it was built."""
     said, seconds = checkout.build(base)
-    steps = [line.strip() for line in said.splitlines() if re.search(r"  \d+ s$", line)]
+    steps = [line.strip() for line in said.splitlines() if re.search(r"  \d+ s$| RUN ", line)]
     tell("\n".join([f"first build: {seconds:.0f} s; {said.splitlines()[-2]}", *steps]))
     return reference_in(said), said

@@ -154,7 +154,7 @@ def carry_out(builder: Builder, words: Sequence[str], what: str, troubles: Seque
     for line in map(str.rstrip, process.stdout):
         last.append(line)
         steps.take(line)
-    steps.close()
+    steps.end()
     if process.wait():
         raise explained(builder, list(last), what, troubles, base)
 

@@ -16,35 +16,37 @@ NOISE = re.compile(
 )
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")  # instructions that may take time; others change the configuration alone
 WIDTH = 66  # letters of an instruction
+NEWLINE = "\n"
 TOLD = 1.0  # seconds from which on the time of a step is told
 
 
 class Steps:
-    """The lines of one builder's command. The line of the step that runs stays open, for what comes of it."""
+    """The lines of one builder's command. The line of the step that runs stays open until the step ends or says something."""
 
     def __init__(self, builder: str) -> None:
-        self.builder, self.open, self.began = builder, False, 0.0
+        self.builder, self.runs, self.open, self.began = builder, False, False, 0.0
 
     def take(self, text: str) -> None:
         """One line that the builder has written."""
         if match := STEP.match(text):
-            self.close()
+            self.end()
             number, instruction = (part for part in match.groups() if part)
             if AT_WORK.match(instruction):
                 print(f"  {number:>5} {short(shown(instruction))}", end="", flush=True)
-                self.open, self.began = True, time.monotonic()
+                self.runs, self.open, self.began = True, True, time.monotonic()
         elif CACHED.match(text):
-            self.close("  (from the cache)")
+            self.end("(from the cache)")
         elif not NOISE.match(text):
-            self.close()
-            print(f"  {self.builder} | {shown(text)}", flush=True)
+            print(f"{NEWLINE if self.open else ''}  {self.builder} | {shown(text)}", flush=True)
+            self.open = False
 
-    def close(self, how: str = "") -> None:
-        """Ends the line of the step that runs."""
-        if self.open:
-            seconds = time.monotonic() - self.began
-            print(how or (f"  {seconds:.0f} s" if seconds > TOLD else ""), flush=True)
-        self.open = False
+    def end(self, how: str = "") -> None:
+        """Says how the step that runs has ended, or how long it took."""
+        seconds = time.monotonic() - self.began
+        told = how or (f"{seconds:.0f} s" if seconds > TOLD else "")
+        if self.runs and (self.open or told):
+            print(f"  {told}".rstrip() if self.open else f"{'':8}{told}", flush=True)
+        self.runs = self.open = False
 
 
 def short(text: str) -> str:
