@@ -186,3 +186,6 @@ def test_ssh_through_a_session_of_ssm(pair: Lab, tmp_path: Path, monkeypatch: py
     known.write_text("".join(f"{id} {pair.host_key(1 - node)}\n" for id, node in ids.items()))
     with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
         assert {failure.kind for failure in fleet.run("true", timeout=20).failed.values()} == {"host-key"}
+    with Transport(parse_hosts(["i-0f=i-0f"]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
+        (failure,) = fleet.run("true", timeout=20).failed.values()
+        assert failure.next.startswith("aws ssm start-session --target i-0f --document-name AWS-StartSSHSession"), failure

@@ -29,14 +29,15 @@ RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
 WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
 MONTH = 730.0  # hours, as AWS reckons
-GIB_MONTH = {  # a GiB for a month
-    "gp3": 0.08, "gp2": 0.10, "io2": 0.125, "snapshot": 0.05, "bucket": 0.023, "repository": 0.10, "log group": 0.03,
-    "SCRATCH_2": 0.140, "PERSISTENT_2-125": 0.145, "PERSISTENT_2-250": 0.210, "PERSISTENT_2-500": 0.340,
+GIB_MONTH = {  # a GiB for a month; the pages are aws.amazon.com's, their figures as public copies had them at READ
+    "gp3": 0.08, "gp2": 0.10, "io2": 0.125, "snapshot": 0.05,  # /ebs/pricing
+    "bucket": 0.023, "repository": 0.10, "log group": 0.03,  # /s3/pricing, /ecr/pricing, /cloudwatch/pricing
+    "SCRATCH_2": 0.140, "PERSISTENT_2-125": 0.145, "PERSISTENT_2-250": 0.210, "PERSISTENT_2-500": 0.340,  # /fsx/lustre/pricing
     "PERSISTENT_2-1000": 0.600, "training volume": 0.14,
 }  # fmt: skip
-HOUR = {"nat": 0.045, "address": 0.005}
-NAT_GB = 0.045  # for each GB that goes through it
-LOG_GB = 0.50  # for each GB that CloudWatch Logs takes in (aws.amazon.com/cloudwatch/pricing)
+HOUR = {"nat": 0.045, "address": 0.005}  # /vpc/pricing
+NAT_GB = 0.045  # for each GB that goes through it (/vpc/pricing)
+LOG_GB = 0.50  # for each GB that CloudWatch Logs takes in (/cloudwatch/pricing)
 HEADS = {"c5.4xlarge": 0.68, "c7i.large": 0.0893, "c7i.xlarge": 0.1785, "c7i.2xlarge": 0.357, "m7i.large": 0.1008,
          "m7i.xlarge": 0.2016, "t3.medium": 0.0416, "t3.large": 0.0832}  # fmt: skip
 TRAINING = {  # an hour of SageMaker's ml.<type>

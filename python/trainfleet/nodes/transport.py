@@ -105,7 +105,7 @@ class Transport:
         except Exception as error:
             if why := self._left_behind.pop(host, None):
                 return Failure("slow", why, f"ping {host.address}", time.monotonic() - began)
-            return explain(host, self.ssh, self.known, error, time.monotonic() - began)
+            return self._explained(host, error, began)
 
     def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | Failure:
         """The exit code of a command that may take as long as LONGEST; what it prints is passed on as it comes.
@@ -116,12 +116,15 @@ class Transport:
         try:
             channel = self._connection(host).create_session()
         except Exception as error:
-            return explain(host, self.ssh, self.known, error, time.monotonic() - began)
+            return self._explained(host, error, began)
         try:
             code = stream(channel, bounded(command, LONGEST), stdin, out, err)
-            return code if code >= 0 else explain(host, self.ssh, self.known, LinkLost(), time.monotonic() - began)
+            return code if code >= 0 else self._explained(host, LinkLost(), began)
         finally:
             channel.close()
+
+    def _explained(self, host: Host, error: Exception, began: float) -> Failure:
+        return explain(host, self.ssh, self.known, error, time.monotonic() - began, self.proxy)
 
     def put(
         self, files: Mapping[str, bytes], folder: str, *, timeout: float = 60, hosts: Iterable[Host] | None = None

@@ -31,13 +31,14 @@ class JumpFailed(Exception):
         self.host, self.cause = host, cause
 
 
-def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: float) -> Failure:
+def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: float, proxy: str = "") -> Failure:
     """What an error means to a user; one that nobody foresaw is raised again, with its traceback."""
     import paramiko
 
     login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
     key = f" -i {ssh.key}" if ssh.key else ""
-    try_it = f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
+    way = proxy.replace("%h", host.address).replace("%p", str(host.port))
+    try_it = way or f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
