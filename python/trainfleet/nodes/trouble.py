@@ -36,9 +36,7 @@ def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: 
     import paramiko
 
     login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
-    key = f" -i {ssh.key}" if ssh.key else ""
-    way = proxy.replace("%h", host.address).replace("%p", str(host.port))
-    try_it = way or f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
+    try_it = _attempt(host, ssh, login, proxy)
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
@@ -72,6 +70,14 @@ def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: 
         case paramiko.SSHException() | OSError():
             return Failure("down", f"can't be reached ({_words(error)})", try_it, seconds)
     raise error
+
+
+def _attempt(host: Host, ssh: Ssh, login: str, proxy: str) -> str:
+    """What a user types to try the same way to a host."""
+    if proxy:
+        return proxy.replace("%h", host.address).replace("%p", str(host.port))
+    key = f" -i {ssh.key}" if ssh.key else ""
+    return f"ssh{key}{f' -p {host.port}' if host.port != 22 else ''} {login} true"
 
 
 def forget(host: Host, known: KnownHosts) -> str:
