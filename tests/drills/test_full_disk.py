@@ -66,5 +66,6 @@ def test_a_run_that_ends_while_the_folder_is_full_says_that_it_is(small: Lab, tm
     output = looker.communicate(timeout=200)[0]
     assert looker.returncode == 1 and "the disk is full, or a file may not be written (disk)" in output, output
     filler.unlink()
-    assert "finished" in cockpit.type("train") and cockpit.results()["steps"] == 400
+    output = cockpit.type("train", "SET=train.steps=400 checkpoint.every=50")
+    assert "finished" in output and cockpit.results()["steps"] == 400
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
