@@ -346,6 +346,16 @@ def test_processes_give_the_same_bytes_and_stop_cleanly(data: Data, tmp_path: Pa
     assert content(tmp_path / "three" / "set") == content(tmp_path / "one" / "set")
 
 
+def test_a_note_of_a_process_that_is_asked_to_stop_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(SystemExit):
+        Folder(tmp_path).note("progress/0-0.json", b"{}")
+    assert not list(tmp_path.rglob("*.*"))
+
+
 FULL = """
 import resource, sys
 from pathlib import Path

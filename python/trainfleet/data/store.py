@@ -106,12 +106,16 @@ class Folder:
 
     def note(self, name: str, content: bytes) -> None:
         path = self.folder / name
+        partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_suffix(".partial").write_bytes(content)
-            path.with_suffix(".partial").replace(path)
+            partial.write_bytes(content)
+            partial.replace(path)
         except OSError as error:
             raise runs.unwritable(path, error) from error
+        finally:
+            with suppress(OSError):  # also of a process that is asked to stop just here
+                partial.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
