@@ -122,6 +122,7 @@ def test_two_nodes_train_in_it_with_the_losses_of_outside(
     (work / "runs" / "small").mkdir(parents=True)
     shutil.copytree(home / "data", work / "data")
     shutil.copy(home / "runs" / "small" / "config.yaml", work / "runs" / "small")
+    shutil.copy(os.environ["TRAINFLEET_TRIAL"], work / "trial.json")  # products by the same library as outside
     subprocess.run(["chmod", "-R", "a+rwX", work], check=True)
     run_inside(
         built[0], [path.read_text() for path in sorted((tmp_path / "plan").glob("train-node-*.sh"))], work, checkout.outside
@@ -144,7 +145,7 @@ def run_inside(image: str, scripts: list[str], work: Path, outside: dict[str, st
         told = [
             f"--env={name}={shlex.split(value)[0] if value else ''}" for name, value in exports.items() if name != "PYTHONPATH"
         ]
-        told += ["--env=HF_TOKEN", "--env=TRAINFLEET_SECRETS=HF_TOKEN"]
+        told += ["--env=HF_TOKEN", "--env=TRAINFLEET_SECRETS=HF_TOKEN", "--env=TRAINFLEET_TRIAL=trial.json"]
         container = buildah(outside, "from", image).strip()
         own = ["--user=trainer", f"--volume={work}:/work", "--workingdir=/work"]
         words = [
