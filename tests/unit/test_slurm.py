@@ -176,17 +176,33 @@ def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(said: str, ref
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         if line[0] == "sbatch":
             return Said(1, "", said)
-        return Said(
-            0,
-            {"scontrol": partition, "sinfo": "n0\nn1\n" if "--Node" in line and "--format=%N" in line else ""}.get(line[0], ""),
-            "",
-        )
+        nodes = "n0\nn1\n" if line[-1] == "--format=%N" and "--states=unknown" not in line else ""
+        return Said(0, {"scontrol": partition, "sinfo": nodes}.get(line[0], ""), "")
 
     slurm = config_of(tmp_path).fleet.slurm
     if not refused:
         return room.require(Engine(ask), slurm, 2, "", {})
     with pytest.raises(BackendError, match=refused):
         room.require(Engine(ask), slurm, 2, "", {})
+
+
+def test_nodes_that_have_yet_to_register_with_a_slurmctld_that_was_restarted_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown, waited = ["n0\nn1\n", "n1\n", ""], list[float]()
+    partition = "PartitionName=main Default=YES MaxTime=00:10:00 State=UP TotalNodes=2\n"
+
+    def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
+        if line[0] == "sbatch":
+            refusal = "allocation failure: Requested node configuration is not available"
+            return Said(1, "", refusal) if len(waited) < 2 else Said(0, "", "Job 4 to start")
+        if "--states=unknown" in line:
+            return Said(0, unknown[len(waited)], "")
+        return Said(0, {"scontrol": partition, "sinfo": "n0\nn1\n"}[line[0]], "")
+
+    monkeypatch.setattr("trainfleet.backends.slurm.room.time.sleep", waited.append)
+    room.require(Engine(ask), config_of(tmp_path).fleet.slurm, 2, "", {})
+    assert len(waited) == 2
 
 
 def test_a_job_that_an_earlier_version_has_kept_is_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
+import time
 from collections.abc import Mapping, Sequence
 
 from ...config.types import Slurm
@@ -11,6 +12,7 @@ from ...errors import BackendError
 from .engine import Engine, Partition, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
+REGISTERS = 60.0  # seconds that nodes get to register with a slurmctld that has just started: until then it has none for a job
 # What a job only waits for, so that sbatch takes it: ESLURM_NODE_NOT_AVAIL, ESLURM_NODES_BUSY (slurm_errno.c).
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
@@ -25,7 +27,10 @@ def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapp
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
     _require_nodes(engine, nodes, names, without)
-    said = engine.ask(["sbatch", "--test-only"], script, None)
+    said, until = engine.ask(["sbatch", "--test-only"], script, None), time.monotonic() + REGISTERS
+    while said.code and time.monotonic() < until and _nodes(engine, names, "--states=unknown"):
+        time.sleep(1)
+        said = engine.ask(["sbatch", "--test-only"], script, None)
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
@@ -64,13 +69,17 @@ def _require_time(slurm: Slurm, chosen: Sequence[Partition]) -> None:
 
 def _require_nodes(engine: Engine, nodes: int, names: str, without: Mapping[str, str]) -> None:
     """Returns where the partitions have so many nodes besides those in `without`."""
-    hosts = sorted(set(engine.run("sinfo", "--noheader", "--Node", f"--partition={names}", "--format=%N").split()))
+    hosts = _nodes(engine, names)
     out = {host: why for host, why in without.items() if host in hosts}
     left = len(hosts) - len(out)
     if left < nodes:
         rows = "".join(f"\n  {host}: {why}" for host, why in out.items())
         what = f"{nodes} nodes are wanted, {left} of {len(hosts)} hosts can take a job{rows}"
         raise BackendError(what, where=f"partition {names}", next=f"NODES={left}; or another {PARTITION}" if left else "sinfo -R")
+
+
+def _nodes(engine: Engine, names: str, *states: str) -> list[str]:
+    return sorted(set(engine.run("sinfo", "--noheader", "--Node", f"--partition={names}", *states, "--format=%N").split()))
 
 
 def explained(engine: Engine, error: BackendError) -> BackendError:
