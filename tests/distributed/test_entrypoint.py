@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import Bench, metrics
+from ranks import Bench, environment, metrics
 
 from aws.containers import ML, Container, Containers
 from conformance.cluster import Cluster
@@ -17,6 +17,8 @@ from trainfleet.watch.lines import parse
 
 pytestmark = pytest.mark.timeout(600)
 NODES = 4
+# As the ranks of a bench compute: the same numbers, whatever shares the machine.
+ARITHMETIC = {name: environment()[name] for name in ("OMP_NUM_THREADS", "TRAINFLEET_TRIAL")}
 LATE = 20.0  # seconds
 LIMIT = 25.0
 HOSTS = [f"algo-{number}" for number in range(1, NODES + 1)]
@@ -40,7 +42,7 @@ def words(bench: Bench, run: Path, engine: str, wait: float = 300) -> list[str]:
 
 
 def start_batch(nodes: Containers, bench: Bench, run: Path, node: int, wait: float = 300) -> Container:
-    told = nodes.cluster.as_batch(NODES, str(node), "1") | {"AWS_BATCH_JOB_ID": "876da822"}
+    told = nodes.cluster.as_batch(NODES, str(node), "1") | {"AWS_BATCH_JOB_ID": "876da822"} | ARITHMETIC
     return nodes.start(run.name, 1, node, NODES, words(bench, run, "batch", wait), told)
 
 
@@ -86,7 +88,7 @@ def start_host(nodes: Containers, bench: Bench, run: Path, host: int, wait: floa
     (folder / "input/config/resourceconfig.json").write_text(json.dumps(resources))
     addresses = "".join(f"{nodes.cluster.address(number)} {name}\n" for number, name in enumerate(HOSTS))
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
-    return nodes.start(run.name, 1, host, NODES, words(bench, run, "sagemaker", wait), {}, folder)
+    return nodes.start(run.name, 1, host, NODES, words(bench, run, "sagemaker", wait), ARITHMETIC, folder)
 
 
 def await_step_two(run: Path, host: Container) -> None:
