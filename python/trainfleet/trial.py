@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 from . import hardware
+from .beats import replace_file
 from .door import KIBIBYTE, parse_json, read_json
 from .errors import InputError, RunError
 from .origin import CODE
@@ -124,9 +125,7 @@ def kept() -> Path:
 def keep(trial: Trial) -> None:
     """Keeps it for later processes; where the environment can't be written, each takes its own."""
     with suppress(OSError):
-        new = kept().with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(asdict(trial)) + "\n")
-        new.replace(kept())
+        replace_file(kept(), (json.dumps(asdict(trial)) + "\n").encode())
 
 
 def here() -> tuple[str, str, int]:

@@ -34,6 +34,15 @@ checkpoint: {every: 4}
 """
 
 
+BERT = {
+    "model.family": "bert",
+    "model.kv_heads": 4,
+    "model.tie_embeddings": "true",
+    "model.dropout": 0.0,
+    "model.norm_epsilon": 1e-5,
+}  # what makes an encoder of the bench's model
+
+
 class Bench:
     """A folder with a dataset, and the runs made in it."""
 
@@ -90,6 +99,18 @@ class Bench:
         process = self.start(run, ranks, *program)
         output = process.communicate(timeout=self.patience)[0]
         return process.returncode, output
+
+
+def go_on_after_a_kill(bench: Bench, whole: Path, again: Path, size: int, program: str) -> None:
+    """Trains both runs, the second killed at step 10: the checkpoints of step 20 have the same bits."""
+    bench.train_all([(whole, size)], program)
+    process = bench.start(again, size, program)
+    await_step(again, 10, process)
+    kill(process)
+    bench.train_all([(again, size)], program)
+    assert events(again, "resumed")
+    last = "checkpoints/step-00000020"
+    assert not different(state_of(whole / last), state_of(again / last))
 
 
 def environment() -> dict[str, str]:

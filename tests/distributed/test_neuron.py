@@ -35,14 +35,7 @@ def test_every_layout_trains_as_the_cpu_does(bench: Bench) -> None:
         assert ranks.results(run)["device"] == "neuron"
 
 
-def test_a_killed_run_goes_on_exactly_and_another_layout_with_it(bench: Bench) -> None:
+def test_a_killed_run_goes_on_exactly(bench: Bench) -> None:
     run, size = prepare(bench, "whole", "fsdp2", **{"train.compile": "true"})
-    bench.train_all([(run, size)], PROGRAM)
     again, _ = prepare(bench, "killed", "fsdp2", **{"train.compile": "true"})
-    process = bench.start(again, size, PROGRAM)
-    ranks.await_step(again, 10, process)
-    ranks.kill(process)
-    bench.train_all([(again, size)], PROGRAM)
-    assert ranks.events(again, "resumed")
-    last = "checkpoints/step-00000020"
-    assert not ranks.different(ranks.state_of(run / last), ranks.state_of(again / last))
+    ranks.go_on_after_a_kill(bench, run, again, size, PROGRAM)

@@ -1,6 +1,6 @@
 """engine/parallel/nxd.py, executed: on a stand-in for NxD Core that has its signatures, layout of slices and ZeRO-1 shards.
 
-NxD's real source is executed by tests/nxd/check.py, in an environment of its own; this runs the same code of ours in CI.
+NxD's real source is executed by tests/nxd/check.py, in an environment of its own; this runs the same code of ours wherever the tests run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,6 @@ COMMON = {
     "train.spike_sigmas": 0,
 }
 XLA = COMMON | {"fleet.stack": "neuron-xla"}
-BERT = {
-    "model.family": "bert",
-    "model.kv_heads": 4,
-    "model.tie_embeddings": "true",
-    "model.dropout": 0.0,
-    "model.norm_epsilon": 1e-5,
-}
 LAYOUTS = {
     "one": (1, {}),
     "tp2": (2, {"tensor": 2}),
@@ -45,7 +38,7 @@ def prepare(bench: Bench, name: str, layout: str, **values: object) -> tuple[Pat
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_every_layout_trains_as_one_process_without_nxd(bench: Bench, family: str) -> None:
-    values = BERT if family == "bert" else {}
+    values = ranks.BERT if family == "bert" else {}
     alone = bench.prepare(f"{family}-alone", 1, **COMMON | values)
     bench.train_all([(alone, 1)])
     runs = {name: prepare(bench, f"{family}-{name}", name, **values) for name in LAYOUTS}
@@ -60,15 +53,7 @@ def test_every_layout_trains_as_one_process_without_nxd(bench: Bench, family: st
 def test_a_killed_run_goes_on_exactly(bench: Bench) -> None:
     """NxD's own loading would shard the weights before it has loaded them (since SDK 2.22): ours ends on the same bits."""
     whole, size = prepare(bench, "whole", "dp2-zero1")
-    bench.train_all([(whole, size)], PROGRAM)
-    again, _ = prepare(bench, "killed", "dp2-zero1")
-    process = bench.start(again, size, PROGRAM)
-    ranks.await_step(again, 10, process)
-    ranks.kill(process)
-    bench.train_all([(again, size)], PROGRAM)
-    assert ranks.events(again, "resumed")
-    last = "checkpoints/step-00000020"
-    assert not ranks.different(ranks.state_of(whole / last), ranks.state_of(again / last))
+    ranks.go_on_after_a_kill(bench, whole, prepare(bench, "killed", "dp2-zero1")[0], size, PROGRAM)
 
 
 def test_a_checkpoint_of_tensor_ranks_goes_on_without_nxd(bench: Bench) -> None:

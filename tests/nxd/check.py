@@ -22,13 +22,6 @@ import ranks  # noqa: E402
 
 COMMON = {"train.micro_batch": 2, "train.epsilon": 1e-3}
 XLA = {"fleet.stack": "neuron-xla", "train.spike_sigmas": 0, "train.compile": "false"}
-BERT = {
-    "model.family": "bert",
-    "model.kv_heads": 4,
-    "model.tie_embeddings": "true",
-    "model.dropout": 0.0,
-    "model.norm_epsilon": 1e-5,
-}
 LAYOUTS = {
     "one": (1, {}),
     "tp2": (2, {"train.layout.tensor": 2}),
@@ -131,7 +124,7 @@ def main(source: str, cases: list[str]) -> int:
         check = Check(str(Path(source).absolute()), Path(folder))
         if not cases or "upstream" in cases:
             check.upstream()
-        for family, values in (("llama", {}), ("bert", BERT)):
+        for family, values in (("llama", {}), ("bert", ranks.BERT)):
             if cases and not any(case.startswith(family) for case in cases):
                 continue
             alone = check.train(f"{family}-alone", 1, False, values)

@@ -21,15 +21,9 @@ from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
 from trainfleet.report import compilation
 from trainfleet.seat import Seat
+from trainium import CONFIG
 
 TOOLS = Path(__file__).parents[1] / "neuron_tools"
-CONFIG = """
-name: trn
-data: {name: text, sources: [stdlib], vocabulary_size: 32000}
-model: {preset: llama-2-7b}
-fleet: {backend: ssh, instance_type: TYPE, nodes: 4, shared_folder: /fsx}
-train: {steps: 20, global_batch: 1024, sequence_length: 4096, spike_sigmas: 0}
-"""
 FAILED = """
 INFO ||NEURON_CC_WRAPPER||: Extracting graphs (/c/neuronxcc-2.26/MODULE_77+abb26765/model.hlo.pb) for ahead-of-time compilation.
 ERROR: Unsupported operator: erf

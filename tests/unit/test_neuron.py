@@ -14,16 +14,9 @@ from trainfleet.errors import ConfigError, RunError
 from trainfleet.plan import published
 from trainfleet.plan.estimate import estimate
 from trainfleet.report import proposal
+from trainium import CONFIG
 
 RECIPES = Path(__file__).parents[2] / "python/trainfleet/recipes"
-
-CONFIG = """
-name: trn
-data: {name: text, sources: [stdlib], vocabulary_size: 32000}
-model: {preset: llama-2-7b}
-fleet: {backend: ssh, instance_type: TYPE, nodes: 4, shared_folder: /fsx}
-train: {steps: 20, global_batch: 1024, sequence_length: 4096, spike_sigmas: 0}
-"""
 
 
 def read(folder: Path, settings: str, kind: str) -> None:
