@@ -247,6 +247,22 @@ def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> 
     assert traces.why_cancelled(tmp_path, "7", 1).endswith("DUE TO PREEMPTION ***")
 
 
+def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_path: Path) -> None:
+    """With --kill-on-bad-exit srun ends the other tasks, some of them before they can leave an exit code."""
+    log, start = traces.log_of(tmp_path), tmp_path / traces.NODES / "slurm-7-0"
+    for folder in (log.parent, start):
+        folder.mkdir(parents=True)
+    earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
+    log.write_text(earlier)
+    (start / "logs").write_text(f"{len(earlier)} {log}\n")
+    assert traces.failed_first(tmp_path, "7", 0) == []
+    log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 137\n")
+    assert traces.failed_first(tmp_path, "7", 0) == [], "nothing was ended for it"
+    with log.open("a") as file:
+        file.write("srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n")
+    assert [node for span in traces.failed_first(tmp_path, "7", 0) for node in span] == [2, 3, 4, 9]
+
+
 FACTS = "== facts\nhostname={name}\nkernel=6.1\nmemory_kib=1000\ndisk=123456789 ext4 /dev/root\nshared_folder={shared}\nmtu=ens5 9001\n== end\n"
 
 

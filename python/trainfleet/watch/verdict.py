@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from signal import SIGTERM
 
 from .. import fence, runs
 from ..backends.base import Status
@@ -156,9 +157,12 @@ def plain(words: str) -> str:
 
 
 def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict:
-    """No line gives the cause away: the node that a signal ended, or the first that ended badly, and all last words."""
-    ended = sorted((_exit(code)[1] != "killed", node) for node, code in status.exits.items() if code)
-    node = ended[0][1] if ended else None
+    """No line gives the cause away: the node that a signal ended, or the first that ended badly, and all last words.
+
+    SIGTERM comes last: an engine asks the other nodes of a failed job to end.
+    """
+    ended = sorted((code == 128 + SIGTERM, _exit(code)[1] != "killed", node) for node, code in status.exits.items() if code)
+    node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
     next = f"less {request.logs[node or 0]}"
     return Verdict(cause, status.reason or words, node, None, request.host(node), last_words(lines), next)

@@ -53,7 +53,7 @@ from .words import PHASES, is_for_nodes, why_waiting
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
-KILLED = 137
+KILLED, ENDED = 137, 143  # the exit code of a node that left none: by itself, or as the engine ended it with others
 NAMED = 8  # nodes of which a line tells
 USERS = {"ubuntu2204": "ubuntu", "ubuntu2404": "ubuntu", "rocky9": "rocky", "alinux2023": "ec2-user", "rhel9": "ec2-user"}
 STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
@@ -181,8 +181,9 @@ class Slurm(Ssh):
         phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), traces.exits(folder, number)
         hosts = tuple(expand_hosts(job.nodes))
         if phase is Phase.ENDED:
-            told = job.state != GONE or start >= 0
-            exits = {node: exits.get(node, KILLED) for node in range(handle.nodes)} if told else {}
+            told, first = job.state != GONE or start >= 0, traces.failed_first(folder, number, start)
+            killed = [not first or any(node in span for span in first) for node in range(handle.nodes)]
+            exits = {node: exits.get(node, KILLED if alone else ENDED) for node, alone in enumerate(killed)} if told else {}
             return Status(phase, how_it_ended(job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job.reason), job.restarts + 1)

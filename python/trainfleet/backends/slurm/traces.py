@@ -48,11 +48,23 @@ def lengths(start: Path) -> dict[Path, int]:
 
 def why_cancelled(folder: Path, job: str, start: int) -> str:
     """Why Slurm ended a start of a job, as its daemon on the first node wrote; "" where it did not."""
-    log = log_of(folder)
-    text = _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
     words = rf"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO [A-Z, ]+)? \*\*\*"
-    said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", text)
+    said = re.findall(rf"(?m)^slurmstepd\S*: error: ({words})$", _said(folder, job, start))
     return "" if not said else said[-1] if "DUE TO" in said[-1] else f"slurm: job {job} CANCELLED"
+
+
+def failed_first(folder: Path, job: str, start: int) -> list[range]:
+    """The nodes that failed before srun ended the others for it (--kill-on-bad-exit), as it wrote; none where it did not."""
+    text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
+    told = re.findall(r"(?m)^srun: error: \S{1,200}: tasks? ([0-9,-]{1,200}): ", text) if ending else []
+    spans = [span for tasks in told for span in re.findall(r"(\d+)-?(\d*)", tasks)]
+    return [range(int(first), int(last or first) + 1) for first, last in spans]
+
+
+def _said(folder: Path, job: str, start: int) -> str:
+    """What Slurm has written in a start of a job."""
+    log = log_of(folder)
+    return _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
 
 
 def log_of(folder: Path) -> Path:
