@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfleet.cloud.engine_kinds import ENDED
+from trainfleet.cloud.engine_kinds import ENDED, LOGS
 from trainfleet.uplink import BUCKET
 
+from . import logs  # noqa: F401  what CloudWatch Logs answers
 from .account import Account
 from .batch import Batch, Job, Node
 from .sagemaker import Job as Training
@@ -56,6 +57,7 @@ def _training(account: Account, service: SageMaker, name: str, tags: dict[str, s
     request = {"ResourceConfig": MACHINES, "Environment": {BUCKET: "s3://theirs/some"} if tags is OURS else {}}
     job = service.jobs[name] = Training(name, request, status, "Training" if status not in ENDED else status)
     account.add("training-job", f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{name}", {}, tags)
+    account.add("log-stream", f"{name}/algo-1-1700000000", {"group": LOGS}, tags)
     return job
 
 

@@ -26,8 +26,16 @@ def written(account: Account, group: str) -> dict[str, Container]:
 
 @answers("logs", "DescribeLogStreams")
 def _streams(account: Account, logGroupName: str, logStreamNamePrefix: str = "", **_: Any) -> dict[str, Any]:
-    names = sorted(name for name in written(account, logGroupName) if name.startswith(logStreamNamePrefix))
+    kept = [thing.id for thing in account.of("log-stream") if thing.properties["group"] == logGroupName]
+    names = sorted(name for name in (kept or written(account, logGroupName)) if name.startswith(logStreamNamePrefix))
     return {"logStreams": [{"logStreamName": name} for name in names]}
+
+
+@answers("logs", "DeleteLogStream")
+def _delete(account: Account, logGroupName: str, logStreamName: str) -> dict[str, Any]:
+    if account.things.pop(logStreamName, None) is None:
+        written(account, logGroupName)[logStreamName].stream = ""
+    return {}
 
 
 @answers("logs", "GetLogEvents")

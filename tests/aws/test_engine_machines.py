@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aws import batch, sagemaker, watchers  # noqa: F401  what they answer
+from aws import batch, engine_crashes, sagemaker, watchers  # noqa: F401  what they answer
 from aws.account import Account, Killed, Thing
 from aws.test_fleet import untouched
 from aws.world import aws, strangers
@@ -112,3 +112,13 @@ def test_killed_at_any_request_of_setup_nothing_is_left_after_clean(
             assert untouched(account), number
         number += 1 if number < 8 else 7  # the first requests look and create; then it watches the stack
     assert number > 10
+
+
+def test_who_may_not_delete_a_log_deletes_the_job_all_the_same(account: Account, tmp_path: Path) -> None:
+    engine_crashes.others(account)
+    engine_crashes.at_work(account)
+    account.denied.add("logs:DeleteLogStream")
+    config = engine_config(tmp_path, "sagemaker")
+    BACKENDS["sagemaker"](config).machines().remove(purge=False)
+    assert {thing.kind for thing in mine(account)} == {"log-stream"}
+    assert engine_crashes.undisturbed(account)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..cloud import engine_spending
+from ..cloud.engine_kinds import LOGS
 from ..cloud.inputs import slug
 from ..cloud.prices import Prices
 from ..cloud.spending import Row
@@ -58,7 +59,7 @@ WORDS = {
 AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 NODE = re.compile(r"\bnode (\d+)\b")
-GROUP, STREAM = "/aws/sagemaker/TrainingJobs", re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
 ENDED = ("Completed", "Failed", "Stopped")
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
@@ -138,10 +139,10 @@ class SageMaker(Hosted):
         if record is None or "TrainingStartTime" not in record:
             return None
         newest: dict[int, str] = {}
-        for name in streams(self.calls, GROUP, f"{handle.id}/algo-"):
+        for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
                 newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))  # of a restart it has a later number
-        return Console(record["TrainingStartTime"].timestamp(), record["TrainingJobStatus"] in ENDED, GROUP, newest)
+        return Console(record["TrainingStartTime"].timestamp(), record["TrainingJobStatus"] in ENDED, LOGS, newest)
 
     def end(self, handle: Handle) -> str:
         try:

@@ -16,9 +16,11 @@ from .inputs import slug
 from .kinds import Kind, Row, is_ours, tags_of
 from .refusals import DENIED
 from .stack import CONFIG, OURS, PROJECT
+from .streams import streams
 
 Found = Iterator[tuple[str, dict[str, str], Row]]
 PARAMETERS = "/trainfleet/"
+LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's group, of all training jobs of an account
 JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of a training job of ours
 ENDED = ("Completed", "Failed", "Stopped")
 BUSY = re.compile(r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE)
@@ -93,8 +95,9 @@ def _machines(calls: Calls, row: Row) -> dict[str, Any]:
 
 
 def _remove_job(calls: Calls, which: str, row: Row) -> object:
-    """Stops it, ends its warm pool, takes it away; each when the one before is done, so this is asked again."""
+    """Stops it, ends its warm pool, takes its log and itself away; each when the one before is done, so this is asked again."""
     if not costs(row):
+        _remove_log(calls, which)
         return calls("sagemaker", "DeleteTrainingJob", TrainingJobName=which)
     try:
         if row["TrainingJobStatus"] == "InProgress":
@@ -105,6 +108,16 @@ def _remove_job(calls: Calls, which: str, row: Row) -> object:
         if error.code != "ValidationException":  # it has ended since it was listed
             raise
     raise CloudError("the job is ending", where=which, why="it is removed when it has", code="DependencyViolation")
+
+
+def _remove_log(calls: Calls, job: str) -> None:
+    """Deletes a job's streams in SageMaker's own group; where the caller may not, they stay and the job is deleted."""
+    try:
+        for stream in streams(calls, LOGS, f"{job}/"):
+            calls("logs", "DeleteLogStream", logGroupName=LOGS, logStreamName=stream)
+    except CloudError as error:
+        if error.code not in DENIED:
+            raise
 
 
 def _parameters(calls: Calls, config: str | None) -> Found:
