@@ -42,7 +42,7 @@ HEAD = struct.Struct("<4sII")  # MAGIC, node, attempt
 ROW = struct.Struct("<IIHQ4d")  # rank, pid, phase, step, and the four times
 
 
-def place(beat: Beat) -> str:
+def stage(beat: Beat) -> str:
     """`step 12`, or the name of another phase."""
     return f"step {beat.step}" if beat.phase == "step" else beat.phase
 
@@ -103,15 +103,15 @@ class Beats:
 
     def _take(self, entry: os.DirEntry[str], found: dict[int, Beat]) -> None:
         stat = entry.stat()
-        mark = stat.st_mtime_ns, stat.st_size, stat.st_ino
-        if self.known.get(entry.name) == mark:
+        stamp = stat.st_mtime_ns, stat.st_size, stat.st_ino
+        if self.known.get(entry.name) == stamp:
             return
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK)  # a file object would take three times as long
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
         finally:
             os.close(descriptor)
-        self.known[entry.name] = mark
+        self.known[entry.name] = stamp
         for beat in beats:
             found[beat.rank] = beat
 

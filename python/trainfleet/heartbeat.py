@@ -64,11 +64,11 @@ class Node:
 
     def begin_round(self) -> bool:
         """Whether a round is due; it is then for the caller to do, and the next is due EVERY seconds later."""
-        mark = self.place / "round"
+        turn = self.place / "round"
         with suppress(FileNotFoundError):
-            if abs(time.time() - mark.stat().st_mtime) < 0.9 * EVERY:
+            if abs(time.time() - turn.stat().st_mtime) < 0.9 * EVERY:
                 return False
-        mark.touch()
+        turn.touch()
         return True
 
     def publish(self, attempt: int) -> list[Beat]:
@@ -83,11 +83,11 @@ class Node:
 
     def look_at_wires(self, attempt: int) -> None:
         """Leaves in the run folder how this node's links are, where that is due."""
-        mark = self.place / "wires"
+        turn = self.place / "wires"
         with suppress(FileNotFoundError):
-            if abs(time.time() - mark.stat().st_mtime) < wires.EVERY:
+            if abs(time.time() - turn.stat().st_mtime) < wires.EVERY:
                 return
-        mark.touch()
+        turn.touch()
         wires.write_wires(self.folder, self.number, attempt)
 
     def tell(self, orders: Orders) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from . import fence, wires
-from .beats import Beat, Beats, place
+from .beats import Beat, Beats, stage
 from .heartbeat import EVERY
 from .stacks import Stacks, ask, odd_one
 
@@ -177,7 +177,7 @@ class Watchdog:
             return None
         if now - max(map(_heard, heard)) > quiet - 3 * EVERY and min(quiet, moved) <= self.limits.silent_together:
             return None
-        rank, seen = worst.beat.rank, place(worst.beat)
+        rank, seen = worst.beat.rank, stage(worst.beat)
         words = f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}, while the others wait"
         return Alarm(words, rank, worst.beat.node)
 
@@ -191,7 +191,7 @@ class Watchdog:
             return None
         behind = min(self.seen.values(), key=lambda seen: seen.beat.step).beat
         apart = behind.step < latest.beat.step
-        words = f"no rank has moved for {still:.0f} s (limit {limit:.0f} s) in {place(latest.beat)}"
+        words = f"no rank has moved for {still:.0f} s (limit {limit:.0f} s) in {stage(latest.beat)}"
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:

@@ -112,7 +112,7 @@ def bare(config: Config) -> dict[str, Any]:
     dataset, seconds = Dataset.open(runs.DATA / config.data.name, config.data), []
     for step in range(1, train.steps + 1):
         first = (step - 1) * train.global_batch
-        batch = split(device.place(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
+        batch = split(device.upload(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
         began = time.perf_counter()
         optimizer.set_learning_rate(update, learning_rate(train, step))
         with torch.autocast(place.type, torch.bfloat16):

@@ -24,7 +24,7 @@ from trainfleet.plan.request import Request
 from trainfleet.runs import Run
 from trainfleet.watch.causes import Then
 from trainfleet.watch.follow import Outcome
-from trainfleet.watch.verdict import judge, mark
+from trainfleet.watch.verdict import judge, start_now
 from verbs import begin, enter, finish, losses, write_text
 
 STEPS, LONG = 120, 300  # the longer ones can be met under way
@@ -287,7 +287,7 @@ def test_a_job_that_is_to_follow_another_waits_for_it_and_ends_where_that_fails(
         until(lambda: backend.status(handle).ended, "its end")  # noqa: B023
         status = backend.status(handle)
         assert dict(status.exits) == {0: code, 1: code}, status
-    verdict = judge(second, Outcome(status, None), Run(Path("runs/probes")), mark(second))
+    verdict = judge(second, Outcome(status, None), Run(Path("runs/probes")), start_now(second))
     assert (verdict.cause, verdict.then) == ("dependency", Then.STOP), verdict
 
 

@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 def test_it_knows_its_name_peak_and_memory(device: Device) -> None:
-    assert device.name and device.place(np.ones((2, 2))).device.type == device.kind
+    assert device.name and device.upload(np.ones((2, 2))).device.type == device.kind
     for format in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
         assert math.isnan(device.peak_flops(format)) or 1e9 < device.peak_flops(format) < 1e17
     assert 0 <= device.memory_used() < device.memory_bytes()
@@ -40,7 +40,7 @@ def test_an_accelerators_segments_grow(device: Device) -> None:
 
 def test_a_batch_arrives_as_it_was(device: Device) -> None:
     array = np.random.default_rng(0).integers(0, 50_000, (64, 1025))
-    assert np.array_equal(device.place(array).cpu().numpy(), array)
+    assert np.array_equal(device.upload(array).cpu().numpy(), array)
 
 
 def test_the_host_buffer_takes_a_copy_that_is_whole_after_synchronizing(device: Device) -> None:
@@ -52,15 +52,15 @@ def test_the_host_buffer_takes_a_copy_that_is_whole_after_synchronizing(device: 
     assert torch.equal(buffer, tensor.cpu())
 
 
-def test_marks_take_the_devices_own_time(device: Device) -> None:
-    """A product that takes the device a while lies between two marks, though the host has long gone on."""
+def test_the_clock_is_the_devices_own(device: Device) -> None:
+    """A product that takes the device a while lies between two readings, though the host has long gone on."""
     x = torch.randn(4096, 4096, device=device.torch_device)
-    marks = [device.mark()]
+    readings = [device.clock()]
     for _ in range(3):
         x = x @ x / 4096
-        marks.append(device.mark())
+        readings.append(device.clock())
     device.synchronize()
-    seconds = [mark() for mark in marks]
+    seconds = [reading() for reading in readings]
     assert seconds == sorted(seconds) and seconds[-1] - seconds[0] > 1e-5
 
 

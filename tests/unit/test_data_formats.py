@@ -16,7 +16,7 @@ import pytest
 from requirement import need
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
-from trainfleet.data.hub import Dataset, place_of
+from trainfleet.data.hub import Dataset, dataset_of
 from trainfleet.data.sources import plan_units
 from trainfleet.errors import DataError
 
@@ -129,13 +129,13 @@ def test_a_folder_says_what_it_leaves(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_hub_source_names(source: str, found: Dataset) -> None:
-    assert place_of(source) == found
+    assert dataset_of(source) == found
 
 
 @pytest.mark.parametrize("source", ["hf://", "hf://a/b/c/d", "hf://a//b", "hf://owner/name@/x/y/z", "hf://@main"])
 def test_what_names_no_dataset_is_refused(source: str) -> None:
     if source == "hf://owner/name@/x/y/z":
-        assert place_of(source).config == "x/y/z"  # a configuration may have slashes; the hub says whether there is one
+        assert dataset_of(source).config == "x/y/z"  # a configuration may have slashes; the hub says whether there is one
         return
     with pytest.raises(DataError, match="names no Hugging Face dataset"):
-        place_of(source)
+        dataset_of(source)

@@ -31,7 +31,7 @@ def held(model: nn.Module) -> Held:
 
 def judged(guard: Guard, values: list[tuple[float, float]], first: int = 1) -> list[int]:
     """The steps that are left out of a sequence of losses and norms."""
-    answers = [guard.judge(step, *map(torch.tensor, pair)) for step, pair in enumerate(values, first)]
+    answers = [guard.skips(step, *map(torch.tensor, pair)) for step, pair in enumerate(values, first)]
     return [step for step, answer in enumerate(answers, first) if answer.item()]
 
 

@@ -161,7 +161,7 @@ def test_a_device_knows_itself() -> None:
     device = devices.nearest()
     assert device.name and 1e9 < device.peak_flops(torch.float32) < math.inf
     assert 0 < device.memory_used() < device.memory_bytes()
-    assert device.place(np.ones((2, 2))).device.type == device.kind
+    assert device.upload(np.ones((2, 2))).device.type == device.kind
 
 
 def test_random_numbers_of_another_kind_of_device_are_not_taken_up() -> None:

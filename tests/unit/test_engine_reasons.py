@@ -14,7 +14,7 @@ from trainfleet.plan.request import Request
 from trainfleet.runs import Run
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.follow import Outcome
-from trainfleet.watch.verdict import judge, mark
+from trainfleet.watch.verdict import judge, start_now
 
 PAGE = Path(__file__).parents[2] / "docs/engines.md"
 ROWS = yaml.safe_load((Path(__file__).parent / "engine_reasons.yaml").read_text())
@@ -46,7 +46,9 @@ def test_a_reason_has_its_verdict(engine: str, row: dict[str, str], tmp_path: Pa
     """Nothing else is known: the containers have said nothing, and the engine's reason is all there is."""
     monkeypatch.chdir(tmp_path)
     request = Request(Job("train", "x", Path("runs/x"), 2, 1, "m", (), True), ())
-    verdict = judge(request, Outcome(Status(Phase.ENDED, row["says"], exits={0: 1}), None), Run(Path("runs/x")), mark(request))
+    verdict = judge(
+        request, Outcome(Status(Phase.ENDED, row["says"], exits={0: 1}), None), Run(Path("runs/x")), start_now(request)
+    )
     assert (verdict.cause, verdict.then is not Then.STOP) == (row["means"], row["again"]), str(verdict)
 
 

@@ -12,7 +12,7 @@ from trainfleet.cli import main as command
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.engine.generate import choose
 from trainfleet.errors import ConfigError
-from trainfleet.launch.judging import require_known
+from trainfleet.launch.harness import require_known
 
 TEXT = """
 name: {name}

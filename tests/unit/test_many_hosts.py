@@ -18,7 +18,7 @@ from trainfleet.config.hosts import Host
 from trainfleet.errors import ConfigError
 from trainfleet.nodes import gate, pace, together
 from trainfleet.nodes.answers import Failure, Result
-from trainfleet.nodes.health import judge
+from trainfleet.nodes.health import flaws
 from trainfleet.nodes.transport import THREADS, Transport
 from trainfleet.plan.job import Job
 from unit.test_nodes_health import P3DN, fleet
@@ -99,7 +99,7 @@ class Simulated(Fake):
 def test_a_simulated_fleet_of_2000_hosts_passes_its_gate() -> None:
     simulated, goal = Simulated(MANY), wanted("p3dn.24xlarge")
     facts = dict(zip(simulated.hosts, fleet(MANY, P3DN).values(), strict=True))
-    assert not list(judge(facts, goal))
+    assert not list(flaws(facts, goal))
     assert gate.try_shared_folder(simulated, goal, facts) == []
     assert gate.try_port(simulated, goal, facts) == []
     simulated.begun.clear()

@@ -55,13 +55,13 @@ def test_where_a_device_works_its_kernels_count_and_not_the_host() -> None:
 
 
 def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> None:
-    clock = iter(range(100))
+    ticks = iter(range(100))
 
-    def mark() -> Any:
-        moment = float(next(clock))
+    def clock() -> Any:
+        moment = float(next(ticks))
         return lambda: moment
 
-    watch = Stopwatch(0.0, mark=mark)
+    watch = Stopwatch(0.0, clock=clock)
     for sampled, parts in ((False, {}), (True, {"data": 3.0, "forward": 2.0, "backward": 1.0})):
         watch.begin(1, sampled=sampled)
         for _ in watch.fetch(iter((1, 2))):  # two batches, and the end of them
@@ -74,7 +74,7 @@ def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> No
 
 def test_what_backward_waits_for_when_all_is_computed_is_communication() -> None:
     now = [0.0]
-    first, watch = nn.Linear(2, 2), Stopwatch(0.0, mark=lambda: (lambda moment: lambda: moment)(now[0]))
+    first, watch = nn.Linear(2, 2), Stopwatch(0.0, clock=lambda: (lambda moment: lambda: moment)(now[0]))
     watch.hear(first)
 
     def advance(seconds: float) -> Callable[[torch.Tensor], None]:

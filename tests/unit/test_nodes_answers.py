@@ -19,7 +19,7 @@ from trainfleet.nodes.answers import Failure, Result, Untrue
 from trainfleet.nodes.facts import parse
 from trainfleet.nodes.gate import read_bandwidth
 from trainfleet.nodes.head import public_key
-from trainfleet.nodes.health import judge
+from trainfleet.nodes.health import flaws
 from trainfleet.nodes.transport import Transport
 from unit.test_nodes_facts import P3DN as TEXT
 from unit.test_nodes_health import P3DN, fleet
@@ -43,7 +43,7 @@ def test_one_sick_gpu_is_a_finding_and_no_end_of_the_look(line: str) -> None:
         return
     assert len(facts.gpus) == 1 and facts.gpu_trouble == (line,)
     odd = {"gpus": P3DN.gpus[:7], "gpu_trouble": facts.gpu_trouble}
-    found = [finding for finding in judge(fleet(3, P3DN, odd), wanted("p3dn.24xlarge")) if finding.check == "gpu"]
+    found = [finding for finding in flaws(fleet(3, P3DN, odd), wanted("p3dn.24xlarge")) if finding.check == "gpu"]
     assert len(found) == 1 and found[0].host and found[0].host.name == "n2" and line in found[0].message and found[0].blames_host
 
 

@@ -13,7 +13,7 @@ from trainfleet.devices.bandwidth import tournament
 from trainfleet.errors import BackendError
 from trainfleet.nodes.facts import Facts, Space
 from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
-from trainfleet.nodes.health import judge, unfit
+from trainfleet.nodes.health import flaws, unfit
 from trainfleet.nodes.operations import Wanted
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
@@ -34,7 +34,7 @@ def fleet(count: int, base: Facts, odd: dict[str, Any] | None = None) -> dict[Ho
 
 
 def said(odd: dict[str, Any], goal: Wanted | None = None, base: Facts = READY) -> list[str]:
-    return [f"{finding.host}: {finding.check}: {finding.message}" for finding in judge(fleet(3, base, odd), goal or wanted())]
+    return [f"{finding.host}: {finding.check}: {finding.message}" for finding in flaws(fleet(3, base, odd), goal or wanted())]
 
 
 P3DN = replace(P3DN_READY, bus=("nvidia",) * 8 + ("efa",), infiniband=("efa_0",), memory_kib=790_000_000)

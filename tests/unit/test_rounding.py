@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer, rounding
-from trainfleet.engine.rounding import RoundedAdamW, chance, place_of, renew, rounded
+from trainfleet.engine.rounding import RoundedAdamW, chance, extent_of, renew, rounded
 from trainfleet.engine.world import PRECISIONS
 
 HALF = replace(TRAIN, weights="bf16", compile=False)
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 
 def drawn(draw: int | Tensor, size: tuple[int, int], key: int = 5) -> Tensor:
-    rows, columns = place_of(torch.empty(size))
+    rows, columns = extent_of(torch.empty(size))
     return chance(torch.tensor(key, dtype=torch.int32), torch.as_tensor(draw, dtype=torch.int32), rows, columns)
 
 
@@ -76,7 +76,7 @@ def test_a_part_s_place_is_that_in_the_whole(size: tuple[int, ...], placements: 
     try:
         mesh = init_device_mesh("cpu", (2, 2))
         part = distribute_tensor(whole, mesh, placements, src_data_rank=None)
-        rows, columns = place_of(part)
+        rows, columns = extent_of(part)
         held = part.to_local()
         assert torch.equal(whole.view(len(whole), -1)[rows, columns], held.view(len(held), -1))
     finally:

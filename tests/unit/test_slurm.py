@@ -36,7 +36,7 @@ from trainfleet.plan.request import Request
 from trainfleet.runs import Run, node_log
 from trainfleet.watch.causes import Then
 from trainfleet.watch.follow import Outcome
-from trainfleet.watch.verdict import Mark, Verdict, judge
+from trainfleet.watch.verdict import Start, Verdict, judge
 
 FLEET: dict[str, Any] = {"backend": "slurm", "nodes": 2, "shared_folder": "/fsx/work"}
 
@@ -273,7 +273,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(admission.NODES, "n[0-2]")
     run, start = Run(Path("runs/ours")), Path("runs/ours/nodes/slurm-7-0")
-    request, since = Request(replace(train_job(config), folder=run.folder), ()), Mark(0.0, {})
+    request, since = Request(replace(train_job(config), folder=run.folder), ()), Start(0.0, {})
     trial = node_log(batch.trial_of(start), 0)
     trial.parent.mkdir(parents=True)
     run.config.write_text(dump_resolved(config))

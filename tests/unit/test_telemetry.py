@@ -158,10 +158,10 @@ def test_the_trial_between_nodes_meets_on_the_first() -> None:
 
 
 def test_a_trial_that_fails_says_why() -> None:
-    assert collectives.judge(None) == "no answer"
-    assert "NRT_FAILURE" in str(collectives.judge(Result(1, "Error: NRT_FAILURE", "", 0.1)))
-    assert "exit code 1" in str(collectives.judge(Result(1, TABLE, "", 0.1)))
-    assert isinstance(collectives.judge(Result(0, TABLE, "", 0.1)), telemetry.Collective)
+    assert collectives.read(None) == "no answer"
+    assert "NRT_FAILURE" in str(collectives.read(Result(1, "Error: NRT_FAILURE", "", 0.1)))
+    assert "exit code 1" in str(collectives.read(Result(1, TABLE, "", 0.1)))
+    assert isinstance(collectives.read(Result(0, TABLE, "", 0.1)), telemetry.Collective)
 
 
 # neuron-runtime/api/nrt_status (SDK 2.32): what is no success and says what went wrong.

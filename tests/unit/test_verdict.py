@@ -20,7 +20,7 @@ from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.follow import Outcome
 from trainfleet.watch.lines import read_lines
-from trainfleet.watch.verdict import Verdict, judge, mark
+from trainfleet.watch.verdict import Verdict, judge, start_now
 from trainfleet.watchdog import Alarm, Sentry
 
 BAD = Status(Phase.ENDED, exits={0: 1, 1: 1})
@@ -49,7 +49,7 @@ def verdict(
     run: Run, *, alarm: Alarm | None = None, status: Status = BAD, hosts: str = "ab", alive: tuple[int, ...] = ()
 ) -> Verdict:
     asked = request(run, hosts)
-    return judge(asked, Outcome(status, alarm, frozenset(alive)), run, mark(request(Run(run.folder / "none"))))
+    return judge(asked, Outcome(status, alarm, frozenset(alive)), run, start_now(request(Run(run.folder / "none"))))
 
 
 TRACE = ("Traceback (most recent call last):", '  File "x.py", line 1, in f')
@@ -110,7 +110,7 @@ def test_on_a_machine_that_plays_the_nodes_there_is_no_elsewhere(run: Run) -> No
     write(run, 0, *TRACE, "ModuleNotFoundError: No module named 'torch'")
     job = Job("train", "x", run.folder, 1, 1, "m", (), True)
     asked = Request(job, (Artifact("node-0.sh", "x"),))
-    assert judge(asked, Outcome(BAD, None), run, mark(request(Run(run.folder / "none")))).then is Then.STOP
+    assert judge(asked, Outcome(BAD, None), run, start_now(request(Run(run.folder / "none")))).then is Then.STOP
 
 
 def test_no_host_is_put_aside_on_a_suspicion() -> None:

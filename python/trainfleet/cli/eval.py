@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..launch.judging import judge
+from ..launch.harness import evaluate
 from ..launch.settings import run_started
 from ..launch.whereabouts import carried_out
 from ..processes import run_module
@@ -11,7 +11,7 @@ from .variables import Variables
 
 def main(variables: Variables, started: float) -> int:
     if "TASKS" in variables:
-        return judge(variables, variables["TASKS"])
+        return evaluate(variables, variables["TASKS"])
     if (code := carried_out("eval", variables)) is not None:
         return code
     return run_module("trainfleet.engine.evaluate", str(run_started(variables).folder))

@@ -139,14 +139,14 @@ def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...]
 
 def open_reference(definition: str, where: str) -> HuggingFace:
     """The reference for a tokenizer.json that stood at `where`. DataError when it can't load it, or encode any text with it."""
-    with judged(where):
+    with blaming(where):
         reference = HuggingFace(definition)
         reference.encode(HARD_TEXTS)  # one without a token for what it does not know is loaded, and fails at its first new word
         return reference
 
 
 @contextmanager
-def judged(where: str) -> Iterator[None]:
+def blaming(where: str) -> Iterator[None]:
     """What `tokenizers` raises is the fault of the tokenizer at `where`: a bare Exception, or PanicException, which is none."""
     try:
         yield

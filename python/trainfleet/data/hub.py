@@ -33,7 +33,7 @@ class Dataset:
     revision: str | None
 
 
-def place_of(source: str) -> Dataset:
+def dataset_of(source: str) -> Dataset:
     """What a source names.
 
     Raises:
@@ -60,9 +60,9 @@ def open_dataset(source: str) -> Any:
     except ImportError as error:
         what = "needs the package datasets to be read"
         raise DataError(what, where=source, why=str(error), next=installing("data")) from error
-    place = place_of(source)
+    found = dataset_of(source)
     try:
-        return datasets.load_dataset(place.name, place.config, split=place.split, revision=place.revision, streaming=True)
+        return datasets.load_dataset(found.name, found.config, split=found.split, revision=found.revision, streaming=True)
     except Exception as error:  # whatever the hub, the network or the dataset's own code raises
         why = f"{type(error).__name__}: {error}"
         raise DataError(

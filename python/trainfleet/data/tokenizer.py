@@ -20,16 +20,16 @@ class Tokenizer(Vocabulary):
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""
-        from .encoders import judged
+        from .encoders import blaming
 
-        with judged(self.where):
+        with blaming(self.where):
             return self.encoder.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without special tokens; bytes that are no UTF-8 become U+FFFD."""
-        from .encoders import judged
+        from .encoders import blaming
 
-        with judged(self.where):
+        with blaming(self.where):
             return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
 
     @cached_property

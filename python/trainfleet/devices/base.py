@@ -76,7 +76,7 @@ class Device(Protocol):
         """Nominal FLOP/s of this rank's share of the device, without sparsity."""
         ...
 
-    def place(self, array: np.ndarray) -> Tensor:
+    def upload(self, array: np.ndarray) -> Tensor:
         """The array on the device; the copy may still be under way when this returns."""
         ...
 
@@ -92,7 +92,7 @@ class Device(Protocol):
         """Waits until the device has finished all that was queued."""
         ...
 
-    def mark(self) -> Callable[[], float]:
+    def clock(self) -> Callable[[], float]:
         """Records an event in the device's queue; the function returned gives its time in seconds, once the device is past it."""
         ...
 

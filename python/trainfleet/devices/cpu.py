@@ -69,7 +69,7 @@ class Cpu:
         """What its threads reach in products of a small model's size (trial.py): no nominal figure, which no CPU comes near."""
         return trial.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32") * torch.get_num_threads()
 
-    def place(self, array: np.ndarray) -> Tensor:
+    def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
     def memory_bytes(self) -> int:
@@ -82,7 +82,7 @@ class Cpu:
     def synchronize(self) -> None:
         pass  # a call returns when its work is done
 
-    def mark(self) -> Callable[[], float]:
+    def clock(self) -> Callable[[], float]:
         moment = time.perf_counter()
         return lambda: moment
 

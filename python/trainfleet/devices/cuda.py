@@ -83,7 +83,7 @@ class Cuda:
         format = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16"}.get(dtype, "fp32")
         return float("nan") if accelerator is None else accelerator.peak(format)
 
-    def place(self, array: np.ndarray) -> Tensor:
+    def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
 
     def memory_bytes(self) -> int:
@@ -95,7 +95,7 @@ class Cuda:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
-    def mark(self) -> Callable[[], float]:
+    def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another

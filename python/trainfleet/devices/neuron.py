@@ -97,7 +97,7 @@ class Neuron(Core):
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         return cast(Call, torch.compile(call, backend="neuron", dynamic=False))  # every shape is a program of its own
 
-    def place(self, array: np.ndarray) -> Tensor:
+    def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
 
     def memory_bytes(self) -> int:
@@ -109,7 +109,7 @@ class Neuron(Core):
     def synchronize(self) -> None:
         self.module.synchronize()
 
-    def mark(self) -> Callable[[], float]:
+    def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
         first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another

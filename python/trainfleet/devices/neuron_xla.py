@@ -74,7 +74,7 @@ class NeuronXla(Core):
         found = self.metrics.metric_data("CompileTime")
         return int(found[0]) if found else 0
 
-    def place(self, array: np.ndarray) -> Tensor:
+    def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.torch_device)
 
     def memory_bytes(self) -> int:
@@ -93,7 +93,7 @@ class NeuronXla(Core):
         self.xla.sync(wait=True)
         self.model.wait_device_ops()
 
-    def mark(self) -> Callable[[], float]:
+    def clock(self) -> Callable[[], float]:
         moment = time.perf_counter()  # of recording: the device's own times are the profiler's
         return lambda: moment
 

@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
     """Trains the run to its end or to a stop. `moments`: when the start had come how far, in unix time."""
     profile = Profile(run.profile, config.train.profile_steps if world.first else None)
-    watch = Stopwatch(run.read_results().get("started") or moments["loaded"], heart, world.device.mark, profile.at)
+    watch = Stopwatch(run.read_results().get("started") or moments["loaded"], heart, world.device.clock, profile.at)
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
     looks = world.first or (os.environ.get("LOCAL_RANK") == "0" and uplink.BUCKET in os.environ)  # its folder is its node's own
     vote = Vote(run.stop if looks else None, world.tree("votes"))

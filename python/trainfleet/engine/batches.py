@@ -92,7 +92,7 @@ class Batches:
         """The rank's micro-batches of one step, each with how many come after it; the next step's are prefetched meanwhile."""
         tokens, size = self._take(step), self.train.micro_batch
         for index in range(self.per_step):
-            yield self.per_step - index - 1, split(self.device.place(tokens[index * size : (index + 1) * size]), self.end)
+            yield self.per_step - index - 1, split(self.device.upload(tokens[index * size : (index + 1) * size]), self.end)
 
     def _take(self, step: int) -> np.ndarray:
         expected, future = self.ahead or (0, None)
@@ -115,7 +115,7 @@ def validation(samples: Samples, config: Config, rank: int, ranks: int, device: 
     count = validation_count(samples, config)
     for first in range(count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch):
         size = min(train.micro_batch, last - first)
-        yield split(device.place(samples.batch("validation", first, size, train.sequence_length, train.seed)), end)
+        yield split(device.upload(samples.batch("validation", first, size, train.sequence_length, train.seed)), end)
 
 
 def validation_count(samples: Samples, config: Config) -> int:

@@ -79,7 +79,7 @@ def evaluate(run: Run) -> Scores:
     for first in range(0, count, train.micro_batch):
         size = min(train.micro_batch, count - first)
         rows = samples.batch("validation", first, size, train.sequence_length, train.seed)
-        batch = split(device.place(rows), separator(samples, train))
+        batch = split(device.upload(rows), separator(samples, train))
         totals += score(model, batch)
         targets.append(batch.targets[mask(model, batch.targets)].cpu())
     if not totals.isfinite().all():

@@ -1,6 +1,6 @@
 """Skips steps whose loss or gradients are not finite, or lie far above their running mean.
 
-It is judged on the device, of numbers that all ranks have summed up, so every rank leaves out the same steps and none waits to
+That is told on the device, from numbers that all ranks have summed up, so every rank leaves out the same steps and none waits to
 learn which. OLMo-core's SkipStepOptimizer looks at the same two numbers (github.com/allenai/OLMo-core).
 """
 
@@ -34,7 +34,7 @@ class Guard:
         self.counts = torch.tensor(state[MOMENTS:], dtype=torch.int64, device=device)  # left out in a row, in all; the last one
         self.seen = torch.zeros(2, device=device)
 
-    def judge(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
+    def skips(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
         """1.0 where the step is to be skipped, else 0.0. `loss` is the rank's share; the mean over the ranks is the batch's."""
         self.seen = self.world.mean(torch.stack((loss.float(), norm.float())))
         limit = self.mean + self.train.spike_sigmas * torch.maximum(self.variance.sqrt(), FLOOR * self.mean)

@@ -26,7 +26,7 @@ class Stopwatch:
     """Seconds since `started` (unix time, when the user's command began), each in one stage.
 
     Training is what remains: time in the loop that is neither validation nor a checkpoint. The heart, if there is one, tells
-    the watchdog which stage it is. Steps that are logged are sampled: their parts are timed on the device's own clock (`mark`),
+    the watchdog which stage it is. Steps that are logged are sampled: their parts are timed on the device's own clock (`clock`),
     which is read when the step is logged, as the host waits for the device then in any case.
     """
 
@@ -34,11 +34,11 @@ class Stopwatch:
         self,
         started: float,
         heart: Heart | None = None,
-        mark: Callable[[], Reading] = now,
+        clock: Callable[[], Reading] = now,
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         """`at_step` is told of every step that begins."""
-        self.started, self.heart, self.mark, self.at_step = started, heart, mark, at_step
+        self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
         self.computed: list[Reading] = []  # when the last gradient of the backward pass was there
@@ -77,25 +77,25 @@ class Stopwatch:
         if not self.sampled:
             yield
             return
-        began = self.mark()
+        began = self.clock()
         self.computed.clear()
         with record_function(name):
             yield
-        ended = self.mark()
+        ended = self.clock()
         for computed in self.computed[-1:]:
             self.spans.append(("communication", computed, ended))
             ended = computed
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Registers a hook that marks when the last gradient is computed; what is left of the backward pass is communication.
+        """Registers a hook that notes when the last gradient is computed; what is left of the backward pass is communication.
 
         `first` is the model's first module, whose output's gradient is computed last.
         """
 
         def listen(_: nn.Module, __: object, output: Tensor) -> None:
             if self.sampled and output.requires_grad:
-                output.register_hook(lambda gradient: self.computed.append(self.mark()))  # type: ignore[no-untyped-call]
+                output.register_hook(lambda gradient: self.computed.append(self.clock()))  # type: ignore[no-untyped-call]
 
         first.register_forward_hook(listen)
 

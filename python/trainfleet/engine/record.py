@@ -36,7 +36,7 @@ class Recorder:
         self.loggers = loggers
         self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
         self.resumed = progress.step
-        self.mark = progress.step, 0.0  # step and training seconds at the last line
+        self.last = progress.step, 0.0  # step and training seconds at the last line
         before = list(run.read_metrics())
         self.lines = [line for line in before if line["step"] <= progress.step]
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)  # at the last line
@@ -55,9 +55,9 @@ class Recorder:
         self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int, more: Record | None = None
     ) -> None:
         """Writes the line of metrics of the step just done. `more`: what else is measured of this node's devices."""
-        (marked, before), now = self.mark, self.watch.training
-        self.mark = self.progress.step, now
-        seconds = (now - before) / (self.progress.step - marked)
+        (logged, before), now = self.last, self.watch.training
+        self.last = self.progress.step, now
+        seconds = (now - before) / (self.progress.step - logged)
         speed = self.train.global_batch * self.train.sequence_length / seconds
         line = {
             "step": self.progress.step,
@@ -72,7 +72,7 @@ class Recorder:
             **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
             "skipped": skipped,
             **(more or {}),
-            **self._span(first=marked == self.resumed),
+            **self._span(first=logged == self.resumed),
         }
         self._tell_skips(skipped)
         self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})

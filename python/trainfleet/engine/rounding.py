@@ -26,7 +26,7 @@ WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie f
 MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))  # MurmurHash3's multipliers (Appleby 2011), as int32
 AT_ONCE = 1 << 26  # numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
 Step = Callable[..., None]
-Place = tuple[Tensor, Tensor, Tensor]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
+Extent = tuple[Tensor, Tensor, Tensor]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
 
 
 class RoundedAdamW(torch.optim.Optimizer):
@@ -38,7 +38,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         """`settings`: lr, betas and eps. `step` is `renew`, as it is or compiled: then it reads and writes each number once."""
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
-        self.places: dict[Tensor, Place] = {}
+        self.extents: dict[Tensor, Extent] = {}
         self.renew = step
 
     @torch.no_grad()
@@ -56,18 +56,18 @@ class RoundedAdamW(torch.optim.Optimizer):
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         keep = torch.ones((), device=device) if self.found_inf is None else 1 - self.found_inf
         state["step"] += keep
-        key, rows, columns = self._place(parameter)
+        key, rows, columns = self._extent(parameter)
         parts = [local(tensor).view(len(rows), -1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
         parts += [local(parameter.grad).reshape(len(rows), -1), rows]  # type: ignore[arg-type]
         for pieces in zip(*(torch.split(part, max(1, AT_ONCE // columns.numel())) for part in parts), strict=True):
             self.renew(*pieces, columns, key, state["step"], keep, *numbers)
 
-    def _place(self, parameter: nn.Parameter) -> Place:
-        if parameter not in self.places:
+    def _extent(self, parameter: nn.Parameter) -> Extent:
+        if parameter not in self.extents:
             digest = hashlib.sha256(f"{self.seed} {self.names[parameter]}".encode()).digest()
             key = torch.tensor(int.from_bytes(digest[:4], "big", signed=True), dtype=torch.int32, device=parameter.device)
-            self.places[parameter] = key, *place_of(parameter)
-        return self.places[parameter]
+            self.extents[parameter] = key, *extent_of(parameter)
+        return self.extents[parameter]
 
 
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
@@ -115,7 +115,7 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ x >> 16 & 0xFFFF
 
 
-def place_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
+def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
     """Which rows [R, 1] and columns [1, C] of the whole parameter this rank has; a vector is one column."""
     size: tuple[int, ...] = tuple(parameter.shape)
     start: tuple[int, ...] = (0, 0)

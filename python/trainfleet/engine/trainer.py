@@ -75,7 +75,7 @@ class Trainer:
         """One optimizer step, or none where the guard judges that it would do harm; the host never waits for the device."""
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
         with self.watch.part("optimizer"):
-            self.parts.update(learning_rate(self.train, step), lambda norm: self.guard.judge(step, loss, norm))
+            self.parts.update(learning_rate(self.train, step), lambda norm: self.guard.skips(step, loss, norm))
         self.progress.advance(self.train)
 
     def validate(self) -> float:

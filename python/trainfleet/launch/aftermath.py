@@ -22,7 +22,7 @@ from ..runs import Run
 from ..watch.attempts import conclude, worth_it
 from ..watch.causes import Then
 from ..watch.follow import Outcome
-from ..watch.verdict import Mark, judge
+from ..watch.verdict import Start, judge
 
 AGAIN, OVER = 0, 1
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
     """Whether another start can do better, by the verdict, which is kept and told."""
     status = Status(Phase.ENDED, exits=exits)
-    verdict = judge(request, Outcome(status, None), run, Mark(start.stat().st_ctime, traces.lengths(start)))
+    verdict = judge(request, Outcome(status, None), run, Start(start.stat().st_ctime, traces.lengths(start)))
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
     print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
     if again:

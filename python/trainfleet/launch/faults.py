@@ -32,10 +32,10 @@ class Poison:
         load = spec.loader.exec_module
         def exec_module(module):
             load(module)
-            judge = module.Guard.judge
+            skips = module.Guard.skips
             def poisoned(self, step, loss, norm):
-                return judge(self, step, loss * float("nan") if step > {BREAK_AT} else loss, norm)
-            module.Guard.judge = poisoned
+                return skips(self, step, loss * float("nan") if step > {BREAK_AT} else loss, norm)
+            module.Guard.skips = poisoned
         spec.loader.exec_module = exec_module
         return spec
 sys.meta_path.insert(0, Poison())

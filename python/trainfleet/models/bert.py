@@ -52,7 +52,7 @@ class Encoder(Network):
         return self.head(x) if targets is None else self.loss(x, targets, reduction)
 
     def features(self, tokens: Tensor) -> Tensor:
-        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, self.places(tokens)))
+        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, self.positions_of(tokens)))
         for layer in self.layers:
             x = layer(x)
         return x
@@ -83,7 +83,7 @@ class Bert(Encoder):
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of features. A sum counts every sequence as often as its guesses: over these, it is the mean."""
-        first = self.places(targets)[:1] == 0  # whether this rank has the token that says it
+        first = self.positions_of(targets)[:1] == 0  # whether this rank has the token that says it
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(self.hidden_loss(x, words, reduction))
         labels = targets[:, 0]

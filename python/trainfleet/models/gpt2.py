@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..config.types import Model
 from .layers import COLUMN, Attention, Embeddings, FeedForward, initial
 from .llama import Cache, Decoder, Llama
-from .network import causal_within, places_within
+from .network import causal_within, positions_within
 
 
 class GPT2(Decoder):
@@ -34,9 +34,9 @@ class GPT2(Decoder):
 
     def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        places = self.places(tokens, start) if documents is None else places_within(documents)
+        positions = self.positions_of(tokens, start) if documents is None else positions_within(documents)
         mask = None if documents is None else causal_within(documents)
-        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, places))
+        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, positions))
         for index, layer in enumerate(self.layers):
             x = layer(x, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]

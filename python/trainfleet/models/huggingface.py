@@ -71,7 +71,7 @@ IGNORED = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Counterpart:
     """Where a parameter of ours stands there: the name, whether turned, and which of three that lie side by side it is."""
 
     name: str
@@ -79,11 +79,11 @@ class Place:
     third: int | None = None
 
 
-def place_of(family: str, ours: str) -> Place:
+def counterpart_of(family: str, ours: str) -> Counterpart:
     """GPT-2 has its matrices turned, and query, key and value side by side in one."""
     for mine, theirs in HEADS[family].items():
         if ours.startswith(mine):
-            return Place(ours.replace(mine, theirs, 1))
+            return Counterpart(ours.replace(mine, theirs, 1))
     prefix, names = TRUNKS[family]
     name = ours
     for mine, theirs in names.items():
@@ -92,18 +92,18 @@ def place_of(family: str, ours: str) -> Place:
             if mine.startswith(("embed", "norm.")):
                 break
     if family != "gpt2" or not ours.startswith("layers.") or "layernorm" in ours:
-        return Place(f"{prefix}.{name}")
+        return Counterpart(f"{prefix}.{name}")
     third = next((index for index, letter in enumerate("qkv") if f"self_attn.{letter}_proj" in ours), None)
-    return Place(f"{prefix}.{name}", ours.endswith("weight"), third)
+    return Counterpart(f"{prefix}.{name}", ours.endswith("weight"), third)
 
 
 def outgoing(model: nn.Module, family: str) -> dict[str, Tensor]:
     """The weights under their names there, on the host; a tied one once."""
     parts: dict[str, list[Tensor]] = {}
     for ours, parameter in model.named_parameters():
-        place = place_of(family, ours)
+        there = counterpart_of(family, ours)
         value = parameter.detach().cpu()
-        parts.setdefault(place.name, []).append(value.T if place.turned else value)
+        parts.setdefault(there.name, []).append(value.T if there.turned else value)
     return {
         name: torch.cat(several, -1).contiguous() if len(several) > 1 else several[0].contiguous()
         for name, several in parts.items()
@@ -147,7 +147,7 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
         found = {key: file for file in files.values() for key in file.keys()}  # noqa: SIM118 - it is no dict
         names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
         refuse_others(folder, shape, set(names))
-        return {ours: take(folder, names, place_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
+        return {ours: take(folder, names, counterpart_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
 
 
 def file_names(folder: Path) -> list[str]:
@@ -185,8 +185,8 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
 
     with torch.device("meta"):
         model = build(shape)
-    needed = {place_of(shape.family, name).name for name, _ in model.named_parameters()}
-    tied = {place_of(shape.family, name).name for name in model.state_dict()} - needed
+    needed = {counterpart_of(shape.family, name).name for name, _ in model.named_parameters()}
+    tied = {counterpart_of(shape.family, name).name for name in model.state_dict()} - needed
     missing, others = needed - present, present - needed - tied
     extra = {name for name in others if not re.search(IGNORED[shape.family], name)}
     for names, what in ((missing, "lacks weights"), (extra, "has weights that the model has no place for")):
@@ -195,17 +195,17 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
             raise RunError(what, where=str(folder), why=shown, next=f"model.preset: {folder} takes its shape")
 
 
-def take(folder: Path, names: dict[str, tuple[Any, str]], place: Place, ours: str, size: torch.Size) -> Tensor:
+def take(folder: Path, names: dict[str, tuple[Any, str]], wanted: Counterpart, ours: str, size: torch.Size) -> Tensor:
     """One parameter, as it stands here."""
-    file, key = names[place.name]
+    file, key = names[wanted.name]
     there = file.get_slice(key)
     if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:
         why = f"{key} is {there.get_dtype()} of size {tuple(there.get_shape())}, and {ours} here of {tuple(size)}"
         raise RunError("has weights of another kind", where=str(folder), why=why, next=f"model.preset: {folder} takes its shape")
     value: Tensor = file.get_tensor(key)
-    if place.third is not None:
-        value = value.chunk(3, -1)[place.third]
-    value = value.T.contiguous() if place.turned else value
+    if wanted.third is not None:
+        value = value.chunk(3, -1)[wanted.third]
+    value = value.T.contiguous() if wanted.turned else value
     if value.shape != size:
         why = f"{key} gives {ours} the size {tuple(value.shape)}, the model has {tuple(size)}"
         raise RunError("has weights of another size", where=str(folder), why=why, next=f"model.preset: {folder} takes its shape")

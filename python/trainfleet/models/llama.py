@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..config.families import FAMILIES
 from ..config.types import Model
 from .loss import next_token_loss
-from .network import Attend, Network, causal_within, places_within
+from .network import Attend, Network, causal_within, positions_within
 from .plan import Plan
 
 INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initial`
@@ -89,8 +89,8 @@ class Llama(Decoder):
 
     def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        places = self.places(tokens, start) if documents is None else places_within(documents)
-        rotation, mask = rotary_table(self.shape, places), None if documents is None else causal_within(documents)
+        positions = self.positions_of(tokens, start) if documents is None else positions_within(documents)
+        rotation, mask = rotary_table(self.shape, positions), None if documents is None else causal_within(documents)
         x = tokens if tokens.is_floating_point() else self.embed(tokens)  # a stage before this one may have done it
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)

@@ -57,17 +57,17 @@ def hidden_token_loss(
     them would make the host wait for the device. Where x is one of `parts` of each sequence, the mean over the parts is the mean.
     """
     count, length = targets.shape
-    flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)  # one more, for the places that no guess fills
-    chosen = first_places(flat != IGNORED, count * min(guesses, length))
+    flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)  # one more, for the positions that no guess fills
+    chosen = first_positions(flat != IGNORED, count * min(guesses, length))
     total = surprise(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], "sum")
     return total * (parts / (count * guesses)) if reduction == "mean" else total
 
 
-def first_places(mask: Tensor, size: int) -> Tensor:
-    """Where a mask [N] is true: its first `size` places, [size], filled up with N - 1.
+def first_positions(mask: Tensor, size: int) -> Tensor:
+    """Where a mask [N] is true: its first `size` positions, [size], filled up with N - 1.
 
     By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is not among PyTorch/XLA's.
     """
     turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)  # the last place is for all that does not count
-    places = torch.arange(len(mask), device=mask.device)
-    return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, places)[:size]
+    positions = torch.arange(len(mask), device=mask.device)
+    return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[:size]

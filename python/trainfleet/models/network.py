@@ -41,7 +41,7 @@ class Network(nn.Module, ABC):
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of features."""
 
-    def places(self, tokens: Tensor, start: int = 0) -> Tensor:
+    def positions_of(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Where tokens [B, T], or a hidden state [B, T, D], stand in their sequence: [T]."""
         if self.positions is not None:
             return self.positions
@@ -95,11 +95,11 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=shared)
 
 
-def places_within(documents: Tensor) -> Tensor:
+def positions_within(documents: Tensor) -> Tensor:
     """Where each token stands in its document, [B, T], given the documents' numbers [B, T]."""
-    places = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    positions = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
     begins = F.pad(documents.diff(dim=1) != 0, (1, 0), value=True)
-    return places - torch.where(begins, places, 0).cummax(1).values
+    return positions - torch.where(begins, positions, 0).cummax(1).values
 
 
 def causal_within(documents: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""The hosts of a fleet: how they are reached, read, made ready and judged. The one room that knows SSH."""
+"""The hosts of a fleet: how they are reached, read, made ready and examined. The one room that knows SSH."""

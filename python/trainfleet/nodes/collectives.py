@@ -48,7 +48,7 @@ def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, F
     answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
     said, findings = [], list[Finding]()
     for host in hosts:
-        found = judge(answers.get(host))
+        found = read(answers.get(host))
         if isinstance(found, str):
             findings.append(Finding(host, "nccom-test", found, f"on it: {TOOL} -r {ranks} allr; dmesg", blames_host=True))
         else:
@@ -57,7 +57,7 @@ def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, F
         return said, findings
     addresses = {host.name: facts[host].address(host) for host in hosts}
     answer = transport.run(f"{command(ranks, addresses)} 2>&1", timeout=SECONDS, hosts=hosts[:1]).get(hosts[0])
-    found = judge(answer)
+    found = read(answer)
     if isinstance(found, str):
         return [*said, f"not tried between the nodes: {found}; can {hosts[0].name} log in on the others?"], []
     least = least_bandwidth(wanted.fleet.instance_type) or 0.0
@@ -67,7 +67,7 @@ def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, F
     )
 
 
-def judge(answer: Result | Failure | None) -> Collective | str:
+def read(answer: Result | Failure | None) -> Collective | str:
     """The last row of a trial, or why there is none."""
     if not isinstance(answer, Result):
         return answer.message if answer else "no answer"

@@ -22,7 +22,7 @@ from .answers import Answers, Failure, Host, Result, Untrue, is_whole_number, nu
 from .facts import Facts
 from .finding import Finding, unreachable
 from .fleet import wanted_of
-from .health import judge
+from .health import flaws
 from .operations import Wanted
 from .tar import code_files, content_hash
 from .together import run_together
@@ -79,7 +79,7 @@ def examine(transport: Transport, config: Config, *, fabric: bool = True, hosts:
     answers = reading.read(transport, config, hosts)
     facts = {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
     findings = [unreachable(host, answer) for host, answer in answers.items() if isinstance(answer, Failure)]
-    findings += judge(facts, wanted)
+    findings += flaws(facts, wanted)
     bandwidth = None
     for trial in (try_shared_folder, try_port):
         findings += trial(transport, wanted, _sound(facts, findings))

@@ -1,6 +1,6 @@
 """What is wrong with the nodes of a fleet, from their facts alone. Pure: tests give facts as data.
 
-`unfit` is what keeps `make setup` from touching a host at all; `judge` is what keeps a launch from starting.
+`unfit` is what keeps `make setup` from touching a host at all; `flaws` are what keeps a launch from starting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         yield from check(facts, wanted)
 
 
-def judge(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
         one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, neuron_devices, memory, room, cards,

@@ -22,36 +22,36 @@ def run_together(transport: Transport, command: Callable[[Host], str], *, timeou
     """What the commands came to, as Transport.run has it; each ends after `timeout` seconds. The first host's ends last."""
     token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
 
-    def place(host: Host) -> str:
+    def folder(host: Host) -> str:
         return f"/tmp/trainfleet-{token}-{numbers[host]}"
 
     limit = timeout + spread(len(hosts))
-    began = transport.run(lambda host: begin(place(host), command(host), limit), timeout=START_SECONDS, hosts=hosts)
+    began = transport.run(lambda host: begin(folder(host), command(host), limit), timeout=START_SECONDS, hosts=hosts)
     started = list(began.ok)
     if len(started) == len(hosts):
-        transport.ask(hosts[0], wait(place(hosts[0]), limit), timeout=limit + GRACE)
+        transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
     seconds = END_SECONDS if len(started) == len(hosts) else 0  # without one, the others wait in vain
-    ended = transport.run(lambda host: collect(place(host), seconds), timeout=START_SECONDS + seconds, hosts=started)
+    ended = transport.run(lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started)
     return Answers({host: ended.get(host, answer) for host, answer in began.items()})
 
 
-def begin(place: str, command: str, timeout: float) -> str:
-    """Starts a command that leaves what it prints in `place`/out and its exit code in `place`/code. Returns at once."""
+def begin(folder: str, command: str, timeout: float) -> str:
+    """Starts a command that leaves what it prints in `folder`/out and its exit code in `folder`/code. Returns at once."""
     inner = f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > code.part; mv code.part code"
     return (
-        f"umask 077; mkdir {place} && cd {place} && "
+        f"umask 077; mkdir {folder} && cd {folder} && "
         f"{{ setsid sh -c {shlex.quote(inner)} < /dev/null > out 2>&1 & echo $! > pid; }}"
     )
 
 
-def wait(place: str, timeout: float) -> str:
-    """Ends when the command in `place` has, or its time is over."""
-    return f"for _ in $(seq {round(timeout) * 5}); do [ -e {place}/code ] && break; sleep 0.2; done"
+def wait(folder: str, timeout: float) -> str:
+    """Ends when the command in `folder` has, or its time is over."""
+    return f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
 
 
-def collect(place: str, seconds: int) -> str:
-    """Prints what the command in `place` has printed, and ends as it did; what takes so many seconds more is killed (124)."""
-    return f"""cd {place} || exit 125
+def collect(folder: str, seconds: int) -> str:
+    """Prints what the command in `folder` has printed, and ends as it did; what takes so many seconds more is killed (124)."""
+    return f"""cd {folder} || exit 125
 for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done
 [ -e code ] || {{ kill -KILL -- "-$(cat pid)"; echo 124 > code; }}
-cat out; read -r code < code; cd /; rm -rf {place}; exit "$code\""""
+cat out; read -r code < code; cd /; rm -rf {folder}; exit "$code\""""

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from .. import door, fence
-from ..beats import place, read_beats
+from ..beats import read_beats, stage
 from ..errors import ConfigError, InputError
 from ..runs import Run
 from .history import History, duration, layout, moment
@@ -46,7 +46,7 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
             yield (
                 f"rank {beat.rank}",
                 f"node {beat.node}",
-                place(beat),
+                stage(beat),
                 f"{duration(beat.busy_seconds)} of {duration(beat.step_seconds)}",
             )
 

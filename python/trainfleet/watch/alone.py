@@ -27,7 +27,7 @@ from ..uplink import BUCKET, EVERY
 from .causes import Then
 from .follow import Outcome
 from .lines import DAY, stamp_of
-from .verdict import Mark, judge
+from .verdict import Start, judge
 
 AGAIN = 75  # sysexits.h: a temporary failure
 SAME = 2.0  # seconds that the clocks of two machines of AWS are apart, at most
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
             told = [line for line in feed.read_text().splitlines() if is_since(line, began)]
             feed.write_text("".join(f"{line}\n" for line in told))
         verdict = judge(
-            request_of(folder, nodes), Outcome(Status(Phase.ENDED, exits={0: code}), None), Run(folder), Mark(began, {})
+            request_of(folder, nodes), Outcome(Status(Phase.ENDED, exits={0: code}), None), Run(folder), Start(began, {})
         )
         os.close(held)
         os.chdir("/")

@@ -23,7 +23,7 @@ from ..plan.request import Request
 from .catalogue import first_sign
 from .causes import Then, Weight
 from .follow import Follower, Outcome
-from .verdict import Verdict, judge, mark
+from .verdict import Verdict, judge, start_now
 
 ATTEMPTS = 4  # in a row without a new checkpoint
 BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
@@ -42,7 +42,7 @@ def persevere(
     """
     run, broken, fruitless, restarts = follower.run, dict[str, str](), 0, 0
     while True:
-        saved, since, told = progress(run), mark(request), len(notices(run))
+        saved, since, told = progress(run), start_now(request), len(notices(run))
         if not running:
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = follower.carry_out(request, running), None

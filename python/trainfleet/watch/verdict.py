@@ -27,16 +27,16 @@ OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Tr
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A moment before a job: what is older, in time or in the logs, has no part in its verdict."""
+class Start:
+    """The moment before a job: what is older, in time or in the logs, has no part in its verdict."""
 
     time: float
     ends: Mapping[Path, int]
 
 
-def mark(request: Request) -> Mark:
+def start_now(request: Request) -> Start:
     """This moment."""
-    return Mark(time.time(), {log: log.stat().st_size for log in request.logs if log.exists()})
+    return Start(time.time(), {log: log.stat().st_size for log in request.logs if log.exists()})
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Verdict:
         return {"who": self.who, "then": self.then.value, **asdict(self)}
 
 
-def judge(request: Request, outcome: Outcome, run: runs.Run, since: Mark) -> Verdict:
-    """The verdict on a job that failed, from what was written and seen since the mark."""
+def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Verdict:
+    """The verdict on a job that failed, from what was written and seen since its start."""
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
@@ -137,7 +137,7 @@ def _cut_short(lines: list[Line], node: int | None) -> str:
     return f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without having saved: {limit}"
 
 
-def _is_of(event: runs.Record, order: int, since: Mark) -> bool:
+def _is_of(event: runs.Record, order: int, since: Start) -> bool:
     """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does not tell."""
     told = event.get("order")
     return bool(event["time"] >= since.time - SKEW) if told is None else told == order
@@ -206,7 +206,7 @@ def _seen(outcome: Outcome) -> Iterator[Line]:
             yield Line(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
 
 
-def _faults(faults: list[runs.Record], since: Mark) -> Iterator[Line]:
+def _faults(faults: list[runs.Record], since: Start) -> Iterator[Line]:
     """What ranks said of themselves, as the end of the traceback that it is."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")

@@ -141,7 +141,7 @@ class Slurm(Ssh):
         return plain | ({CARDS: " ".join(cards)} if cards else {})
 
     def submit(self, request: Request) -> Handle:
-        """One sbatch for a token. Where two submit it at once, the job that starts second finds the first's mark, and leaves."""
+        """One sbatch for a token. Where two submit it at once, the job that starts second finds the first's claim, and leaves."""
         job = request.job
         if number := self._number(job.folder, request.token):
             return self._handle(job.folder, number, request.token, job.nodes)
@@ -158,12 +158,12 @@ class Slurm(Ssh):
         number = said.out.strip().partition(";")[0]
         if said.code or not number.isdecimal():
             raise room.explained(self.engine, refused("sbatch", said.error or said.out))
-        runs.write_atomic(traces.mark(job.folder, request.token), number + "\n")
+        runs.write_atomic(traces.claim(job.folder, request.token), number + "\n")
         self.engine.wake()
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
-        """The job that carries a token out: by its mark, or, where who submitted it died before leaving one, by Slurm."""
+        """The job that carries a token out: by its claim, or, where who submitted it died before leaving one, by Slurm."""
         if number := traces.number(folder, token):
             return number
         return next((job.id for job in self.engine.mine().values() if _token(job) == token), "")
@@ -202,8 +202,8 @@ class Slurm(Ssh):
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
         """Whether this job carries that token out."""
-        if mark := traces.number(folder, token):
-            return mark == number
+        if claimant := traces.number(folder, token):
+            return claimant == number
         job = self.engine.mine().get(number)
         return job is not None and _token(job) == token
 

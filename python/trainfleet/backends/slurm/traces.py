@@ -12,14 +12,14 @@ NODES = "nodes"
 LARGEST, DIGITS = 1 << 20, 20  # bytes that are read of a file; digits of a number in one
 
 
-def mark(folder: Path, token: str) -> Path:
+def claim(folder: Path, token: str) -> Path:
     """The file that says which job carries a token out: whoever writes it first (batch.py writes it too)."""
     return folder / NODES / (token or "-")
 
 
 def number(folder: Path, token: str) -> str:
-    """The job that carries a token out, as its mark says; "" while there is none."""
-    return _digits(mark(folder, token))
+    """The job that carries a token out, as its claim says; "" while there is none."""
+    return _digits(claim(folder, token))
 
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:

@@ -175,12 +175,12 @@ class Nxd:
     def _zero(self) -> Tensor:
         return torch.zeros((), device=self.device.torch_device)
 
-    def update(self, rate: float, judge: Callable[[Tensor], Tensor]) -> None:
-        """NxD tells the norm after the step: a bad one has been taken when it is judged, and ends the run at the next look."""
+    def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
+        """NxD tells the norm after the step: a bad one has been taken by then, and ends the run at the next look."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        judge(self.optimizer.grad_norm.reshape(()).float())
+        skips(self.optimizer.grad_norm.reshape(()).float())
         self.optimizer.zero_grad(set_to_none=True)
         self.device.settle()
         self.steps += 1

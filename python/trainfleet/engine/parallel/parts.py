@@ -49,10 +49,10 @@ class Parts(Protocol):
         """
         ...
 
-    def update(self, rate: float, judge: Callable[[Tensor], Tensor]) -> None:
+    def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
         """One optimizer step at a learning rate, on gradients clipped to `train.gradient_clip`; the gradients are then gone.
 
-        `judge` maps the gradients' global norm before clipping to 1.0 where the step must change nothing, else to 0.0. Norm and
+        `skips` maps the gradients' global norm before clipping to 1.0 where the step must change nothing, else to 0.0. Norm and
         answer stay on the device.
         """
         ...
@@ -93,9 +93,9 @@ class Held:
         """Scales the gradients down to `limit` where their global norm is over it (0: never); returns the norm before."""
         return updates.clip(self.model.parameters(), limit)
 
-    def update(self, rate: float, judge: Callable[[Tensor], Tensor]) -> None:
+    def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
         updates.set_learning_rate(self.optimizer, rate)
-        updates.leave_out(self.optimizer, judge(self.clip(self.limit)))
+        updates.leave_out(self.optimizer, skips(self.clip(self.limit)))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -21,8 +21,8 @@ NAMES = "from lm_eval.tasks import TaskManager; print(*TaskManager().all_tasks, 
 PATTERN = "*?/"  # of tasks, or a file of one's own
 
 
-def judge(variables: Mapping[str, str], tasks: str) -> int:
-    """Has lm-eval judge the newest checkpoint; what it finds stays in the run folder. The exit code.
+def evaluate(variables: Mapping[str, str], tasks: str) -> int:
+    """Runs lm-eval on the newest checkpoint; what it finds stays in the run folder. The exit code.
 
     Raises:
         ConfigError: it is not installed, or has no such task.
