@@ -39,11 +39,13 @@ class Cockpit:
 
     def __init__(self, nodes: Lab, folder: Path, name: str, /, **changes: Any) -> None:
         self.nodes, self.folder, self.name = nodes, folder, name
-        self.run = Run(nodes.shared / "trainfleet" / "runs" / name)  # as the nodes see it; this machine has a mirror of it
+        fleet = nodes.fleet(nodes=NODES) | changes
+        shared = nodes.shared / Path(str(fleet["shared_folder"])).relative_to("/fsx")
+        self.run = Run(shared / "runs" / name)  # as the nodes see it; this machine has a mirror of it
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "name": name,
-            "fleet": nodes.fleet(nodes=NODES) | changes,
+            "fleet": fleet,
             "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
             "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
             "train": {"steps": STEPS, "precision": "fp32", "global_batch": 12, "sequence_length": 32, "log_every": 5, "validate_every": 0,
