@@ -25,6 +25,7 @@ class Book:
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)  # by node, the rank of it that torchrun saw fail first
 
     def note(self, node: int, rank: int | None, text: str) -> None:
         """Learns from a line what its writer calls itself."""

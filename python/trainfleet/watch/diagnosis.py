@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from . import blame
 from .causes import Weight
-from .evidence import OUTSIDE, SKEW, Evidence, Record, read, survived
+from .evidence import ENDED, OUTSIDE, SKEW, Evidence, Record, read, survived
 from .lines import Line, parse, read_lines
 
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
@@ -29,6 +29,7 @@ JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception th
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
+_RANK = re.compile(r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank (\d+):")
 # No rank is to blame for these.
 OF_A_NODE = ("lost-node", "preempted", "cancelled", "dependency", "rendezvous", "busy", "capacity", "quota")
 
@@ -67,9 +68,10 @@ def diagnose(
     return _find(best, standing, record, counted, nodes)
 
 
-def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, int, float, int]:
+def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, int, float, int, int]:
     blamed = counted[one.node] if one.node is not None else 0
-    return -one.weight, not one.firm, -blamed, one.time, -1 if one.rank is None else one.rank
+    rank, node = (-1 if number is None else number for number in (one.rank, one.node))
+    return -one.weight, not one.firm, -blamed, one.time, rank, node
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
@@ -108,9 +110,10 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         return mine
     said = [one for one in mine if not one.error]
     if last.firm:
-        return [last, *(one for one in said if one.weight == Weight.PROOF)]
+        return [*(one for one in said if one.weight == Weight.PROOF or (one.cause, last.cause) == ("mount", "data")), last]
+    proof = [one for one in said if one.weight == Weight.PROOF]
     explained = [one for one in said if one.weight >= last.weight and one.time > last.time - JUST_BEFORE]
-    return explained or [last, *said]
+    return [*proof, *(one for one in explained if one not in proof)] if explained else [last, *said]
 
 
 def _find(best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int) -> Finding:
@@ -135,12 +138,9 @@ def _whom(
     if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.told and best.writer[2] != "watch":
         return _who_hangs(best, standing, record)
     if "rank" in best.told:
-        rank = int(best.told["rank"])
-        return (
-            record.homes.get(rank, best.node if best.writer[2] in OUTSIDE or best.cause == "killed" else None),
-            rank,
-            best.words,
-        )
+        rank, ended = int(best.told["rank"]), ENDED.search(best.words) and " on node " not in best.words
+        here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended  # it speaks of its own node
+        return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
         return (*_absent(best, record, nodes, alike), best.words)
@@ -160,8 +160,10 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
         return best.rank
     if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
+    if match := _RANK.search(best.words):
+        return int(match[1] or match[2])
     if best.writer[2] != "kernel":
-        return None
+        return record.book.failed.get(best.node)
     ranks = [
         one
         for one in standing

@@ -20,7 +20,8 @@ SAME_CLOCK = 2.0  # seconds within which ranks of a node notice each other's fai
 ONE_MORE = 30.0  # seconds after which even a single step more shows that the job went on
 BREATH = 5.0  # seconds behind a mere warning; a calm line after that shows that it was no more
 KERNEL = re.compile(  # a record of the kernel's log, by what syslog or dmesg put before it, or by the part of it that speaks
-    r"^(?:\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |\w{3} +\d+ [\d:]+ \S+ kernel: |kernel: |"
+    r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ )?(?:\S+ )?kernel: |"
+    r"kern: +\w+: +(?:\[\S+\]: )?|"
     r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport \S+: |mce: |EDAC |nfs: server |"
     r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: |oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
     r"INFO: task |systemd-oomd))"
@@ -34,13 +35,16 @@ COMPLAINT = re.compile(
     r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could not|can.t|denied|refused|lost|killed)\b"
 )
 ENDED = re.compile(  # a process, as its launcher tells
-    r"(?i)\b(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?)[ a-z_]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)\b"
-    r"|(?:rank (?P<rank>\d+)\b.*)?\b(?:exited on|killed by|terminated by|died of) signal:? (?P<signal>\d+)\b"
+    r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
+    r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?)[ a-z_]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
+    r"|(?:exited on|killed by|terminated by|died of) signal:? (?P<signal>\d+))\b"
 )
 RESTORING = re.compile(r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|torch/distributed/checkpoint/")
+_LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
+WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
 Found = tuple[Sign, re.Match[str]]
 Writer = tuple[int | None, int | None, str]
@@ -174,7 +178,7 @@ def _sign(who: str, text: str) -> Found | None:
     if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), text[severe.end() :])) and found[0].firm:
         return found
     if logged := LOGGED.match(text):
-        return _mild(first_sign((*by, "error"), text[logged.end() :]))
+        return _mild(first_sign((*by, "error"), text[logged.end() :])) or _implied(text[logged.end() :], by)
     text = stated(text)
     if not any(word in text for group in by for word in _words(group)):
         return _implied(text, by)
@@ -250,15 +254,21 @@ def _error(writer: Writer, block: Block) -> Evidence:
     node, rank, _ = writer
     firm = block.name in PROGRAM
     blank = Evidence(Weight.WORD, "code", line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
-    sign = _firmer(first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, stated(block.text)))
+    text = stated(block.text)
+    if last := _LAST.search(text):  # what NCCL had warned of
+        text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
+    sign = _firmer(first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text))
     if block.bare and (implied := _implied(block.text, by)) and (sign is None or sign[0].weight < implied[0].weight):
         sign = implied
+    where = first_sign(("frame",), block.where)
+    if sign and not sign[0].firm and where and sign[0].cause in WIDE:
+        sign = None  # what they were about, the frame tells better
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
         found = replace(found, firm=found.firm and len(firm_causes(by, stated(block.text))) < 2)
         return replace(found, cause="checkpoint") if found.cause == "data" and RESTORING.search(block.frames) else found
-    if where := first_sign(("frame",), block.where):
+    if where:
         return replace(blank, cause=where[0].cause, firm=False)
     if block.bare or block.aside:
         return replace(blank, weight=Weight.HINT, firm=False)
@@ -278,6 +288,8 @@ class Report:
             self.entry = int(match[1])
         elif match := re.match(r"\s*rank\s+: (\d+) \(local_rank", text):
             self.rank = int(match[1])
+            if self.entry == 0 and line.node is not None:
+                book.failed[line.node] = self.rank
         elif match := re.match(r"\s*exitcode\s+: (-?\d+)\s+\(pid: (\d+)\)", text):
             if self.rank is not None and line.node is not None:
                 book.pids.setdefault((line.node, int(match[2])), self.rank)

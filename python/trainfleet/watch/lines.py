@@ -16,12 +16,15 @@ ALL = 96 << 20  # bytes of all logs together
 LONGEST = 4000  # characters of a line that are looked at
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
 _CLOCK = re.compile(r"(?<!\d)(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?!\d)")
-# What launchers put before a rank's line: colours, ISO stamps (with CRI's stream and flag), Ray's, MPI's, Kubernetes', torch's.
+# What launchers put before a rank's line: colours, ISO stamps (with CRI's stream and flag), Ray's, MPI's, Kubernetes', torch's,
+# and the host's name or address, as pdsh does.
 _PREFIX = re.compile(
     r"""(?:\x1b\[[0-9;]*m
     |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ]+(?:(?:stdout|stderr)[ ][FP][ ])?
     |\[(?:pod/)?[\w.-]+/[\w./-]+\][ ]
     |\(\w+[ ]pid=\d+(?:,[ ]ip=[\d.]+)?\)[ ]
+    |(?!(?:nvme|ib\d|eth|en|mlx|efa|rank|nd\d|mount))(?=[a-z\d.-]{0,60}\d[a-z\d.-]{0,60}:)(?!\d+:)
+        [a-z\d][a-z\d.-]{0,99}:[ ](?=\S)(?!client_loop:|ssh[ ])
     |\[\d+,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w.-]+)?\]<std(?:out|err)>:[ ]?
     |\[default\d+\]:
     |\[rank(?P<rank>\d+)\]:[ ]?
@@ -71,7 +74,8 @@ def read_lines(log: Path, node: int, start: int = 0, began: float = 0.0, logs: i
 
 def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]:
     """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
-    time, rank, who = 0.0, None, "agent"
+    lines = list(lines)
+    time, rank, who = next((time for text in lines if (time := _told(text, began)) is not None), 0.0), None, "agent"
     for text in lines:
         text = text[:LONGEST]
         if match := _STAMP.fullmatch(text):
@@ -82,6 +86,14 @@ def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
             time = _seconds(match[1], began)
         yield Line(time, node, rank, who, text)
+
+
+def _told(text: str, began: float) -> float | None:
+    """The clock of a line, if it has one: lines before the first that does are taken for as old as that."""
+    match = _STAMP.fullmatch(text[:LONGEST])
+    if match is None and (match := _CLOCK.search(text[:60])):
+        return _seconds(match[1], began)
+    return None if match is None or match[2] == COURIER else _seconds(match[3], began)
 
 
 def stamp_of(text: str) -> float | None:
