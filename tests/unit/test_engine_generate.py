@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
+import tokenizers.decoders
+import tokenizers.models
+import tokenizers.pre_tokenizers
 import torch
 
 from trainfleet import models
 from trainfleet.config.types import Model
+from trainfleet.data.tokenizer import Tokenizer
 from trainfleet.engine import generate
 from trainfleet.engine.generate import choose, continuation
+from trainfleet.engine.healing import Healing
 from trainfleet.models.llama import Llama
 
 SHAPE = Model("test", "llama", 2, 32, 4, 2, 48, 64, 24, 10_000.0, 1e-5, False)
 
 
-def make() -> Llama:
+def make(seed: int = 1) -> Llama:
     model = models.build(SHAPE)
-    model.initialize(1)
+    model.initialize(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 if parameter.ndim == 1 else 20)  # far from uniform, so that a wrong token is a clear mistake
@@ -83,3 +91,75 @@ def test_a_corpus_without_validation_text_has_a_sample_all_the_same(tokens: int,
     silent: Any = Silent()
     sample = generate.write_sample(make(), silent, seed=0)
     assert sample["prompt"] == str(end) and sample["text"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE with the tokens of LETTERS, "def", " name", " names", "hello" and what these are made of; 0 ends a text."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(VOCABULARY, MERGES))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer(made.to_str(), "made here")
+
+
+MERGES = [("d", "e"), ("de", "f"), ("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("n", "a"), ("Ġ", "na"), ("m", "e"),
+          ("Ġna", "me"), ("Ġname", "s")]  # fmt: skip
+LETTERS = ["Ġ", "Ċ", "Ã", "©", "<", *"abcdefhlmnopsxyz"]
+VOCABULARY = {token: id for id, token in enumerate(["<|endoftext|>", *LETTERS, *(first + second for first, second in MERGES)])}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kept", "owed", "choices"),
+    [
+        ("def ", ["def"], "Ġ", ["Ġ", "Ġna", "Ġname", "Ġnames"]),  # after "def" the blank is never a token by itself
+        ("def name", ["def"], "Ġname", ["Ġ", "Ġna", "Ġname", "Ġnames"]),
+        ("xhel", ["x"], "hel", ["h", "he", "hell", "hello"]),  # two tokens, "he" and "l", are taken back for one
+        ("x\n", ["x", "Ċ"], "", None),  # nothing longer begins so
+        ("<", ["<"], "", None),  # the end of a document begins so, and is no text
+        ("é", ["Ã", "©"], "", None),
+        ("", [], "", None),
+    ],
+)
+def test_what_may_go_on_inside_a_longer_token_is_taken_back(
+    tokenizer: Tokenizer, prompt: str, kept: list[str], owed: str, choices: list[str] | None
+) -> None:
+    healing = Healing(tokenizer, generate.encode(tokenizer, prompt))
+    assert [tokenizer.reference.tokenizer.id_to_token(id) for id in healing.kept] == kept and healing.owed == owed
+    found = healing.choices(len(VOCABULARY))
+    assert (found is None) == (choices is None)
+    if found is not None and choices is not None:
+        assert {tokenizer.reference.tokenizer.id_to_token(int(id)) for id in found} == set(choices)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("prompt", ["def ", "xhel", "def name", "é", "hello he", "x\n"])
+def test_a_prompt_goes_on_as_it_was_typed(tokenizer: Tokenizer, prompt: str, temperature: float) -> None:
+    """Whatever the model likes best, the text begins with the prompt, and only what comes after it is new."""
+    for seed in range(10):
+        healing = Healing(tokenizer, generate.encode(tokenizer, prompt))
+        kept, made = list(healing.kept), []
+        generator = torch.Generator().manual_seed(seed)
+        tokens = continuation(
+            make(seed), kept or [0], temperature=temperature, top_k=8, generator=generator, stop_at=-1, healing=healing
+        )
+        text = "".join(healing.beyond(made.append(token) or token for token in islice(tokens, 12)))  # type: ignore[func-returns-value]
+        assert prompt + text == tokenizer.decode(kept + made) or "\ufffd" in tokenizer.decode(made), (kept, made)
+        assert healing.owed == ""
+
+
+def test_the_prompt_of_the_readme_gives_a_name_and_no_blank(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model here likes a letter best, and of the tokens that begin with a blank " name": it must write that."""
+    scores = {VOCABULARY["z"]: 9.0, VOCABULARY["Ġ"]: 1.0, VOCABULARY["Ġname"]: 5.0, VOCABULARY["Ġnames"]: 4.0}
+    logits = torch.tensor([scores.get(id, -5.0) for id in range(len(VOCABULARY))])
+
+    class Liking(Llama):
+        def forward(self, tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+            return logits.expand(1, tokens.shape[1], -1)
+
+    shape = replace(SHAPE, vocabulary_size=len(VOCABULARY))
+    data: Any = SimpleNamespace(folder=Path(), manifest=SimpleNamespace(end_of_document=0))
+    monkeypatch.setattr(generate, "load", lambda run: (Liking(shape), data))
+    monkeypatch.setattr(generate, "load_tokenizer", lambda folder: tokenizer)
+    options = argparse.Namespace(run=Path(), prompt="def ", tokens=2, temperature=0.0, top_k=5, top_p=1.0, seed=1)
+    assert list(filter(None, generate.stream(options))) == ["def ", "name", "z"]

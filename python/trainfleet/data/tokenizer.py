@@ -33,6 +33,13 @@ class Tokenizer(Vocabulary):
             return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
 
     @cached_property
+    def spellings(self) -> dict[str, int]:
+        """Each token that text is made of, without added ones, in the tokenizer's own letters (a blank may be Ġ or ▁) -> its id."""
+        found = self.reference.tokenizer
+        added = found.get_added_tokens_decoder()
+        return {token: id for token, id in found.get_vocab(with_added_tokens=False).items() if id not in added}
+
+    @cached_property
     def reference(self) -> HuggingFace:
         from .encoders import open_reference
 

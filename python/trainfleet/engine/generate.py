@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from .. import devices, models, runs
 from ..checkpoints import catalogue
 from ..config import load_resolved
 from ..data.dataset import Dataset
-from ..data.tokenizer import StreamDecoder, Tokenizer
+from ..data.tokenizer import Tokenizer
 from ..data.tokenizer import load as load_tokenizer
 from ..errors import RunError, telling
 from ..models import GPT2, Llama
@@ -24,6 +25,7 @@ from ..models.network import Network
 from ..output import install
 from ..runs import Run
 from .checkpoint import load_model, newest, require_fit
+from .healing import Healing
 
 TEMPERATURE = 0.7
 TOP_K = 50
@@ -42,34 +44,51 @@ def continuation(
     generator: torch.Generator,
     stop_at: int,
     top_p: float = 1.0,
+    healing: Healing | None = None,
 ) -> Iterator[int]:
     """Token after token, until the model ends the document or has no position left.
 
-    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the likeliest token.
+    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the likeliest token. With
+    `healing`, the first tokens are among those that agree with what was taken back of the prompt.
     """
     limit = model.shape.max_sequence_length
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
     device, cache = next(model.parameters()).device, Cache()
     tokens = torch.tensor([prompt], device=device)
     for _ in range(limit - len(prompt)):
-        token = choose(model(tokens, cache)[0, -1], temperature, top_k, generator, top_p)
+        logits = model(tokens, cache)[0, -1]
+        token = choose(logits, temperature, top_k, generator, top_p, healing.choices(len(logits)) if healing else None)
         if token == stop_at:
             return
+        if healing:
+            healing.written(token)
         yield token
         tokens = torch.tensor([[token]], device=device)
 
 
-def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0) -> int:
+def choose(
+    logits: Tensor,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator,
+    top_p: float = 1.0,
+    among: Tensor | None = None,
+) -> int:
     """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have `top_p` of the probability.
+
+    `among`: the ids that may come; None: any.
 
     Raises:
         FloatingPointError: the model has made something else than numbers.
     """
     if not logits.isfinite().all():
         raise FloatingPointError
+    logits = logits.float().cpu()
+    if among is not None:
+        return int(among[choose(logits[among], temperature, top_k, generator, top_p)])
     if temperature == 0:
         return int(logits.argmax())
-    values, ids = logits.float().cpu().topk(min(top_k, len(logits)))
+    values, ids = logits.topk(min(top_k, len(logits)))
     shares = (values / temperature).softmax(-1)  # the largest first
     shares = shares.where(shares.cumsum(-1) - shares < top_p, 0.0)
     return int(ids[torch.multinomial(shares, 1, generator=generator)])
@@ -124,7 +143,7 @@ def main(arguments: list[str]) -> int:
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:
-    """The prompt, then the text as it comes."""
+    """The prompt as it was typed, then the text as it comes."""
     run = Run(options.run)
     model, dataset = load(run)
     if not isinstance(model, Llama | GPT2):
@@ -134,16 +153,15 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     generator = torch.Generator()
     generator.seed() if options.seed is None else generator.manual_seed(options.seed)
     end = dataset.manifest.end_of_document
+    healing = Healing(tokenizer, encode(tokenizer, options.prompt))
     made = continuation(
-        model, encode(tokenizer, options.prompt) or [end],
+        model, healing.kept or [end],
         temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end,
-        top_p=options.top_p,
+        top_p=options.top_p, healing=healing,
     )  # fmt: skip
-    decoder = StreamDecoder(tokenizer)
     yield options.prompt
     try:
-        for _, token in zip(range(options.tokens), made, strict=False):
-            yield decoder.push(token)
+        yield from healing.beyond(islice(made, options.tokens))
     except FloatingPointError:
         raise makes_no_numbers(run) from None
 
