@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # requirements*.lock from pyproject.toml, each file of each package by its SHA-256 (check: current?, apply: write them, verify = check).
-# -extras: what is only for .parquet, fp8 and make eval TASKS: scripts/venv.sh apply requirements-extras.lock. Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
+# -extras: what is only for hf:// sources, fp8 and make eval TASKS: scripts/venv.sh apply requirements-extras.lock. Needs uv. CUDA's own packages are in requirements-cuda.lock, as only torch's usual Linux build needs them. That build's hashes come from
 # the package registry; those of the CPU builds from docker/stack.lock.yaml, as PyTorch's own index has other files of the same version.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -17,7 +17,7 @@ from trainfleet.loggers import SERVICES
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("package", ["boto3", *SERVICES])
+@pytest.mark.parametrize("package", ["boto3", "pyarrow", "zstandard", *SERVICES])
 def test_a_hint_installs_the_package(package: str) -> None:
     command = origin.installing_package(package)
     assert command == f"{sys.executable} -m pip install {package}"

@@ -123,5 +123,6 @@ def metric(step: int, steps: int) -> dict[str, Any]:
         "step": step, "loss": loss, "tokens": step * 4096, "tokens_per_second": speed, "mfu": speed * 1.8e-5, "lr": 3e-3,
         "grad_norm": 1.2, "seconds": 4096 / speed, "memory_bytes": 812_000_000,
         "data_seconds": 0.0002, "forward_seconds": 0.3 * 4096 / speed, "backward_seconds": 0.6 * 4096 / speed, "optimizer_seconds": 0.01,
+        "slowest_rank": int(dice.random() < 0.8), "slowest_own": 0.32 * 4096 / speed, "median_own": 0.3 * 4096 / speed,
     }  # fmt: skip
     return line | ({"valid_loss": loss + 0.12} if step % 50 == 0 else {})

@@ -40,7 +40,7 @@ def write_any(path: Path, texts: list[str]) -> None:
     """The texts in a file of the kind that its name says."""
     content = write_lines(path, texts).read_bytes()
     if path.suffix == ".parquet":
-        parquet, arrow = need("pyarrow.parquet", "pip install pyarrow"), need("pyarrow")
+        parquet, arrow = need("pyarrow.parquet"), need("pyarrow")
         parquet.write_table(arrow.table({"text": texts}), path)
     elif path.suffix == ".zst":
         path.write_bytes(need("zstandard").ZstdCompressor().compress(content))

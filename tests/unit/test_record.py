@@ -6,16 +6,19 @@ import errno
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trainfleet import runs
+from trainfleet.beats import Beat, write_beats
 from trainfleet.config import Settings, load
 from trainfleet.engine import record
 from trainfleet.engine.checkpoint import Progress, Saved
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.record import Recorder
+from trainfleet.engine.slowest import Slowest
 from trainfleet.errors import RunError
 from trainfleet.runs import Run, read_lines
 
@@ -95,3 +98,24 @@ def test_a_tensorboard_that_fails_is_begun_anew(recorder: Recorder, monkeypatch:
     assert recorder.board is not None and recorder.board is not board
     assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1, 2, 3]
     recorder.close()
+
+
+def test_the_slowest_rank_is_named_once_the_beats_of_all_are_there(tmp_path: Path) -> None:
+    heart: Any = SimpleNamespace(folder=tmp_path, attempt=SimpleNamespace(number=2))
+    slowest = Slowest(heart, ranks=4)
+
+    def beat(node: int, attempt: int, **busy: float) -> None:
+        beats = [
+            Beat(int(rank[1:]), node, 1, attempt, "step", 9, 0.0, time.time(), 1.0, seconds) for rank, seconds in busy.items()
+        ]
+        write_beats(tmp_path, node, attempt, beats)
+
+    assert slowest.measure() == {}
+    beat(0, 2, r0=0.1, r1=0.2)
+    beat(1, 1, r2=9.0, r3=9.0)  # of an attempt before this one
+    assert slowest.measure() == {}
+    beat(1, 2, r2=0.5, r3=0.3)
+    assert slowest.measure() == {"slowest_rank": 2, "slowest_own": 0.5, "median_own": 0.25}
+    beat(0, 2, r0=0.1, r1=0.75)  # and the other node has written none since
+    assert slowest.measure()["slowest_rank"] == 1
+    assert Slowest(heart, ranks=5).measure() == {}  # the fifth's are on a node whose folder is another one

@@ -72,7 +72,8 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     ):
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
-    assert run.report.read_text().count("<svg ") == 2 + 4 and 'http-equiv="refresh"' not in run.report.read_text()
+    assert "Slowest rank: 1 in" in shown.text
+    assert run.report.read_text().count("<svg ") == 2 + 5 and 'http-equiv="refresh"' not in run.report.read_text()
 
 
 def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(tmp_path: Path) -> None:

@@ -226,3 +226,12 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path: Path) -> N
     assert "predicted 900" in page and "predicted 3.0 GB" in page and "predicted $2.50" in page
     run.update_results(device="cpu", predicted=None)
     assert "predicted" not in status(run) and "per rank" not in status(run)
+
+
+def test_after_a_stop_the_step_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    """Metrics are logged every ten steps; a stop comes at any."""
+    told = status(make_run(tmp_path, done=58, every=10, status="stopped"))
+    assert "stopped · step 58 of 500" in told
+    assert "running · step 50 of 500" in status(
+        make_run(tmp_path, name="other", done=58, every=10, status="running", unattended=True)
+    )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from ..errors import DataError
-from ..origin import installing
+from ..origin import installing_package
 from . import hub, sources
 from .sources import Piece
 from .storage import open_file
@@ -225,7 +225,7 @@ def library(module: str, package: str, piece: Piece) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         what = f"needs the package {package} to be read"
-        raise DataError(what, where=piece.path, why=str(error), next=installing("data")) from error
+        raise DataError(what, where=piece.path, why=str(error), next=installing_package(package)) from error
 
 
 def _first_byte(row_group: Any) -> int:

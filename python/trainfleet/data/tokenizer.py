@@ -34,7 +34,7 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def spellings(self) -> dict[str, int]:
-        """Each token that text is made of, without added ones, in the tokenizer's own letters (a blank may be Ġ or ▁) -> its id."""
+        """Each token of text, without added ones, in the tokenizer's own letters (a blank may be Ġ or ▁) -> its id."""
         found = self.reference.tokenizer
         added = found.get_added_tokens_decoder()
         return {token: id for token, id in found.get_vocab(with_added_tokens=False).items() if id not in added}

@@ -35,6 +35,7 @@ from .checkpoint import Checkpoints
 from .meter import Stopwatch
 from .profile import Profile
 from .record import Recorder
+from .slowest import Slowest
 from .stopping import Vote
 from .trainer import Trainer
 from .world import World, first_to_say, join
@@ -118,7 +119,8 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
-    recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak, open_loggers(run, config))
+    slowest = Slowest(trainer.watch.heart, world.size) if trainer.watch.heart else None
+    recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak, open_loggers(run, config), slowest)
     recorder.update(
         name=config.name,
         status="running",

@@ -1,8 +1,8 @@
 """Token healing: a prompt may end in the middle of a token as the training text has them.
 
-`def ` is "def" and " ", but after "def" the training text has " name" in one token, and never " " by itself: a model that is given
-the blank has seen nothing like it. So the end of the prompt is taken back as far as one longer token can begin with it, and written
-again by the model, which then chooses among the tokens that agree with it ("token healing" in guidance and in transformers).
+`def ` is "def" and " ", but after "def" the training text has " name" in one token, and never " " by itself: a model that is
+given the blank has seen nothing like it. So the end of the prompt is taken back as far as one longer token can begin with it, and
+the model writes it again, in tokens that agree with it: what guidance and transformers call token healing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..data.tokenizer import StreamDecoder, Tokenizer
 
 
 class Healing:
-    """A prompt as the model is given it: `kept`, its tokens without the last ones; `owed`, what the next ones must write again."""
+    """A prompt as a model is given it: `kept`, its tokens without the last ones; `owed`, what the next ones must write again."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         """`prompt` must be of this tokenizer; what it spells is shown as it was, whatever is taken back."""

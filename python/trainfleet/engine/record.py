@@ -16,6 +16,7 @@ from ..runs import Record, Run, append_line, write_atomic
 from .checkpoint import Progress, Saved
 from .meter import Stopwatch
 from .schedule import learning_rate
+from .slowest import Slowest
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -31,9 +32,16 @@ class Recorder:
     """
 
     def __init__(
-        self, run: Run, train: Train, progress: Progress, watch: Stopwatch, load: float, loggers: Loggers | None = None
+        self,
+        run: Run,
+        train: Train,
+        progress: Progress,
+        watch: Stopwatch,
+        load: float,
+        loggers: Loggers | None = None,
+        slowest: Slowest | None = None,
     ) -> None:
-        self.loggers = loggers
+        self.loggers, self.slowest = loggers, slowest
         self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
         self.resumed = progress.step
         self.last = progress.step, 0.0  # step and training seconds at the last line
@@ -70,6 +78,7 @@ class Recorder:
             "seconds": round(seconds, 4),
             "memory_bytes": memory,
             **{f"{name}_seconds": round(spent, 5) for name, spent in self.watch.parts().items()},
+            **(self.slowest.measure() if self.slowest else {}),
             "skipped": skipped,
             **(more or {}),
             **self._span(first=logged == self.resumed),

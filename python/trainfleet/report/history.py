@@ -70,7 +70,9 @@ class History:
 
     @property
     def step(self) -> int:
-        return int(self.metrics[-1]["step"]) if self.metrics else 0
+        """The last step that was logged; of a run that was stopped, the one that it was stopped and saved at."""
+        logged = int(self.metrics[-1]["step"]) if self.metrics else 0
+        return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
 
     @property
     def tokens_per_step(self) -> float:

@@ -1,14 +1,16 @@
-"""The smaller plots of report.html, one quantity each: parts of a step, gradient norm, learning rate, memory."""
+"""The smaller plots of report.html, one quantity each: parts of a step, slowest rank, gradient norm, learning rate, memory."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .history import History, quantity, size
-from .plots import STYLE, curve, frame, mark_breaks
+from .plots import BLUE, STYLE, VERMILION, curve, frame, mark_breaks
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HEIGHT = 2.6  # inches
@@ -17,6 +19,7 @@ PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
 }  # fmt: skip
 CAPTIONS = {
     "parts": "Seconds of rank 0 in the steps that were timed, stacked",
+    "slowest": "Seconds of the forward pass, in which no rank waits for another: the slowest rank's and the median rank's",
     "norm": "L2 norm of all gradients before clipping",
     "rate": "What the schedule gives",
     "memory": "Bytes of rank 0 at its fullest so far",
@@ -30,6 +33,7 @@ def panels(history: History) -> dict[str, Figure]:
     with matplotlib.rc_context(STYLE):
         drawn = {
             "parts": _parts(history),
+            "slowest": _slowest(history),
             "norm": _one(history, "grad_norm", "Gradient norm", lambda value: f"{value:.3g}"),
             "rate": _one(history, "lr", "Learning rate", lambda value: f"{value:.3g}"),
             "memory": _one(history, "memory_bytes", "Memory", size),
@@ -59,13 +63,31 @@ def _parts(history: History) -> Figure | None:
     figure, axes = frame("Where a step's time goes", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
     axes.stackplot(steps, heights, colors=list(PARTS.values()), labels=list(PARTS), baseline="zero")
+    _finish(figure, axes, [name for name, values in by_part.items() if any(values.values())])
+    return figure
+
+
+def _slowest(history: History) -> Figure | None:
+    """The slowest rank's own work beside the median rank's, with the rank that was it most often in the title."""
+    steps, seconds = history.series("slowest_own")
+    if not steps:
+        return None
+    rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
+    figure, axes = frame(f"Slowest rank: {rank:.0f} in {times / len(steps):.0%} of the steps", history, HEIGHT)
+    axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median")
+    axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, label="slowest")
+    _finish(figure, axes, ["median", "slowest"])
+    return figure
+
+
+def _finish(figure: Figure, axes: Axes, named: list[str]) -> None:
+    """Seconds from zero on the left, and below the plot what was drawn."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(
         lambda value, _: f"{quantity(value)} s" if value >= 1 or not value else f"{1000 * value:.3g} ms"
     )
-    named = [name for name, values in by_part.items() if any(values.values())]
     handles, labels = axes.get_legend_handles_labels()
     pairs = [(handle, label) for handle, label in zip(handles, labels, strict=True) if label in named]
-    figure.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs), frameon=False, fontsize=9,
-                  handlelength=1, columnspacing=1.2) if pairs else None  # fmt: skip
-    return figure
+    if pairs:
+        figure.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs), frameon=False, fontsize=9,
+                      handlelength=1, columnspacing=1.2)  # fmt: skip
