@@ -1,8 +1,8 @@
 """The memory model against torch's allocator: a real step of the engine in each product of layouts, as one rank of a fake world of 8.
 
-    .venv/bin/python tests/bench/bench_memory.py
+    .venv/bin/python tests/bench/bench_memory.py [WORDS]
 
-A row a layout: what config/memory.py reckons over what a step allocated at its fullest moment; then the median and the extremes.
+A row a layout, of those whose settings have all the words: what config/memory.py reckons over what a step allocated at its fullest moment; then the median and the extremes.
 Pipelines need real ranks (tests/distributed/test_memory_apart.py prints theirs).
 """
 
@@ -42,7 +42,15 @@ LAYOUTS = (
     "train.layout.context=4",
     "train.layout.context=2 train.layout.tensor=2 train.layout.shard=2",
 )
-KINDS = ("", "train.recompute=full", "train.recompute=selective", GPT2, f"{GPT2} train.weights=bf16", "train.optimizer=muon")
+KINDS = (
+    "",
+    "train.precision=bf16",
+    "train.recompute=full",
+    "train.recompute=selective",
+    GPT2,
+    f"{GPT2} train.weights=bf16",
+    "train.optimizer=muon",
+)
 
 
 def main() -> None:
@@ -54,6 +62,8 @@ def main() -> None:
         path.write_text(CONFIG)
         for layout, kind in product(LAYOUTS, KINDS):
             settings = f"{layout} {kind}".strip()
+            if not all(word in settings for word in sys.argv[1:]):
+                continue
             try:
                 config, _ = load(Settings(path, settings))
                 reckoned = memory_of(config, is_half(config))

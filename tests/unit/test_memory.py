@@ -46,7 +46,9 @@ def world() -> Iterator[None]:
         "train.layout.shard=8 train.layout.zero=1",
         "train.layout.shard=8 train.recompute=full",
         "train.layout.tensor=4",
+        "train.layout.tensor=2 train.layout.shard=4 train.recompute=full",
         "train.layout.context=4 train.layout.shard=2",
+        "train.layout.context=4 train.recompute=full",  # FSDP keeps what it sums over replicas to a pass's end
         f"{ALONE} {HALF}",
         f"train.layout.shard=8 {HALF}",
         f"train.layout.shard=8 train.layout.zero=1 {HALF}",
@@ -59,4 +61,4 @@ def test_what_is_reckoned_is_what_a_step_allocates(layout: str, tmp_path: Path) 
     reckoned = memory_of(config, is_half(config))
     state, peak = measure(config, World(0, config.world_size, 0, Cpu()))
     assert reckoned.weights + reckoned.moments == pytest.approx(state, rel=0.01)
-    assert 0.9 * peak < reckoned.total < 1.2 * peak  # it may err, and rather on the side that fits
+    assert 0.95 * peak < reckoned.total < 1.06 * peak, f"{reckoned} for {peak}"  # it may err, and rather on the side that fits

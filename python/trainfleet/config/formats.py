@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import hardware, trial
+from .families import FAMILIES
 from .types import Config
 
 USABLE = 0.9  # of a device's memory: the rest is the driver's, the collectives' buffers and what fragments
@@ -25,3 +26,9 @@ def format_of(config: Config) -> str:
 def is_half(config: Config) -> bool:
     """Whether what is computed takes two bytes a number: fp8 is for products alone."""
     return format_of(config) != "fp32"
+
+
+def norms_by_parts(config: Config) -> bool:
+    """Whether an RMSNorm keeps what its parts make, as torch's does on CPUs (2.13), where devices have one kernel for it."""
+    compiled = config.train.compile and not hardware.accelerator_of(config.fleet.instance_type)
+    return FAMILIES[config.model.family].rotary and not compiled and hardware.on_local_cpus(config.fleet.instance_type)

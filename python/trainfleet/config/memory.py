@@ -2,21 +2,32 @@
 
 Counted is what engine/ does (parallel/blocks.py shards, models/ keep for backward), not what a device could do at best. Where a
 compiled block keeps less than its modules one by one, it is the latter that counts: an estimate errs on the side that fits.
+
+No moment of a step holds everything: logits are gone before a block's gradients come, activations before the last gradients
+are summed. So each moment that can be the fullest is reckoned (_moments), and the fullest of them is the answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from itertools import chain
+from math import prod
 
+from .activations import Flow, flow_of
 from .families import FAMILIES
-from .sizes import Numbers, parts_of
+from .neuron import is_xla
+from .sizes import Numbers, look_ups, parts_of
 from .types import Config, Layout
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes of a number
 REDUCED = 4  # bytes of a number while gradients are summed over ranks, which is done in fp32
 GATHERED_BLOCKS = 2  # with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP, 3.3.2)
 LOGITS_BYTES = 1 << 30  # of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
-LOSS = 3  # fp32 copies of the logits at the peak: their log-softmax, its gradient, and that of the logits (models/loss.py)
+ROUNDING = 10  # fp32 copies of a matrix that an update in bf16 works with, where it is not compiled
+ROUNDED, STRAIGHTENED = 1 << 26, 1 << 24  # numbers of matrices that are rounded, or made orthogonal, at once
+# fp32 copies of the logits at the peak: their log-softmax, its gradient and their own (models/loss.py); of slices one more
+LOSS = 3
 
 
 @dataclass(frozen=True)
@@ -28,11 +39,11 @@ class Memory:
     moments: int  # the optimizer's state
     copies: int  # of weights in the format of the products, and gathered from other ranks
     activations: int  # kept from forward for backward, and what one block works with
-    loss: int  # logits and their gradients; or what gradients are reduced in, where that is more
+    loss: int  # logits and their gradients; or what gradients are summed over ranks in, or an update works with
 
     @property
     def total(self) -> int:
-        return sum(astuple(self))
+        return self.weights + self.gradients + self.moments + self.copies + self.activations + self.loss
 
 
 @dataclass(frozen=True)
@@ -44,30 +55,42 @@ class Stage:
     around: int
     under_way: float
     last: bool
+    first: bool
+    output: int = 0  # numbers of the output layer
     neighbours: int = 0  # stages that its own ones receive from, hidden states or their gradients
 
 
 def memory_of(config: Config, half: bool) -> Memory:
-    """The memory of the stage that needs most; `half`: products are computed in bf16."""
-    return max((_memory(config, half, stage) for stage in _stages(config)), key=lambda memory: memory.total)
+    """The memory of the stage that needs most at its fullest moment; `half`: products are computed in bf16."""
+    width = 2 if half else 4
+    flow = flow_of(config, width)
+    stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
+    if is_xla(config):  # where a compiler orders what a step does: as if all parts were at their fullest at once
+        stages = [[Memory(*map(max, zip(*map(astuple, moments), strict=True)))] for moments in stages]
+    return max(chain.from_iterable(stages), key=_total)
+
+
+def _total(memory: Memory) -> int:
+    return memory.total
 
 
 def _stages(config: Config) -> list[Stage]:
     model, layout, parts = config.model, config.train.layout, parts_of(config.model)
 
-    def here(part: Numbers) -> int:
-        return part.matrices // layout.tensor + part.vectors
+    def here(part: Numbers, whole: int = 0) -> int:
+        return (part.matrices - whole) // layout.tensor + whole + part.vectors
 
-    first, block, last = here(parts.first), here(parts.block), here(parts.last)
+    first, block, last = here(parts.first, look_ups(model)), here(parts.block), here(parts.last)
+    output = model.vocabulary_size * model.hidden_size // layout.tensor
     if layout.pipeline == 1:
-        return [Stage(model.layers, block, first + last, 1, last=True)]
+        return [Stage(model.layers, block, first + last, 1, True, True, output)]
     blocks, both = -(-model.layers // layout.pipeline), 2 * layout.interleave
     again = first if model.tie_embeddings else 0  # the last stage has tied weights too
     passes, end = passes_of(config), layout.pipeline - 1
-    stages = [Stage(blocks, block, first, min(_under_way(layout, 0), passes), last=False, neighbours=both - 1)]
+    stages = [Stage(blocks, block, first, min(_under_way(layout, 0), passes), False, True, neighbours=both - 1)]
     if layout.pipeline > 2:
-        stages.append(Stage(blocks, block, 0, min(_under_way(layout, 1), passes), last=False, neighbours=both))
-    return [*stages, Stage(blocks, block, last + again, min(_under_way(layout, end), passes), last=True, neighbours=both - 1)]
+        stages.append(Stage(blocks, block, 0, min(_under_way(layout, 1), passes), False, False, neighbours=both))
+    return [*stages, Stage(blocks, block, last + again, min(_under_way(layout, end), passes), True, False, output, both - 1)]
 
 
 def _under_way(layout: Layout, rank: int) -> float:
@@ -87,56 +110,132 @@ def passes_of(config: Config) -> int:
     return max(1, config.train.global_batch // max(1, config.data_parallel * config.train.micro_batch))
 
 
-def _memory(config: Config, half: bool, stage: Stage) -> Memory:
-    layout = config.train.layout
-    numbers, width, format = stage.blocks * stage.block + stage.around, 2 if half else 4, FORMATS[config.train.weights]
+@dataclass(frozen=True)
+class Held:
+    """Bytes of a rank whatever the activations: weights, the optimizer's state; gradients `before` the last pass and `after` it.
+
+    `gathered` are copies of all weights that are gathered at once, of which a block's and what is around blocks are each a part;
+    `reduced`: in which a block's gradients are summed over ranks; `replicated`: over replicas, which FSDP frees at a step's end
+    alone (torch 2.13, _fsdp_param_group.py). 0 where nothing is copied.
+    """
+
+    weights: int
+    moments: int
+    before: int
+    after: int
+    around: int
+    block: int
+    gathered: int
+    reduced: int
+    replicated: int
+
+    def copies(self, blocks: int) -> int:
+        """Of weights, while so many blocks are gathered beside what is around them."""
+        return min(self.gathered, self.around + blocks * self.block)
+
+
+def _held(config: Config, width: int, stage: Stage) -> Held:
+    layout, several = config.train.layout, passes_of(config) > 1
+    numbers, format = stage.blocks * stage.block + stage.around, FORMATS[config.train.weights]
     ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
-    parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too; DDP, for the others, keeps no other copy
-    copied = ranks > 1 or width != format or (config.data_parallel > 1 and (half or parted))
+    copied = _copied(config, width)
     # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch (torch 2.13, stage.py)
     whole = layout.zero == 1 or layout.pipeline > 1
-    gathered = numbers if whole else min(numbers, stage.around + GATHERED_BLOCKS * stage.block)
-    summed = whole and passes_of(config) > 1 and ranks > 1  # between micro-batches gradients stay whole
-    most = max(stage.around, stage.block)  # the weights whose gradients are reduced at once
-    reducing = width * (stage.around + stage.block) + REDUCED * (most + (most // ranks if parted else 0)) if copied else 0
-    return Memory(
+    after = REDUCED * numbers if whole and several and ranks > 1 else format * numbers // ranks
+    after += 0 if copied else _looked_up(config, format, stage)
+    summed = copied and (
+        is_xla(config) or not (whole and several)
+    )  # else a block's sum takes the place of its gradients, which were whole
+    replicas = layout.shard < config.data_parallel and several  # whose sums are added to those of passes before
+    buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
+    all = width * numbers if copied else 0
+    return Held(
         weights=format * numbers // ranks,
-        gradients=REDUCED * numbers if summed else format * numbers // ranks,
-        moments=format * _moments(config, stage, numbers) // ranks,
-        copies=width * gathered if copied else 0,
-        activations=int(_activations(config, width, stage)),
-        loss=max(reducing, int(_loss(config)) if stage.last else 0),
+        moments=format * _moments_of(config, stage, numbers) // ranks,
+        before=after if several or buckets else 0,
+        after=after,
+        around=all if whole else width * stage.around * copied,
+        block=width * stage.block * copied,
+        gathered=all,
+        reduced=REDUCED * stage.block * summed,
+        replicated=REDUCED * stage.block // ranks * (summed and replicas),
     )
 
 
-def _moments(config: Config, stage: Stage, numbers: int) -> int:
+def _copied(config: Config, width: int) -> bool:
+    """Whether FSDP copies weights for the products: it gathers parts, or casts; DDP, where it can be, keeps no other copy."""
+    layout, format = config.train.layout, FORMATS[config.train.weights]
+    parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
+    replicas = config.data_parallel > 1 and (width != 4 or parted)
+    return layout.shard * layout.context > 1 or width != format or replicas
+
+
+def _looked_up(config: Config, width: int, stage: Stage) -> int:
+    """Bytes of an embedding's gradient beyond a tensor rank's part: DTensor computes all of it and takes a view (torch 2.13)."""
+    part = config.train.layout.tensor
+    whole = width * config.model.vocabulary_size * config.model.hidden_size
+    return whole - whole // part if stage.first and not is_xla(config) else 0
+
+
+def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[Memory]:
+    """The moments of a step that may be the fullest: of the loss, of the backward passes of blocks, of the end, of the update."""
+    held = _held(config, width, stage)
+    kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
+    busy, part = flow.again + flow.work, config.train.layout.tensor
+    matrix = config.model.hidden_size * config.model.intermediate_size // part
+    # to a pass's end the output layer's gradient waits, and a block's first one until the block has all
+    waiting = width * (stage.output + matrix) if held.reduced else 0
+
+    def memory(gradients: int, blocks: int, activations: float, reducing: float) -> Memory:
+        return Memory(held.weights, gradients, held.moments, held.copies(blocks), int(activations), int(reducing))
+
+    if stage.last:
+        yield memory(held.before, 1, kept + flow.entering, _loss(config, width, flow))
+    yield memory(held.before, GATHERED_BLOCKS, kept + busy, waiting)
+    waiting += held.reduced
+    yield memory(held.before, GATHERED_BLOCKS, kept - flow.kept + busy, waiting + held.replicated)
+    others = stage.blocks - 1
+    yield memory(held.after, GATHERED_BLOCKS, kept - others * flow.kept + busy, waiting + others * held.replicated)
+    if held.reduced:
+        around = (width + REDUCED) * stage.around + _looked_up(config, width, stage) + held.reduced
+        yield memory(held.after, 1, kept - stage.blocks * flow.kept + 2 * flow.hidden, around + stage.blocks * held.replicated)
+    yield Memory(held.weights, held.weights, held.moments, 0, 0, _updating(config, stage))
+
+
+def _moments_of(config: Config, stage: Stage, numbers: int) -> int:
     """How many: two of each number; Muon keeps one of those in the blocks' matrices."""
     straight = stage.blocks * parts_of(config.model).block.matrices // config.train.layout.tensor
     return 2 * numbers - (straight if config.train.optimizer == "muon" else 0)
 
 
-def _loss(config: Config) -> float:
-    family, train = FAMILIES[config.model.family], config.train
+def _updating(config: Config, stage: Stage) -> int:
+    """Bytes that an optimizer's step works with, beyond its state (engine/updates.py, engine/rounding.py)."""
+    model, train, layout = config.model, config.train, config.train.layout
+    shape = (model.hidden_size, model.intermediate_size)
+    if train.optimizer == "muon":
+        alike = (3 if FAMILIES[model.family].rotary else 2) * stage.blocks
+        together = min(alike, max(1, STRAIGHTENED // prod(shape)))
+        return 4 * together * (4 * prod(shape) + 2 * min(shape) ** 2)
+    if train.weights == "bf16" and not train.compile:
+        largest = max(prod(shape), model.hidden_size * model.vocabulary_size) // (layout.tensor * layout.shard * layout.context)
+        return ROUNDING * 4 * min(ROUNDED, largest)
+    return 0
+
+
+def _loss(config: Config, width: int, flow: Flow) -> float:
+    """Bytes of logits and their gradients; or those gradients, the output layer's and the hidden states', which follow."""
+    family, train, model = FAMILIES[config.model.family], config.train, config.model
     guessed = train.micro_batch * family.guesses(train.sequence_length) / train.layout.context
-    logits = 4 * guessed * config.model.vocabulary_size / train.layout.tensor
-    return LOSS * (min(logits, LOGITS_BYTES) if family.causal and train.layout.tensor == 1 else logits)  # models/loss.py
-
-
-def _activations(config: Config, width: int, stage: Stage) -> float:
-    train = config.train
-    tokens = train.micro_batch * train.sequence_length / train.layout.context
-    kept, whole = width * _kept(config, train.recompute), width * _kept(config, "none")
-    if FAMILIES[config.model.family].dropout and config.model.dropout and train.recompute == "none":
-        kept += 2 * config.model.hidden_size  # masks, a byte a number
-    wide, part = config.model.hidden_size, train.layout.tensor
-    working = 2 * (wide + config.model.intermediate_size / part) * width  # gradients within; those of the hidden states are whole
-    head = wide * width if stage.last and part > 1 else 0  # what the last product works on, gathered
-    again = max(0, whole - kept)  # what one block computes once more
-    return tokens * (stage.under_way * stage.blocks * kept + _exchanged(config, stage) * width + working + head + again)
+    logits = 4 * guessed * model.vocabulary_size / train.layout.tensor
+    if family.causal and train.layout.tensor == 1:
+        logits = min(logits, LOGITS_BYTES)  # models/loss.py
+    copies = LOSS if train.layout.tensor == 1 else LOSS + 1
+    layer = width * model.vocabulary_size * model.hidden_size / train.layout.tensor
+    return max(copies * logits, logits + layer + flow.gradient)
 
 
 def _exchanged(config: Config, stage: Stage) -> float:
-    """Numbers a token of the hidden states, and their gradients, that stages keep because they pass them on.
+    """How many times stages keep a micro-batch's hidden states, or their gradients, because they pass them on.
 
     torch.distributed.pipelining has a buffer for whatever a stage receives in a step, and interleaved it lets go of what was sent
     at the step's end alone (torch 2.13, schedules.py); 1F1B keeps the outputs of micro-batches under way.
@@ -144,25 +243,4 @@ def _exchanged(config: Config, stage: Stage) -> float:
     layout, received = config.train.layout, stage.neighbours * passes_of(config)
     if not received:
         return 0
-    sent = received if layout.interleave > 1 else stage.under_way
-    return (received + sent) * config.model.hidden_size / layout.tensor
-
-
-def _kept(config: Config, recompute: str | float) -> float:
-    """Numbers a token that a block keeps for its backward pass: the inputs of its matrix products, norms and products.
-
-    Counted as Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) do, of our modules. Between modules a tensor rank has a
-    part of the sequence; what enters attention and feed-forward is whole, as it is kept after it was gathered.
-    """
-    if not isinstance(recompute, str):  # a part of what there is beyond the block's input
-        least, most = _kept(config, "full"), _kept(config, "none")
-        return least + recompute * (most - least)
-    model, layout, rotary = config.model, config.train.layout, FAMILIES[config.model.family].rotary
-    wide, inner, part = model.hidden_size, model.intermediate_size, layout.tensor
-    keys = 2 * model.kv_heads * model.head_features * layout.context  # and values, of the whole sequence
-    if recompute == "full":
-        return wide / part  # the block's input
-    if recompute == "selective":  # what matrix products and attention made, and the block's input
-        return (3 * wide + keys + (2 if rotary else 1) * inner) / part + 2 * wide
-    # the inputs of both norms, query, attention; key, value; SwiGLU's four or the two of a plain one; then both modules' inputs
-    return (4 * wide + keys + (4 if rotary else 2) * inner) / part + 2 * wide
+    return received + (received if layout.interleave > 1 else stage.under_way)

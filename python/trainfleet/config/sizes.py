@@ -34,7 +34,7 @@ def parts_of(model: Model) -> Parts:
         vectors = 2 * width + _normed(model) + (model.heads + 2 * model.kv_heads) * model.head_features * family.biases
         return Parts(Numbers(embedding, 0), Numbers(_block(model), vectors), Numbers(head, width))
     block = 4 * width + model.intermediate_size + width + 4 * width  # attention, feed-forward, two norms
-    first = Numbers(embedding + _look_ups(model), 0 if family.causal else 2 * width)  # an encoder norms its embedding
+    first = Numbers(embedding + look_ups(model), 0 if family.causal else 2 * width)  # an encoder norms its embedding
     return Parts(first, Numbers(_block(model), block), Numbers(head, _head_vectors(model)))
 
 
@@ -87,8 +87,8 @@ def _pooler(model: Model) -> int:
     return model.hidden_size**2 + 2 * model.hidden_size if FAMILIES[model.family].objective == "pairs" else 0
 
 
-def _look_ups(model: Model) -> int:
-    """Learnt positions and segments."""
+def look_ups(model: Model) -> int:
+    """Numbers of learnt positions and segments, which every tensor rank has whole."""
     family = FAMILIES[model.family]
     positions = 0 if family.rotary else model.max_sequence_length + family.positions_from
     return (positions + family.segments) * model.hidden_size

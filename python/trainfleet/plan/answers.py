@@ -138,17 +138,21 @@ def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
     in_time, within = [size for size in found if _in_time(size, wish)], [size for size in found if _within(size, wish)]
     problems = []
     if not in_time:
-        what = f"{wish.days:g} days: {fastest.nodes:,} nodes, the fastest, take {fastest.days:,.3g}"
+        what = f"{wish.days:g} days: {_nodes(fastest)}, the fastest fleet, would need {fastest.days:,.3g}"
         problems.append(Problem(0, "DAYS", "", f"{what}; DAYS={_up(fastest.days)} can be met"))
     if not within:
-        what = f"${wish.usd:,.0f}: {cheapest.nodes:,} nodes, the cheapest, cost ${_dollars(cheapest):,.0f}"
+        what = f"${wish.usd:,.0f}: {_nodes(cheapest)}, the cheapest fleet, would cost ${_dollars(cheapest):,.0f}"
         problems.append(Problem(0, "USD", "", f"{what}; USD={_up(_dollars(cheapest))} can be met"))
     if not problems:
         one, other = min(in_time, key=_dollars), min(within, key=lambda size: size.days)
-        what = f"{wish.days:g} days cost ${_dollars(one):,.0f} ({one.nodes:,} nodes)"
-        both = f"{what}, and ${wish.usd:,.0f} take {other.days:,.3g} days ({other.nodes:,} nodes)"
+        what = f"{wish.days:g} days cost ${_dollars(one):,.0f} ({_nodes(one)})"
+        both = f"{what}, and ${wish.usd:,.0f} take {other.days:,.3g} days ({_nodes(other)})"
         problems.append(Problem(0, "DAYS", "", f"not within USD too: {both}"))
     return ConfigError(problems, next="fewer TOKENS, or what can be met")
+
+
+def _nodes(size: Size) -> str:
+    return f"{size.nodes:,} node{'s' if size.nodes > 1 else ''}"
 
 
 def _dollars(size: Size) -> float:

@@ -18,7 +18,7 @@ from ..config.sizes import flops_in_words
 from ..config.speed import Step
 from ..errors import ConfigError, Problem
 from ..plan import neuron
-from ..plan.estimate import LIKELY, Estimate
+from ..plan.estimate import LIKELY, LIKELY_MEMORY, Estimate
 from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees
 from ..plan.published import beside
@@ -112,7 +112,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
-    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank: {held}"
+    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank, within {LIKELY_MEMORY:.0%} for four of five: {held}"
     if needs.usable and needs.memory.total > needs.usable:
         yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
     yield "work", f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} tokens per step"
@@ -141,12 +141,13 @@ def _basis(config: Config, needs: Estimate) -> str:
     """What the speed was predicted from, and how far off it may be."""
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
-        return f"corrected by {runs}, which had {found.ratio:.2f} times what was predicted"
+        return f"measured here: corrected by {runs}, which had {found.ratio:.2f} times what was predicted"
     device = hardware.accelerator_of(config.fleet.instance_type)
     if device is None:
         return "predicted roughly: no run on this machine has been measured yet"
-    known = f"within {LIKELY:.0%} for four of five published runs"
-    return f"predicted: {known}" if device and device.fitted else "predicted from related devices: no published run of this one"
+    if not device.fitted:
+        return "predicted from related devices: assumed, as no run of this one is published"
+    return f"predicted from published runs: within {LIKELY:.0%} for four of five"
 
 
 def shares(step: Step) -> list[str]:

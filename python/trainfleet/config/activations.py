@@ -1,0 +1,106 @@
+"""What passes of a stage keep for their backward pass, and what one block works with at its fullest moment.
+
+Counted as Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) do, of our modules, and compared with what lives at the peak of
+a step (tests/bench/bench_memory.py). Between modules a tensor rank has a part of the sequence; what enters attention and
+feed-forward is whole, as it is kept after it was gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .families import FAMILIES
+from .formats import norms_by_parts
+from .types import Config
+
+FULL = 4  # bytes of an fp32 number
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Bytes that a rank's micro-batch takes.
+
+    `kept` of one block for its backward pass; `again`: what its recomputation adds to that; `work`: gradients within the block at
+    its fullest, beyond what it frees by then; `hidden`: hidden states as they are between modules; `entering`: as they enter the
+    output layer, and what its norm keeps; `gradient`: of the hidden states, whole.
+    """
+
+    kept: float
+    again: float
+    work: float
+    hidden: float
+    entering: float
+    gradient: float
+
+
+def flow_of(config: Config, width: int) -> Flow:
+    """The bytes, where a number of the hidden states takes `width`."""
+    train, model, family = config.train, config.model, FAMILIES[config.model.family]
+    tokens = train.micro_batch * train.sequence_length / train.layout.context
+    wide, part = model.hidden_size, train.layout.tensor
+    norm = _norm(width) if norms_by_parts(config) else 0
+    whole = _most(config, width, norm)
+    kept = whole if train.recompute == "none" else _kept(config, width, whole)
+    if family.dropout and model.dropout and train.recompute == "none":
+        kept += 2 * wide  # masks, a byte a number
+    return Flow(
+        kept=tokens * kept,
+        again=tokens * max(0.0, whole - kept),
+        work=tokens * width * _work(config),
+        hidden=tokens * width * wide / part,
+        entering=tokens * wide * (norm / part + width * (1 if part == 1 else 1 / part + 1)),
+        gradient=tokens * width * wide,
+    )
+
+
+def _kept(config: Config, width: int, most: float) -> float:
+    """Bytes a token that a block keeps, with recomputation: its input, what is costly to compute, or a part of the rest."""
+    recompute, least = config.train.recompute, width * config.model.hidden_size / config.train.layout.tensor
+    if not isinstance(recompute, str):
+        return least + recompute * (most - least)
+    return _products(config, width) if recompute == "selective" else least
+
+
+def _products(config: Config, width: int) -> float:
+    """The block's input, what matrix products and attention made, and attention's sums."""
+    model, part = config.model, config.train.layout.tensor
+    inner = (2 if FAMILIES[model.family].rotary else 1) * model.intermediate_size
+    numbers = (model.hidden_size + 2 * _queries(config) + _keys(config) + inner) / part + 2 * model.hidden_size
+    return width * numbers + FULL * model.heads / part
+
+
+def _most(config: Config, width: int, norm: int) -> float:
+    """What every product, norm and activation needs: the inputs of both norms and modules, query, key, value, attention; SwiGLU's
+    four or the two of a plain one; and attention's sums. `norm`: bytes a number that a norm keeps besides."""
+    model, layout, family = config.model, config.train.layout, FAMILIES[config.model.family]
+    queries, keys, part = _queries(config), _keys(config), layout.tensor
+    inner = (4 if family.rotary else 2) * model.intermediate_size
+    joined = queries if layout.context > 1 else 0  # pieces of a sequence attend apart, and are joined then
+    numbers = (2 * model.hidden_size + 2 * queries + joined + keys + inner) / part + 2 * model.hidden_size
+    normed = (queries + keys / (2 * layout.context)) / part if family.normed else 0
+    return width * (numbers + normed) + norm * (2 * model.hidden_size / part + normed) + FULL * model.heads / part
+
+
+def _norm(width: int) -> int:
+    """Bytes a number that a norm computed by parts keeps beyond its input and output: what it made of both, in fp32."""
+    return FULL if width == FULL else 2 * FULL - width  # its input is then kept in fp32 alone
+
+
+def _work(config: Config) -> float:
+    """Numbers a token: gradients in the feed-forward, or in attention, when the feed-forward is done; and of hidden states."""
+    model, part, gated = config.model, config.train.layout.tensor, FAMILIES[config.model.family].rotary
+    inner = (2 if gated else 1) * model.intermediate_size
+    freed = (4 if gated else 2) * model.intermediate_size + (1 + part) * model.hidden_size
+    attention = 2 * _keys(config) + 2 * _queries(config) - freed
+    hidden = model.hidden_size / part + (model.hidden_size if part > 1 else 0)
+    return max(inner, attention) / part + hidden
+
+
+def _queries(config: Config) -> int:
+    return config.model.heads * config.model.head_features
+
+
+def _keys(config: Config) -> int:
+    """Keys and values, of the whole sequence, as context ranks gather them; more tensor ranks than heads have copies."""
+    layout = config.train.layout
+    return 2 * max(config.model.kv_heads, layout.tensor) * config.model.head_features * layout.context

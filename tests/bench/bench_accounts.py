@@ -1,0 +1,157 @@
+"""The arithmetic of memory against published figures, by each engine's own accounts (accounts.py).
+
+    PYTHONPATH=python python tests/bench/bench_accounts.py [--rows FILE] [--worst N]
+
+A line a class of runs: the errors of rows whose memory was published; then which runs that did not fit are foreseen, and how many
+that ran would have been refused. `--rows FILE` judges other rows of published.jsonl's form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accounts import Case, Engine, Shape, bytes_of
+
+ROWS = Path(__file__).parent / "published.jsonl"
+GIB = 2**30
+TITAN = Engine(
+    weights=4,
+    gradients=4,
+    optimizer=8,
+    zero=3,
+    gathered=2,
+    logits=14,
+    sliced=4,
+    halves=True,
+    regathers=False,
+    buffers=2,
+    met="reserved",
+)
+ENGINES = (  # words in a row's source, class, accounts
+    ("Korthikanti", "Megatron-LM, as drawn", Engine(scores=True, dropout=True, analytic=True)),
+    # V100: FP16_Optimizer, its fp32 gradients whole at the step; A100: BF16_Optimizer, fp32 gradients and ZeRO 1
+    ("tr11", "Megatron-DeepSpeed, bf16", Engine(2, 6, 12, zero=1, stages="blocks and embeddings", scores=True, dropout=True, buffers=2, met="device")),
+    ("bigscience", "Megatron-DeepSpeed, fp16", Engine(2, 6, 12, scores=True, dropout=True, buffers=2, met="device")),
+    ("torchtitan:benchmarks/llama3_h100_202412", "torchtitan, 2024", TITAN),
+    ("torchtitan", "torchtitan, loss compiled", replace(TITAN, logits=6)),
+    ("nanotron", "nanotron", Engine(zero=1, logits=8, copies=3, regathers=False, stages="by cost")),
+    ("torchtune:README.md optimization", "torchtune", Engine(weights=2, gradients=2, optimizer=4)),
+    ("dgxc", "NeMo", Engine(gradients=2, zero=1, parts=3)),
+    ("llm-foundry", "llm-foundry", Engine(weights=4, gradients=4, optimizer=8, zero=3, gathered=2, logits=4)),
+    ("neuron", "Neuron", Engine(zero=1, scores=True)),
+    ("colossal", "ColossalAI", Engine(zero=1)),
+)  # fmt: skip
+SHAPES = {  # words in a row's id, of models whose rows tell none
+    "nanotron-1b": Shape(24, 2048, 32, 32, 4096, 50257, tied=True),  # huggingface/bench_cluster, create_configs.py
+    "52b": Shape(64, 8192, 32, 32, 32768, 50257, gated=False, tied=True),  # bigscience, experiments/gpt2.md
+    "torchtune-3b": Shape(28, 3072, 24, 8, 8192, 128256, tied=True),  # Llama 3.2 3B's config.json
+}
+LADDER = (  # torchtune's options, each row with those before: words in a row's id, what they change of the accounts
+    ("packed", {}),
+    ("compile", {"parts": 2}),  # gate and up; what they make is computed again
+    ("chunked", {"logits": 12 / 8}),
+    ("-ac", {}),
+    ("opt-in-bwd", {"gradients": 0}),
+    ("offload", {"offloaded": True}),
+    ("8bit", {"optimizer": 2}),
+)
+UNTOLD = ("baseline",)  # its tokens are not
+CAPACITY = {
+    "H100-96GB": 96,
+    "V100": 32,
+    "A100-40GB": 40,
+    "A100": 80,
+    "H100": 80,
+    "H200": 141,
+    "GB200": 186,
+    "B200": 180,
+    "trn1": 16,
+}
+GATED = ("llama", "mistral", "qwen", "mixtral")
+
+
+def engine_of(row: dict[str, Any]) -> tuple[str, Engine] | None:
+    found = next(((name, engine) for words, name, engine in ENGINES if words.lower() in row["source"].lower()), None)
+    step = max((place for place, (words, _) in enumerate(LADDER) if words in row["id"]), default=-1)
+    if found is None or found[0] != "torchtune":
+        return found
+    return found[0], replace(found[1], **{key: value for _, changes in LADDER[: step + 1] for key, value in changes.items()})
+
+
+def shape_of(row: dict[str, Any]) -> Shape | None:
+    model = row["model"]
+    if all(model.get(key) for key in ("layers", "hidden", "heads", "ffn")):
+        gated = any(word in (model.get("family") or "").lower() for word in GATED)
+        heads, vocabulary = model.get("kv_heads") or model["heads"], model.get("vocab") or 50304
+        return Shape(model["layers"], model["hidden"], model["heads"], heads, model["ffn"], vocabulary, gated, not gated)
+    return next((shape for words, shape in SHAPES.items() if words in row["id"]), None)
+
+
+def case_of(row: dict[str, Any]) -> Case | None:
+    layout, shape = row["layout"], shape_of(row)
+    if shape is None or not row["seq"] or not row["devices"]:
+        return None
+    tensor, pipeline, context = (layout.get(name) or 1 for name in ("tp", "pp", "cp"))
+    data = layout.get("dp") or max(1, row["devices"] // (tensor * pipeline * context))
+    micro = row["micro_batch"] or 1
+    batch = row["global_batch_sequences"] or micro * data
+    if pipeline > 1 and "torchtitan" in row["source"]:
+        micro = max(1, micro // pipeline)  # its local batch is cut into as many micro-batches as there are stages
+    zero = 3 if "zero3" in row["source"] else layout.get("zero") or 0
+    divided = layout.get("sp") is not False or "zero3" in row["source"]  # its settings divide what recomputation keeps
+    recompute = next((name for name in ("full", "selective") if str(row["activation_checkpointing"]).startswith(name)), "none")
+    return Case(
+        shape, row["seq"], micro, max(1, batch // (data * micro)), data, data * context, zero, tensor, pipeline,
+        context, layout.get("vpp") or (2 if "interleaved" in row["id"] else 1), recompute, divided,
+        bool(row["compile"]),
+    )  # fmt: skip
+
+
+def report(name: str, errors: list[float]) -> str:
+    sizes = sorted(abs(error) for error in errors)
+    tenth = sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
+    return f"{name:24} {len(sizes):4} rows  median {statistics.median(sizes):6.1%}  p90 {tenth:6.1%}  bias {statistics.median(errors):+6.1%}"
+
+
+def refused(row: dict[str, Any], case: Case, engine: Engine) -> bool | None:
+    """Whether the run would be said not to fit; None where its device's memory is not known."""
+    capacity = next((size for words, size in CAPACITY.items() if words in (row["hardware"] or "")), None)
+    return None if capacity is None else bytes_of(case, replace(engine, met="device")) / GIB > capacity
+
+
+def ran_out(row: dict[str, Any]) -> bool:
+    words = f"{row['kind']} {row.get('note') or ''}".lower()
+    return any(word in words for word in ("oom", "out of memory", "out-of-memory"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--worst", type=int, default=0)
+    told = parser.parse_args()
+    found: dict[str, list[tuple[float, str]]] = {}
+    foreseen: dict[bool, list[bool]] = {True: [], False: []}
+    for row in map(json.loads, told.rows.read_text().splitlines()):
+        if (named := engine_of(row)) is None or (case := case_of(row)) is None or any(word in row["id"] for word in UNTOLD):
+            continue
+        if measured := row["measured"].get("memory_gib"):
+            said = bytes_of(case, named[1]) / GIB
+            found.setdefault(named[0], []).append((said / measured - 1, f"{row['id']}: {said:.1f} for {measured:.1f} GiB"))
+        if (row["kind"] == "train" or ran_out(row)) and (said_no := refused(row, case, named[1])) is not None:
+            foreseen[ran_out(row)].append(said_no)
+    for name, each in found.items():
+        print(report(name, [error for error, _ in each]))
+    print(report("all", [error for each in found.values() for error, _ in each]))
+    print(f"{sum(foreseen[False])} of {len(foreseen[False])} runs that ran would have been refused")
+    print(f"{sum(foreseen[True])} of {len(foreseen[True])} that ran out of memory are foreseen")
+    for error, line in sorted((pair for each in found.values() for pair in each), key=lambda pair: -abs(pair[0]))[: told.worst]:
+        print(f"{error:+.1%} {line}")
+
+
+if __name__ == "__main__":
+    main()
