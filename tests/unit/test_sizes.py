@@ -66,6 +66,8 @@ def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.
     for word in ("nan", "-1", "1e99", "0", "1;ls", "٣"):
         assert command(["plan", f"CONFIG={RECIPE}", f"DAYS={word}"]) == 2
         assert "must be a number above 0" in capsys.readouterr().err
+    assert command(["plan", f"CONFIG={RECIPE}", "DAYS=soon", "USD=7", "TOKENS=0"]) == 2
+    assert [line.split(":")[-2].split()[-1] for line in capsys.readouterr().err.splitlines()[:2]] == ["DAYS", "TOKENS"]
 
 
 def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:

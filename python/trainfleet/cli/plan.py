@@ -13,7 +13,7 @@ from ..plan.answers import Wish
 from ..plan.estimate import estimate
 from ..plan.plan import make_plan
 from ..report import proposal, sizes
-from .variables import Variables, amount
+from .variables import Variables, amounts
 
 ALTERNATIVES = 5  # layouts that are shown
 
@@ -24,7 +24,7 @@ def main(variables: Variables, started: float) -> int:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
     price = readiness.price(config)
-    wish = Wish(*(amount(variables, name) for name in ("DAYS", "USD", "TOKENS")))
+    wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if wish != Wish():
         print("\n".join(sizes.answer(config, wish, price, out)))
         return 0

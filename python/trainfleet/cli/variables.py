@@ -118,6 +118,23 @@ def amount(variables: Variables, name: str, least: float = LEAST) -> float | Non
     return float(text)
 
 
+def amounts(variables: Variables, *names: str) -> list[float | None]:
+    """What `amount` says of each name.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    found, wrong = [], list[Problem]()
+    for name in names:
+        try:
+            found.append(amount(variables, name))
+        except ConfigError as error:
+            wrong += error.problems
+    if wrong:
+        raise ConfigError(wrong, next=f"{wrong[0].where}=1, or leave it out")
+    return found
+
+
 def number(variables: Variables, name: str, default: int, least: int = 0) -> int:
     """A whole number, `least` or more.
 

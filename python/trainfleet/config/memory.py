@@ -84,13 +84,20 @@ def _stages(config: Config) -> list[Stage]:
     output = model.vocabulary_size * model.hidden_size // layout.tensor
     if layout.pipeline == 1:
         return [Stage(model.layers, block, first + last, 1, True, True, output)]
-    blocks, both = -(-model.layers // layout.pipeline), 2 * layout.interleave
     again = first if model.tie_embeddings else 0  # the last stage has tied weights too
-    passes, end = passes_of(config), layout.pipeline - 1
-    stages = [Stage(blocks, block, first, min(_under_way(layout, 0), passes), False, True, neighbours=both - 1)]
-    if layout.pipeline > 2:
-        stages.append(Stage(blocks, block, 0, min(_under_way(layout, 1), passes), False, False, neighbours=both))
-    return [*stages, Stage(blocks, block, last + again, min(_under_way(layout, end), passes), True, False, output, both - 1)]
+    passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.interleave
+    under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
+    blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
+    stages = [Stage(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
+    for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():  # the most under way, and the most blocks
+        stages.append(Stage(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both))
+    return [*stages, Stage(blocks[end], block, last + again, under_way[end], True, False, output, both - 1)]
+
+
+def _blocks(layers: int, layout: Layout, rank: int) -> int:
+    """The blocks of a rank's stages, which differ by one at most (engine/parallel/pipeline.py, _bounds)."""
+    stages = layout.pipeline * layout.interleave
+    return sum(layers * (stage + 1) // stages - layers * stage // stages for stage in range(rank, stages, layout.pipeline))
 
 
 def _under_way(layout: Layout, rank: int) -> float:
