@@ -32,17 +32,19 @@ TITAN = Engine(
     buffers=2,
     met="reserved",
 )
+# fp16 and its fp32 copies over ZeRO 1's ranks; BF16_Optimizer keeps bf16 gradients and their fp32 sums whole, and does the rest as ZeRO 1
+FP16 = Engine(2, 2, 16, zero=1, scores=True, dropout=True, buffers=2, met="device")
+BF16 = replace(FP16, gradients=6, optimizer=12)
+OTHERS = Engine(weights=4, gradients=4, optimizer=8, zero=3, gathered=2)  # FSDP as torch has it
 ENGINES = (  # words in a row's source, class, accounts
     ("Korthikanti", "Megatron-LM, as drawn", Engine(scores=True, dropout=True, analytic=True)),
-    # V100: FP16_Optimizer, its fp32 gradients whole at the step; A100: BF16_Optimizer, fp32 gradients and ZeRO 1
-    ("tr11", "Megatron-DeepSpeed, bf16", Engine(2, 6, 12, zero=1, stages="blocks and embeddings", scores=True, dropout=True, buffers=2, met="device")),
-    ("bigscience", "Megatron-DeepSpeed, fp16", Engine(2, 6, 12, scores=True, dropout=True, buffers=2, met="device")),
+    ("bigscience", "Megatron-DeepSpeed, fp16", FP16),
     ("torchtitan:benchmarks/llama3_h100_202412", "torchtitan, 2024", TITAN),
     ("torchtitan", "torchtitan, loss compiled", replace(TITAN, logits=6)),
     ("nanotron", "nanotron", Engine(zero=1, logits=8, copies=3, regathers=False, stages="by cost")),
     ("torchtune:README.md optimization", "torchtune", Engine(weights=2, gradients=2, optimizer=4)),
     ("dgxc", "NeMo", Engine(gradients=2, zero=1, parts=3)),
-    ("llm-foundry", "llm-foundry", Engine(weights=4, gradients=4, optimizer=8, zero=3, gathered=2, logits=4)),
+    ("llm-foundry", "llm-foundry", replace(OTHERS, logits=4)),
     ("neuron", "Neuron", Engine(zero=1, scores=True)),
     ("colossal", "ColossalAI", Engine(zero=1)),
 )  # fmt: skip
@@ -60,7 +62,7 @@ LADDER = (  # torchtune's options, each row with those before: words in a row's 
     ("offload", {"offloaded": True}),
     ("8bit", {"optimizer": 2}),
 )
-UNTOLD = ("baseline",)  # its tokens are not
+UNTOLD = ("baseline", "torchtune-full")  # tokens, and what is on the host, are not
 CAPACITY = {
     "H100-96GB": 96,
     "V100": 32,
@@ -75,11 +77,16 @@ CAPACITY = {
 GATED = ("llama", "mistral", "qwen", "mixtral")
 
 
-def engine_of(row: dict[str, Any]) -> tuple[str, Engine] | None:
+def engine_of(row: dict[str, Any]) -> tuple[str, Engine]:
+    """The class of a row, and its accounts; those of plain engines where no class is known."""
     found = next(((name, engine) for words, name, engine in ENGINES if words.lower() in row["source"].lower()), None)
     step = max((place for place, (words, _) in enumerate(LADDER) if words in row["id"]), default=-1)
+    if found and found[1] is FP16:
+        at_once = "blocks and embeddings" if "tr11" in row["source"] else "blocks"  # as its README says of stages
+        half = "bf16" not in (row["precision"] or "")
+        return found if half and at_once == "blocks" else ("Megatron-DeepSpeed", replace(FP16 if half else BF16, stages=at_once))
     if found is None or found[0] != "torchtune":
-        return found
+        return found or ("others", OTHERS if row["layout"].get("fsdp") else Engine())
     return found[0], replace(found[1], **{key: value for _, changes in LADDER[: step + 1] for key, value in changes.items()})
 
 
@@ -94,7 +101,7 @@ def shape_of(row: dict[str, Any]) -> Shape | None:
 
 def case_of(row: dict[str, Any]) -> Case | None:
     layout, shape = row["layout"], shape_of(row)
-    if shape is None or not row["seq"] or not row["devices"]:
+    if shape is None or not layout or not row["seq"] or not row["devices"]:
         return None
     tensor, pipeline, context = (layout.get(name) or 1 for name in ("tp", "pp", "cp"))
     data = layout.get("dp") or max(1, row["devices"] // (tensor * pipeline * context))
@@ -104,7 +111,8 @@ def case_of(row: dict[str, Any]) -> Case | None:
         micro = max(1, micro // pipeline)  # its local batch is cut into as many micro-batches as there are stages
     zero = 3 if "zero3" in row["source"] else layout.get("zero") or 0
     divided = layout.get("sp") is not False or "zero3" in row["source"]  # its settings divide what recomputation keeps
-    recompute = next((name for name in ("full", "selective") if str(row["activation_checkpointing"]).startswith(name)), "none")
+    told = row["activation_checkpointing"] or ("full" if "bigscience" in row["source"] else "none")
+    recompute = next((name for name in ("full", "selective") if str(told).startswith(name)), "none")
     return Case(
         shape, row["seq"], micro, max(1, batch // (data * micro)), data, data * context, zero, tensor, pipeline,
         context, layout.get("vpp") or (2 if "interleaved" in row["id"] else 1), recompute, divided,
@@ -137,7 +145,8 @@ def main() -> None:
     found: dict[str, list[tuple[float, str]]] = {}
     foreseen: dict[bool, list[bool]] = {True: [], False: []}
     for row in map(json.loads, told.rows.read_text().splitlines()):
-        if (named := engine_of(row)) is None or (case := case_of(row)) is None or any(word in row["id"] for word in UNTOLD):
+        named, case = engine_of(row), case_of(row)
+        if case is None or any(word in row["id"] for word in UNTOLD):
             continue
         if measured := row["measured"].get("memory_gib"):
             said = bytes_of(case, named[1]) / GIB

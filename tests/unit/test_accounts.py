@@ -16,7 +16,7 @@ from bench_accounts import GIB, ROWS, bytes_of, case_of, engine_of
 def errors(words: str) -> list[float]:
     rows = [json.loads(line) for line in Path(ROWS).read_text().splitlines()]
     told = [row for row in rows if words in row["source"] and row["measured"].get("memory_gib") and case_of(row)]
-    return [bytes_of(case_of(row), engine_of(row)[1]) / GIB / row["measured"]["memory_gib"] - 1 for row in told]  # type: ignore[index, arg-type]
+    return [bytes_of(case_of(row), engine_of(row)[1]) / GIB / row["measured"]["memory_gib"] - 1 for row in told]  # type: ignore[arg-type]
 
 
 def test_what_a_paper_drew_is_met_to_a_thousandth() -> None:
