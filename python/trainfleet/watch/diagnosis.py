@@ -75,7 +75,16 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, int, float,
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """What a program took for the file system, as the kernel of its node knows it: the disk below."""
+    """What a program took for the file system, as the kernel of its node knows it: the disk below. An exception that names
+    nothing is of the file system of which the kernel had just complained.
+    """
+    if best.error and not best.firm and best.cause == "code":
+        complaints = [
+            one for one in standing
+            if one.writer[2] == "kernel" and one.node == best.node and one.cause in ("storage", "disk")
+            and abs(one.time - best.time) < JUST_BEFORE
+        ]  # fmt: skip
+        return complaints[-1] if complaints else best
     told = any(one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node for one in standing)
     return replace(best, cause="disk") if best.cause == "storage" and told else best
 

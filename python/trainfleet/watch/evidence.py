@@ -261,7 +261,7 @@ def _error(writer: Writer, block: Block) -> Evidence:
     if block.bare and (implied := _implied(block.text, by)) and (sign is None or sign[0].weight < implied[0].weight):
         sign = implied
     where = first_sign(("frame",), block.where)
-    if sign and not sign[0].firm and where and sign[0].cause in WIDE:
+    if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
         sign = None  # what they were about, the frame tells better
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
