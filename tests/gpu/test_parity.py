@@ -170,7 +170,7 @@ def test_bf16_weights_are_rounded_as_on_the_cpu(device: Device, compiled: bool) 
 
 def test_chance_is_the_same_numbers_on_every_device(device: Device) -> None:
     def drawn(place: torch.device) -> Tensor:
-        rows, columns = rounding.place_of(torch.empty(300, 500, device=place))
+        rows, columns = rounding.extent_of(torch.empty(300, 500, device=place))
         key, draw = (torch.tensor(number, dtype=torch.int32, device=place) for number in (-5, 12))
         return rounding.chance(key, draw, rows, columns).cpu()
 

@@ -93,10 +93,10 @@ def test_an_exported_folder_gives_the_same_logits_and_gradients(shape: Model, tm
     other.square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
-        place = huggingface.place_of(shape.family, name)
-        if place.third is None and parameter.grad is not None:
-            gradient = parameter.grad.T if place.turned else parameter.grad
-            torch.testing.assert_close(gradient, gradients[place.name], rtol=1e-3, atol=1e-4, msg=name)
+        there = huggingface.counterpart_of(shape.family, name)
+        if there.third is None and parameter.grad is not None:
+            gradient = parameter.grad.T if there.turned else parameter.grad
+            torch.testing.assert_close(gradient, gradients[there.name], rtol=1e-3, atol=1e-4, msg=name)
 
 
 @EVERY
