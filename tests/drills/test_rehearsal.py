@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,17 @@ def test_after_kill_9_the_hosts_put_all_back_themselves(cockpit: Cockpit) -> Non
     process.kill()
     process.communicate()
     cockpit.until("all is put back", lambda: is_gone(cockpit), 120)
+
+
+@pytest.mark.timeout(400)
+def test_after_ctrl_c_all_is_put_back_before_it_ends(cockpit: Cockpit) -> None:
+    process = cockpit.start("rehearse", "FAULTS=rank-stopped", "YES=1")
+    shared = cockpit.nodes.shared / "trainfleet" / "rehearsal" / "runs"
+    cockpit.until("the fault", lambda: (shared / "rehearsal-rank-stopped" / "metrics.jsonl").exists(), 200)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that it runs
+    said = process.communicate(timeout=150)[0]
+    assert process.returncode != 0 and "Traceback" not in said, said
+    assert is_gone(cockpit), said
 
 
 @pytest.mark.timeout(400)

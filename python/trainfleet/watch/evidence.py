@@ -45,6 +45,7 @@ CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
 WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
+OUTER = ("OSError", "IOError", "ConnectionError", "BlockingIOError", "TimeoutError")  # what is outside the program failed
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
 Found = tuple[Sign, re.Match[str]]
 Writer = tuple[int | None, int | None, str]
@@ -253,7 +254,8 @@ def _error(writer: Writer, block: Block) -> Evidence:
     line = block.line
     node, rank, _ = writer
     firm = block.name in PROGRAM
-    blank = Evidence(Weight.WORD, "code", line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
+    kind = "storage" if block.name in OUTER else "code"
+    blank = Evidence(Weight.WORD, kind, line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
     text = stated(block.text)
     if last := _LAST.search(text):  # what NCCL had warned of
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
