@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "distributed"), str(HERE.parents[1] / "python")]
@@ -30,8 +32,16 @@ LAYOUTS = {
         4, {"train.layout.tensor": 2, "train.layout.shard": 2, "train.layout.zero": 1, "train.recompute": "full"},
     ),
     "pp2": (2, {"train.layout.pipeline": 2}),
+    "tp4-copied-heads": (4, {"train.layout.tensor": 4}),  # Llama has two key-value heads here, each on two ranks; BERT four
 }  # fmt: skip
 NEAR = 1e-4
+# Models as NxD's own checkpoints have them: the keys that differ from the bench's, tensor ranks, stages (by the converter alone).
+FORMATS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "llama-fused": ({"kv_heads": 4, "tie_embeddings": False}, 2, 2),
+    "llama-grouped": ({"tie_embeddings": False}, 2, 1),
+    "llama-copied": ({"tie_embeddings": False}, 4, 3),
+    "bert": ({"family": "bert", "kv_heads": 4, "tie_embeddings": True, "norm_epsilon": 1e-12}, 2, 1),
+}  # fmt: skip
 
 
 class Check:
@@ -42,7 +52,7 @@ class Check:
         port, started = str(ranks.free_port()), []
         words = [str(HERE / program)] if xla else ["-m", "trainfleet.engine"]
         for rank in range(size):
-            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
+            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": 0}
             told = {name: str(value) for name, value in place.items()} | {
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NXD_SOURCE": self.source,
             }  # fmt: skip
@@ -118,12 +128,81 @@ class Check:
         ours, theirs = ranks.metrics(more)[-1]["valid_loss"], ranks.metrics(whole)[-1]["valid_loss"]
         self.say(f"{family} NxD -> torch", abs(ours / theirs - 1) < NEAR, f"validation {ours:.6f}, NxD's {theirs:.6f}")
 
+    def formats(self, name: str) -> None:
+        """Our checkpoint → NxD's → ours and Hugging Face's: the same bytes, and NxD makes of it what transformers does."""
+        from trainfleet import models
+        from trainfleet.config import huggingface as shapes
+        from trainfleet.config import load_resolved
+        from trainfleet.engine.checkpoint import nxd_files
+        from trainfleet.models import huggingface
+        from trainfleet.models.nxd import Degrees
+
+        keys, tensor, stages = FORMATS[name]
+        shape = replace(load_resolved(self.bench.prepare(f"{name}-shape", 1) / "config.yaml").model, **{"layers": 3, **keys})
+        folder = self.bench.folder / name
+        (folder / "hf").mkdir(parents=True)
+        huggingface.save(model := models.build(shape), shape.family, folder / "hf")
+        (folder / "hf/config.json").write_text(json.dumps(shapes.write(shape)))
+        whole = huggingface.outgoing(model, shape.family)
+        nxd_files.save(whole, shape, Degrees(tensor, 1), folder / "ours")
+        processes = self.start(folder, tensor, True, "formats.py")
+        outputs = [process.communicate()[0] for process in processes]
+        told = [line for line in outputs[0].splitlines() if line.startswith("{")]
+        if any(process.returncode for process in processes) or not told:
+            sys.exit(f"{name}: {[process.returncode for process in processes]}\n{outputs[0][-4000:]}")
+        found = json.loads(told[-1])
+        self.say(f"{name}, TP {tensor}: what NxD makes of ours", abs(found["NxD"] / found["transformers"] - 1) < NEAR, told[-1])
+        for saved in ("plain", "apart"):
+            back, tag = models.build(shape), nxd_files.tag_of(str(folder / saved))
+            assert tag
+            back.load_state_dict(nxd_files.load(tag, shape, huggingface.sizes_of(back.named_parameters())), strict=False)
+            again = folder / f"{saved}-hf"
+            again.mkdir()
+            huggingface.save(back, shape.family, again)
+            same = (again / huggingface.WEIGHTS).read_bytes() == (folder / "hf" / huggingface.WEIGHTS).read_bytes()
+            self.say(
+                f"{name}, TP {tensor}: saved by NxD ({saved}), read by us, as Hugging Face's",
+                same,
+                "the same bytes" if same else "other bytes",
+            )
+        if shape.family == "llama":
+            self.convert(name, folder, whole, shape, Degrees(tensor, stages))
+
+    def convert(self, name: str, folder: Path, whole: dict[str, Any], shape: Any, degrees: Any) -> None:
+        """AWS's converter cuts a whole as we do, and makes of our slices the whole."""
+        import shutil
+
+        import torch
+
+        from trainfleet.engine.checkpoint import nxd_files
+
+        shutil.rmtree(folder / "ours")
+        nxd_files.save(whole, shape, degrees, folder / "ours")
+        words = [str(folder), str(degrees.tensor), str(degrees.pipeline)]
+        done = subprocess.run([sys.executable, str(HERE / "formats.py"), *words], env=ranks.environment() | {"NXD_SOURCE": self.source},
+                              capture_output=True, text=True)  # fmt: skip
+        if done.returncode:
+            sys.exit(f"{name}: the converter: {(done.stdout + done.stderr)[-4000:]}")
+        merged = torch.load(folder / "merged.pt")
+        self.say(
+            f"{name}, {degrees}: our slices, merged by AWS's converter",
+            not ranks.different(merged, whole),
+            f"{len(merged)} tensors",
+        )
+        ours, theirs = (nxd_files.files_of(folder / each) for each in ("ours/pretrained_weight", "converted"))
+        differ = {place: ranks.different(torch.load(ours[place]), torch.load(theirs[place])) for place in theirs}
+        good = ours.keys() == theirs.keys() and not any(differ.values())
+        self.say(f"{name}, {degrees}: slices by AWS's converter and by us", good, f"{len(theirs)} files" if good else str(differ))
+
 
 def main(source: str, cases: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         check = Check(str(Path(source).absolute()), Path(folder))
         if not cases or "upstream" in cases:
             check.upstream()
+        for name in FORMATS:
+            if not cases or f"format-{name}" in cases:
+                check.formats(name)
         for family, values in (("llama", {}), ("bert", ranks.BERT)):
             if cases and not any(case.startswith(family) for case in cases):
                 continue

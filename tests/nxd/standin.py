@@ -1,8 +1,8 @@
 """A small NxD Core of our own, on CPUs and gloo: what engine/parallel/nxd.py uses of it, by its exact signatures, and no more.
 
 It divides, communicates and shards as NxD documents, so that our code runs in CI, where NxD Core and torch_xla are not: tensor
-ranks, sequence parallelism and ZeRO-1. It has no stages. tests/unit/test_nxd_signatures.py holds its signatures against those that
-were recorded from NxD's source; what NxD itself does with our code, check.py tells.
+ranks, sequence parallelism, ZeRO-1, and stages that all do their forward passes first. tests/unit/test_nxd_signatures.py holds its
+signatures against those that were recorded from NxD's source; what NxD itself does with our code, check.py tells.
 """
 
 from __future__ import annotations
@@ -27,24 +27,27 @@ def neuronx_distributed_config(
     optimizer_config=None, activation_checkpoint_config=None, pad_model=False, sequence_parallel=False, model_init_config=None,
     lora_config=None, mixed_precision_config=None, sequential_move_factor=11, lnc_size=1,
 ):  # fmt: skip
-    """The config as it is given; the groups of ranks, tensor ranks being neighbours."""
-    assert pipeline_parallel_size == expert_parallel_size == context_parallel_size == 1, "the stand-in has no such ranks"
-    size, tensor = dist.get_world_size(), tensor_parallel_size
+    """The config as it is given; the groups of ranks, tensor ranks being neighbours, and stages far apart."""
+    assert expert_parallel_size == context_parallel_size == 1, "the stand-in has no such ranks"
+    grid = torch.arange(dist.get_world_size()).view(pipeline_parallel_size, -1, tensor_parallel_size)
     GROUPS.update(
-        tensor=[list(range(first, first + tensor)) for first in range(0, size, tensor)],
-        data=[list(range(first, size, tensor)) for first in range(tensor)],
-        pipeline=[[rank] for rank in range(size)],
+        tensor=grid.flatten(0, 1).tolist(),
+        data=grid.transpose(1, 2).flatten(0, 1).tolist(),
+        pipeline=grid.permute(1, 2, 0).flatten(0, 1).tolist(),
     )
-    for kind in ("tensor", "data"):
-        for ranks in GROUPS[kind]:
+    for kind, rows in GROUPS.items():
+        for ranks in rows:
             group = dist.new_group(ranks, backend="gloo")
             if dist.get_rank() in ranks:
                 MINE[kind] = group, ranks.index(dist.get_rank()), len(ranks)
-    return {"optimizer_config": optimizer_config, "mixed_precision_config": mixed_precision_config}
+    return {
+        "pipeline_parallel_size": pipeline_parallel_size, "pipeline_config": pipeline_config, "optimizer_config": optimizer_config,
+        "mixed_precision_config": mixed_precision_config,
+    }  # fmt: skip
 
 
 def initialize_parallel_model(nxd_config, model_fn, include_buffers=False, *model_args, **model_kwargs):
-    return model_fn()
+    return NxDPPModel(model_fn(), **nxd_config["pipeline_config"]) if nxd_config["pipeline_parallel_size"] > 1 else model_fn()
 
 
 def initialize_parallel_optimizer(nxd_config, optimizer_class, parameters, **defaults):
@@ -69,7 +72,7 @@ def get_pipeline_model_parallel_replica_groups():
 
 
 def get_pipeline_model_parallel_rank():
-    return 0
+    return MINE["pipeline"][1]
 
 
 def get_tensor_model_parallel_rank():
@@ -268,7 +271,7 @@ class Optimizer:
                 parameter.grad = total(parameter.grad, "data") / ways
                 once = getattr(parameter, "tensor_model_parallel", False) or MINE["tensor"][1] == 0
                 square += parameter.grad.float().square().sum() * once * (not getattr(parameter, "shared", False))
-        self.grad_norm = total(square, "tensor").sqrt()
+        self.grad_norm = total(total(square, "tensor"), "pipeline").sqrt()
         factor = min(1.0, self.most / (float(self.grad_norm) + 1e-6))
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -293,7 +296,85 @@ class Optimizer:
 
 
 class PipelineStageModule(nn.Module):
-    """Imported, and not used: the stand-in has no stages."""
+    def __init__(self, layers, num_stages, stage_index, partition_fn=None):
+        super().__init__()
+        places = partition_fn(layers, num_stages)
+        self.stage_modules = nn.ModuleList(layer for layer in layers if places[layer] == stage_index)
+
+    def forward(self, x):
+        for layer in self.stage_modules:
+            x = layer(x)
+        return x
+
+    @staticmethod
+    def mark_weight_sharing(layer_and_weight_path, sharing_group_name="default"):
+        for layer, path in layer_and_weight_path:
+            layer.weight_sharing = {sharing_group_name: path}
+
+
+class NxDPPModel(nn.Module):
+    """Stages that take whole micro-batches in turn: all forward, then all backward."""
+
+    def __init__(
+        self, module, transformer_layer_cls=None, num_microbatches=1, virtual_pipeline_size=1, output_loss_value_spec=None,
+        return_mb_loss=False, broadcast_and_average_loss=False, use_zero1_optimizer=False, use_model_wrapper=False,
+        use_optimizer_wrapper=False, pipeline_cuts=None, input_names=None, leaf_module_cls=None, autowrap_functions=None,
+        autowrap_modules=None, autowrap_obj_methods=None, tracer_cls=None, param_init_fn=None, trace_file_path=None,
+        return_loss_on_cpu=True, deallocate_pipeline_outputs=False, auto_partition=False, fuse_microbatches=False,
+        manual_pp_partition=False, manual_pp_stage_partition_fn=None, manual_pp_loss_fn=None, _delay_tracing=False,
+        _turn_off_odd_even_scheduler=False, _all_reduce_send_recv=False, _fused_send_recv=False, _fused_fwd_bwd=False,
+        _mark_step_before_pp_runtime=True, _mark_step_after_pp_runtime=True, _deallocate_send_tensors=True,
+        _use_gloo_for_metadata_comm=False, _debug_mode=False, _debug_pp_size=8, _debug_pp_rank=0,
+    ):  # fmt: skip
+        super().__init__()
+        assert manual_pp_partition and not broadcast_and_average_loss and virtual_pipeline_size == 1
+        self.group, self.stage, self.stages = MINE["pipeline"]
+        self.ranks = next(row for row in GROUPS["pipeline"] if dist.get_rank() in row)
+        self.part = PipelineStageModule(module, self.stages, self.stage, manual_pp_stage_partition_fn)
+        self.count, self.loss_fn = num_microbatches, manual_pp_loss_fn
+        self.shared = [path for layer in self.part.stage_modules for path in getattr(layer, "weight_sharing", {}).values()]
+        ends = [dist.new_group([row[0], row[-1]], backend="gloo") for row in GROUPS["pipeline"]]
+        self.ends = ends[GROUPS["pipeline"].index(self.ranks)]
+
+    def run_train(self, *args, **kwargs):
+        done = self._forward(**kwargs)
+        for given, found in done:
+            last = self.stage == self.stages - 1
+            found.backward(None if last else self._receive(self.stage + 1))
+            if self.stage:
+                self._send(given.grad, self.stage - 1)
+        for path in self.shared:
+            dist.all_reduce(getattr(self.part.stage_modules[0], path).grad, group=self.ends)
+        return self._mean(done)
+
+    @torch.no_grad()
+    def run_eval(self, *args, **kwargs):
+        return self._mean(self._forward(**kwargs))
+
+    def _forward(self, inputs, labels):
+        done = []
+        for tokens, targets in zip(inputs.chunk(self.count), labels.chunk(self.count), strict=True):
+            given = self._receive(self.stage - 1).requires_grad_(torch.is_grad_enabled()) if self.stage else [tokens]
+            found = self.part(given)
+            if self.stage == self.stages - 1:
+                found = self.loss_fn(found[0], targets) / self.count
+            else:
+                self._send(found.detach(), self.stage + 1)
+            done.append((given, found))
+        return done
+
+    def _mean(self, done):
+        return sum(found.detach() for _, found in done) if self.stage == self.stages - 1 else None
+
+    def _send(self, value, stage):
+        assert value.dtype == torch.float32
+        dist.send(torch.tensor(value.shape), self.ranks[stage], group=self.group)
+        dist.send(value.contiguous(), self.ranks[stage], group=self.group)
+
+    def _receive(self, stage):
+        dist.recv(shape := torch.empty(3, dtype=torch.int64), self.ranks[stage], group=self.group)
+        dist.recv(value := torch.empty(shape.tolist()), self.ranks[stage], group=self.group)
+        return value
 
 
 def module(name: str, *contents: Any, **named: Any) -> None:

@@ -44,9 +44,13 @@ def test_what_is_no_order_is_refused(line: bytes) -> None:
 def test_a_list_of_files_names_plain_files_only() -> None:
     assert read_listing("12 config.json\n0 model-00001-of-00002.safetensors\n") == {
         "config.json": 12, "model-00001-of-00002.safetensors": 0}  # fmt: skip
+    assert read_listing("1 done\n9 weights/model/dp_rank_00.pt\n") == {"done": 1, "weights/model/dp_rank_00.pt": 9}
     for text in (
         "1 ../x",
-        "1 a/b",
+        "1 a/../b",
+        "1 /a",
+        "1 a/.b",
+        "1 a/b/c/d",
         "-1 x",
         "x",
         "1 .bashrc",

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..config import Config
+from ..config import Config, exports
 from ..errors import BackendError
 from ..lease import is_held, read_tenure
 from ..nodes import errand, removal, traces
@@ -113,7 +113,7 @@ class Hosts:
         finally:
             self.transport.ask(host, _sweep(f"{self.folder}/{made}"), timeout=REMOVAL)
         print(f"{out}: {', '.join(files)}, {sum(files.values()) / 1e6:,.1f} MB from {host.name}")
-        print(f"next: transformers' from_pretrained({str(out)!r}) loads it")
+        print(f"next: {exports.opening(variables.get('FORMAT') or exports.HUGGINGFACE, out)}")
         return 0
 
     def _send(self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink) -> int:

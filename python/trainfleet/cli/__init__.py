@@ -49,7 +49,7 @@ VERBS = {
     "checkpoints": ("CONFIG", "RUN", "SET"),
     "verify": ("CONFIG", "RUN", "SET", "STEP"),
     "eval": ("CONFIG", "RUN", "SET", "TASKS"),
-    "export": ("CONFIG", "RUN", "SET", "OUT"),
+    "export": ("CONFIG", "RUN", "SET", "OUT", "FORMAT"),
     "report": ("CONFIG", "RUN", "SET"),
     "ls": ("CONFIG", "SET"),
     "clean": ("CONFIG", "RUN", "SET", "PURGE", "YES"),

@@ -1,7 +1,8 @@
-"""make export: the newest checkpoint as a Hugging Face folder, OUT."""
+"""make export: the newest checkpoint as a Hugging Face folder, OUT, or as NxD Core's (FORMAT)."""
 
 from __future__ import annotations
 
+from ..config import exports
 from ..errors import ConfigError, Problem
 from ..launch.whereabouts import export
 from .variables import Variables
@@ -10,4 +11,8 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     if "OUT" not in variables:
         raise ConfigError([Problem(0, "OUT", "", "says which folder to make")], next="make export OUT=my-model")
+    try:
+        exports.degrees(variables.get("FORMAT") or exports.HUGGINGFACE)
+    except ValueError as error:
+        raise ConfigError([Problem(0, "FORMAT", "", str(error))], next="make export OUT=my-model FORMAT=nxd-tp8") from error
     return export(variables)

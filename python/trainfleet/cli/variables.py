@@ -29,6 +29,7 @@ VARIABLES = {
     "YES": "1: do not ask",
     "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",
+    "FORMAT": "what to export: huggingface (the default), or nxd, nxd-tp8, nxd-tp8-pp2: NxD Core's, by its degrees",
     "LIFT": "a host to let out of quarantine",
     "FAULTS": "which faults: FAULTS='rank-killed disk-full' (all of them)",
     "DAYS": "days that the training may take",

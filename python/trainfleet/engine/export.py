@@ -1,4 +1,4 @@
-"""A run's model as a Hugging Face folder: `python -m trainfleet.engine.export RUN_FOLDER OUT`."""
+"""A run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT` (config/exports.py)."""
 
 from __future__ import annotations
 
@@ -6,49 +6,56 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, huggingface, load_resolved
+from ..config import Config, exports, huggingface, load_resolved
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
 from ..data.tokenizer import Tokenizer
 from ..data.tokenizer import load as load_tokenizer
 from ..errors import RunError, telling
-from ..models import Network
+from ..models import Network, nxd
 from ..models import huggingface as weights
 from ..output import install
 from ..runs import Run, unwritable
+from .checkpoint import nxd_files
 from .generate import load
 
 Json = dict[str, Any]
+Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → the files' names
 
 
 @telling
 def main(arguments: list[str]) -> int:
-    files = export(Run(Path(arguments[0])), out := Path(arguments[1]))
-    print(f"{out}: {', '.join(files)}\nnext: transformers' from_pretrained({str(out)!r}) loads it")
+    folder, out, form = arguments
+    files = export(Run(Path(folder)), Path(out), form)
+    print(f"{out}: {', '.join(files)}\nnext: {exports.opening(form, Path(out))}")
     return 0
 
 
-def export(run: Run, out: Path) -> list[str]:
+def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
     """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at all; its files.
 
     Raises:
-        RunError: `out` is there already, or the run has no checkpoint.
+        RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
-    if module := load_resolved(run.config).model.module:
+    config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
+    if module := config.model.module:
         why = f"transformers has no network like that of {module}"
         raise RunError("has no Hugging Face form", where=str(run.folder), why=why, next="make sample, make eval")
+    save = saving(config, form, run)
     model, dataset = load(run)
-    config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        files = write(model, load_tokenizer(dataset.folder), dataset, partial)
-        (partial / "README.md").write_text(card(config, run.read_results()), encoding="utf-8")
+        files = write(model, load_tokenizer(dataset.folder), dataset, partial, save)
+        if save is weights.save:
+            (partial / "README.md").write_text(card(config, run.read_results()), encoding="utf-8")
+            files.append("README.md")
         if out.exists():
             out.rmdir()
         partial.rename(out)
@@ -56,10 +63,27 @@ def export(run: Run, out: Path) -> list[str]:
         raise unwritable(out, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return [*files, "README.md"]
+    return files
 
 
-def write(model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path) -> list[str]:
+def saving(config: Config, form: str, run: Run) -> Save:
+    """What writes a model's weights in a format.
+
+    Raises:
+        RunError: the model can't be divided so.
+    """
+    said = exports.degrees(form)
+    if said is None:
+        return weights.save
+    layout, shape = config.train.layout, config.model
+    degrees = nxd.Degrees(said[0] or layout.tensor, said[1] or layout.pipeline)
+    if why := nxd.refusal(shape, degrees):
+        raise RunError(f"has no form of NxD Core's with {degrees}", where=str(run.folder), why=why,
+                       next="FORMAT=nxd-tp1, or none: a Hugging Face folder")  # fmt: skip
+    return lambda model, family, folder: nxd_files.save(weights.outgoing(model, family), shape, degrees, folder)
+
+
+def write(model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save) -> list[str]:
     """The model's shape, its weights and its tokenizer, in the forms that `transformers` reads; the files' names."""
     named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
     ids = {f"{role}_id": tokenizer.vocabulary[token] for role, token in named.items() if role in ("eos_token", "pad_token")}
@@ -68,7 +92,7 @@ def write(model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path) 
     for name, content in ((huggingface.CONFIG, shape), ("tokenizer_config.json", settings)):
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (folder / FILE).write_text(definition(tokenizer, model.shape.family, named), encoding="utf-8")
-    return [huggingface.CONFIG, *weights.save(model, model.shape.family, folder), FILE, "tokenizer_config.json"]
+    return [huggingface.CONFIG, *save(model, model.shape.family, folder), FILE, "tokenizer_config.json"]
 
 
 def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:

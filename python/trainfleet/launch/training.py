@@ -13,7 +13,7 @@ from ..backends.slurm import Slurm
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
-from ..config import Config, dump_given, dump_resolved
+from ..config import Config, dump_given, dump_resolved, exports
 from ..errors import InputError, JobFailed, RunError, TrainfleetError
 from ..lease import Office, Tenure
 from ..plan.plan import Plan
@@ -158,7 +158,7 @@ def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -
 
 def export(run: Run, config: Config) -> int:
     """Makes the finished model a Hugging Face folder in the run's; the exit code of the program that does."""
-    return run_module("trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)))
+    return run_module("trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)), exports.HUGGINGFACE)
 
 
 def spending(run: Run) -> dict[str, object]:

@@ -9,7 +9,7 @@ from ..backends import backend_of
 from ..backends.base import Handle, Status
 from ..backends.place import Here, Place
 from ..backends.ssh import Ssh
-from ..config import Config, load_resolved
+from ..config import Config, exports, load_resolved
 from ..errors import BackendError, ConfigError, RunError
 from ..processes import run_module
 from ..runs import Run, is_locked
@@ -36,10 +36,11 @@ def carried_out(verb: str, variables: Variables, config: Config | None = None) -
 
 
 def export(variables: Variables) -> int:
-    """Makes the newest checkpoint a Hugging Face folder here, OUT, wherever that checkpoint is; the exit code."""
+    """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint is; the exit code."""
     if (code := carried_out("export", variables)) is not None:
         return code
-    return run_module("trainfleet.engine.export", str(run_started(variables).folder), variables["OUT"])
+    form = variables.get("FORMAT") or exports.HUGGINGFACE
+    return run_module("trainfleet.engine.export", str(run_started(variables).folder), variables["OUT"], form)
 
 
 def stop(place: Place, run: Run, variables: Variables) -> bool:

@@ -143,11 +143,16 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
         RunError: a file or a weight is missing, of another size, or left over; each by name.
     """
     with ExitStack() as stack:
-        files = {name: stack.enter_context(open_file(folder / name)) for name in file_names(folder)}
-        found = {key: file for file in files.values() for key in file.keys()}  # noqa: SIM118 - it is no dict
-        names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
-        refuse_others(folder, shape, set(names))
-        return {ours: take(folder, names, counterpart_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
+        files = [stack.enter_context(open_file(folder / name)) for name in file_names(folder)]
+        return collect(files, folder, shape, sizes)
+
+
+def collect(files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """`load` of open files, or of what answers as safetensors' do: keys, get_slice and get_tensor."""
+    found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - it is no dict
+    names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
+    refuse_others(folder, shape, set(names))
+    return {ours: take(folder, names, counterpart_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
 
 
 def file_names(folder: Path) -> list[str]:

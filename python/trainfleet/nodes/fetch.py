@@ -1,7 +1,7 @@
 """A folder of large files brought here from a host, whole or not at all, with a bar while it comes.
 
-The host is not believed: files have plain names and lie in the folder itself, none is longer than the host had said, all of them
-have room on this disk, and nothing is written outside the new folder.
+The host is not believed: files and the folders in it have plain names, none is longer than the host had said, all of them have
+room on this disk, and nothing is written outside the new folder.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     """The files of a folder on a host with their bytes."""
-    answer = transport.ask(host, f"cd {shlex.quote(there)} && stat -c '%s %n' -- *", timeout=TIMEOUT)
+    answer = transport.ask(host, f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2", timeout=TIMEOUT)
     if failure := reason(host, answer):
         raise BackendError(str(failure), where=f"{host.name}:{there}", next="make doctor")
     assert isinstance(answer, Result)
@@ -69,7 +69,7 @@ def read_listing(text: str) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
-        match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME})", line)
+        match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME}(/{NAME}){{0,2}})", line)
         if not match or match[2] in sizes or len(sizes) >= MOST_FILES:
             raise Untrue(f"the line {line[:80]!a}")
         sizes[match[2]] = int(match[1])
@@ -88,6 +88,7 @@ def bring_all(transport: Transport, host: Host, there: str, part: Path, sizes: d
     with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(f"from {host.name}", total=sum(sizes.values()))
         for name, size in sizes.items():
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
             with open(part / name, "xb") as file:
                 bring(transport, host, f"{there}/{name}", file, size, lambda count: bar.advance(task, count))
 

@@ -53,33 +53,52 @@ def read_plain(stream: BinaryIO, piece: Piece) -> str | int | float | None:
 
 def read_tensor(stream: BinaryIO, piece: Piece) -> Tensor:
     """The tensor that a piece holds. ValueError when it is not all there, or of another size or number format."""
-    archive, size, dtype = Archive(stream, piece), piece.size, piece.dtype
-    assert dtype
-    made = archive.content()
-    wrong = ValueError(f"{piece.name} does not hold {dtype} numbers of size {tuple(size)}")
+    archive = Archive(stream, piece)
+    try:
+        numbers = numbers_of(archive.content())
+    except ValueError:
+        numbers = None
+    if numbers is None or numbers.dtype != piece.dtype or numbers.size != tuple(piece.size):
+        raise ValueError(f"{piece.name} does not hold {piece.dtype} numbers of size {tuple(piece.size)}")
+    return archive.tensor(numbers)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Where a tensor's numbers lie in an archive: of a part with `count` of them, from `first` on."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+    first: int
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def numbers_of(made: object) -> Numbers:
+    """What a pickle says of a tensor. ValueError where that is no tensor, or one of more numbers than its part has."""
+    wrong = ValueError("it is no tensor, or has more numbers than are there")
     if not isinstance(made, Made) or made.of != "torch._utils._rebuild_tensor_v2":
         raise wrong
     match made.arguments:
         case (
             Made(of="persistent", arguments=(("storage", storage, str(key), _, int(count)),)),
             int(first),
-            tuple(sizes),
+            tuple(size),
             tuple(strides),
             *_,
         ):
             pass
         case _:
             raise wrong
-    if STORAGES.get(storage) != dtype or tuple(sizes) != tuple(size) or len(strides) != len(size):
+    if type(storage) is not pickled.Name or storage not in STORAGES or len(size) != len(strides):
         raise wrong
-    if not all(type(number) is int and 0 <= number < 2**60 for number in (count, first, *strides)):
+    if not all(type(number) is int and 0 <= number < 2**60 for number in (count, first, *size, *strides)):
         raise wrong
-    if not math.prod(size):
-        return torch.empty(size, dtype=dtype)
     last = first + sum((extent - 1) * stride for extent, stride in zip(size, strides, strict=True))
-    if last >= count:
+    if math.prod(size) > count or (math.prod(size) and last >= count):
         raise wrong
-    return archive.bytes_of(f"data/{key}", count * dtype.itemsize).view(dtype).as_strided(size, strides, first)
+    return Numbers(key, STORAGES[storage], count, first, size, strides)
 
 
 class Archive:
@@ -99,6 +118,13 @@ class Archive:
         if part is None or part.file_size > LARGEST_PICKLE or self._order() != "little":
             raise ValueError(f"{self.name} is not what torch.save writes here")
         return pickled.read(bytes(self.bytes_of("data.pkl", part.file_size).numpy()))
+
+    def tensor(self, numbers: Numbers) -> Tensor:
+        """A tensor of the archive. ValueError when its numbers are not all there."""
+        if not math.prod(numbers.size):
+            return torch.empty(numbers.size, dtype=numbers.dtype)
+        found = self.bytes_of(f"data/{numbers.key}", numbers.count * numbers.dtype.itemsize)
+        return found.view(numbers.dtype).as_strided(numbers.size, numbers.strides, numbers.first)
 
     def bytes_of(self, name: str, size: int) -> Tensor:
         """All bytes of a part that has `size` of them. ValueError when it is missing, packed, or of another size."""

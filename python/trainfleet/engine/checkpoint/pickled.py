@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 STOP = ord(".")
+ORDERED = "collections.OrderedDict"  # what nn.Module.state_dict gives: read as the dict that it is
 
 
 class Name(str):
@@ -122,10 +123,12 @@ class Machine:
         arguments, of = self.stack.pop(), self.stack.pop()
         if type(of) is not Name or type(arguments) is not tuple:
             raise TypeError
-        self.stack.append(Made(of, arguments))
+        self.stack.append({} if of == ORDERED and not arguments else Made(of, arguments))
 
     def build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
+        if type(target) is dict:
+            return  # an OrderedDict's own attributes, such as the versions of modules: nothing that is asked for
         if type(target) is not Made:
             raise TypeError
         target.state = state

@@ -15,6 +15,7 @@ from ...checkpoints import catalogue, changes
 from ...checkpoints.marker import NAME, Broken, Commit
 from ...checkpoints.store import Store, store_at, store_of
 from ...config import Config
+from ...config import huggingface as shapes
 from ...config.sizes import count_parameters
 from ...devices import Device
 from ...errors import RunError
@@ -22,7 +23,7 @@ from ...runs import Run
 from ...s3 import SCHEME
 from .. import initial
 from ..parallel.parts import Parts, State
-from . import randomness
+from . import nxd_files, randomness
 from .files import Reader
 from .peers import Peers
 
@@ -106,6 +107,9 @@ def load(peers: Peers, store: Store, found: Commit, parts: Parts, device: Device
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
     """Loads the model's weights from a checkpoint of another run (train.init_from); returns which one it was."""
+    if tag := peers.one("can't look for NxD's checkpoint", lambda: nxd_files.tag_of(address)):
+        peers.all("can't load NxD's checkpoint", lambda: load_nxd(tag, parts, config))
+        return str(tag)
     if initial.is_folder(address):
         peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, parts, config.model))
         return address
@@ -116,6 +120,14 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, commit)))
     parts.set_weights(state["model"])
     return store.address(step)
+
+
+def load_nxd(tag: Path, parts: Parts, config: Config) -> None:
+    """Loads the weights of a checkpoint of NxD Core's; a config.json beside it says of which model it is."""
+    for folder in (tag, tag.parent):
+        if (folder / shapes.CONFIG).is_file():
+            initial.require_shape(folder, config.model)
+    initial.fill(parts, config.model, lambda sizes: nxd_files.load(tag, config.model, sizes))
 
 
 def load_model(store: Store, step: int, model: nn.Module) -> Commit:

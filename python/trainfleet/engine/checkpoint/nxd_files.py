@@ -1,0 +1,180 @@
+"""NxD Core's own checkpoints, read and written without it: the files of neuronx_distributed.trainer's save_checkpoint.
+
+    <folder>/<tag>/checkpoint, done                             there first and last
+    <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
+    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file of its own
+
+Also there may be `optim`, `scheduler.pt` and `user_content.pt`, of which a beginning takes nothing. NxD reads such files with
+weights_only=False, which runs what they say; here they are data (`archive`). fbac349, trainer/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from ... import door
+from ...config.types import Model
+from ...errors import RunError
+from ...models import huggingface, nxd
+from .archive import Archive, Numbers, Piece, numbers_of
+from .pickled import Made
+
+TAG = "pretrained_weight"  # under which AWS's Llama trainer looks for weights to begin from
+BEGUN, DONE, MODEL = "checkpoint", "done", "model"
+FILE = re.compile(r"dp_rank_00_tp_rank_([0-9]{2,4})_pp_rank_([0-9]{2,4})\.pt")
+REFERENCE = "torch_xla.utils.serialization.TensorReference"
+KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+COPY = "copy the checkpoint again; NxD writes `done` last"
+
+
+def tag_of(address: str) -> Path | None:
+    """The checkpoint of NxD's that an address means: itself, or the newest whole one below it; None: it is of another kind.
+
+    Raises:
+        RunError: there are some, and none was saved to its end.
+    """
+    folder = Path(address)
+    if not folder.is_dir():
+        return None
+    if files_of(folder):
+        if (folder / BEGUN).exists() and not (folder / DONE).exists():
+            raise RunError("was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY)
+        return folder
+    tags = [tag for tag in folder.iterdir() if files_of(tag)]
+    if whole := [tag for tag in tags if (tag / DONE).is_file()]:
+        return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
+    if tags:
+        raise RunError("was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY)
+    return None
+
+
+def files_of(tag: Path) -> dict[tuple[int, int], Path]:
+    """The model's files by (tensor rank, stage)."""
+    if not (tag / MODEL).is_dir():
+        return {}
+    return {(int(found[1]), int(found[2])): path for path in (tag / MODEL).iterdir() if (found := FILE.fullmatch(path.name))}
+
+
+def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """The weights of a checkpoint under our names, for those in `sizes`, as `huggingface.load` gives them.
+
+    Raises:
+        RunError: a file or a weight is missing, of another size, or left over; each by name.
+    """
+    if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
+        raise RunError("can't be taken from NxD's checkpoint", where=str(tag), why=why, next="begin from a Hugging Face folder")
+    files = files_of(tag)
+    tensor, stages = (1 + max(place[way] for place in files) for way in (0, 1))
+    if missing := [(rank, stage) for rank in range(tensor) for stage in range(stages) if (rank, stage) not in files]:
+        raise RunError(f"lacks {name_of(*missing[0])}", where=str(tag / MODEL), next=COPY)
+    with ExitStack() as stack:
+        ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(tensor)]
+        for (rank, _), path in sorted(files.items()):
+            ranks[rank] |= tensors_of(path, stack.enter_context(door.open_regular(path)))
+        return huggingface.collect([nxd.Whole(ranks, shape, str(tag))], tag, shape, sizes)
+
+
+def tensors_of(path: Path, stream: BinaryIO) -> dict[str, nxd.Stored]:
+    """What one file has, by name; nothing but its pickle is read."""
+    try:
+        archive = archive_of(path, stream)
+        content = archive.content()
+        if type(content) is not dict or not all(type(name) is str for name in content):
+            raise ValueError("it holds no weights by name")
+        return {name: stored(path, archive, made) for name, made in content.items()}
+    except ValueError as error:
+        raise unreadable(path, error) from error
+
+
+def stored(path: Path, archive: Archive, made: object) -> nxd.Stored:
+    if isinstance(made, Made) and made.of == REFERENCE:
+        state = made.state if type(made.state) is dict else {}
+        if type(number := state.get("tid")) is not int or not 0 <= number < 10**6:
+            raise ValueError("it refers to no tensor")
+        return Apart(path.with_name(f"{path.name}.tensors") / f"tensor_{number}.pt")
+    return Inside(path, archive, numbers_of(made))
+
+
+def archive_of(path: Path, stream: BinaryIO) -> Archive:
+    return Archive(stream, Piece(path.name, path.name, 0, path.stat().st_size))
+
+
+def unreadable(path: Path, error: Exception) -> RunError:
+    return RunError("can't be read as torch.save writes it", where=str(path), why=str(error), next=COPY)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A tensor in the file that names it."""
+
+    path: Path
+    archive: Archive
+    numbers: Numbers
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return self.numbers.size
+
+    @property
+    def kind(self) -> str:
+        return KINDS.get(self.numbers.dtype, str(self.numbers.dtype))
+
+    def read(self) -> Tensor:
+        return self.archive.tensor(self.numbers)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A tensor in a file of its own."""
+
+    path: Path
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        with self._opened() as found:
+            return found.size
+
+    @property
+    def kind(self) -> str:
+        with self._opened() as found:
+            return found.kind
+
+    def read(self) -> Tensor:
+        with self._opened() as found:
+            return found.read()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Inside]:
+        try:
+            with door.open_regular(self.path) as stream:
+                archive = archive_of(self.path, stream)
+                yield Inside(self.path, archive, numbers_of(archive.content()))
+        except FileNotFoundError as error:
+            raise RunError("is missing", where=str(self.path), next=COPY) from error
+        except ValueError as error:
+            raise unreadable(self.path, error) from error
+
+
+def name_of(rank: int, stage: int) -> str:
+    return f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"
+
+
+def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:
+    """Writes weights under Hugging Face's names as a checkpoint in a new folder; its files. Same weights, same bytes."""
+    tag = folder / TAG
+    (tag / MODEL).mkdir(parents=True)
+    (tag / BEGUN).write_text("1")
+    part = nxd.divide(whole, shape, degrees)
+    places = [(rank, stage) for rank in range(degrees.tensor) for stage in range(degrees.pipeline)]
+    for rank, stage in places:
+        torch.save(part(rank, stage), tag / MODEL / name_of(rank, stage))
+    (tag / DONE).write_text("1")
+    return [f"{TAG}/{MODEL}/{name_of(*place)}" for place in places]

@@ -1,0 +1,232 @@
+"""A model's weights as AWS's examples for NxD Core have them, both ways: Hugging Face's names, slices of tensor ranks, stages.
+
+Llama's query, key and value stand side by side there, and so do gate and up projection; where there are fewer key-value heads
+than tensor ranks, each is on several, and the query heads go with them in Trn1's order. github.com/aws-neuron/neuronx-distributed
+fbac349: examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain, scripts/checkpoint_converter.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..config.types import Model
+from ..errors import RunError
+
+Names = dict[str, Tensor]
+FAMILIES = ("llama", "mistral", "bert")  # those whose modules AWS's examples have
+COLUMN = {  # what tensor ranks divide by its outputs, in AWS's modules of the family
+    "llama": re.compile(r"(embed_tokens|lm_head|[qkv]_proj|gate_proj|up_proj)\.weight$"),
+    "bert": re.compile(r"attention\.self\.(query|key|value)\.(weight|bias)$"),
+}
+ROW = {"llama": re.compile(r"(o_proj|down_proj)\.weight$"), "bert": re.compile(r"attention\.output\.dense\.weight$")}
+LAYER = re.compile(r"\.layers?\.(\d+)\.")
+TIED = {"llama": ("lm_head.weight", "model.embed_tokens.weight"),
+        "bert": ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight")}  # fmt: skip
+BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}  # one tensor under two names, as transformers has it
+COPIES_DIFFER = 0.1  # of their norm: those of one head differ by stochastic rounding alone, those of two by far more
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """In how many ranks a model is divided."""
+
+    tensor: int
+    pipeline: int
+
+    def __str__(self) -> str:
+        return f"TP {self.tensor}, PP {self.pipeline}"
+
+
+def family_of(shape: Model) -> str:
+    """Whose modules a model has there: Mistral's are Llama's."""
+    return "llama" if shape.family == "mistral" else shape.family
+
+
+def refusal(shape: Model, degrees: Degrees) -> str:
+    """Why a model can't be divided so; "" where it can."""
+    tensor = degrees.tensor
+    if shape.family not in FAMILIES:
+        return f"AWS's examples for NxD Core have no {shape.family}: {', '.join(FAMILIES)}"
+    if family_of(shape) == "bert" and degrees.pipeline > 1:
+        return "AWS's BERT for NxD Core has no stages"
+    if degrees.pipeline > shape.layers:
+        return f"{degrees.pipeline} stages of {shape.layers} layers"
+    divided = {"heads": shape.heads}
+    if family_of(shape) == "llama":
+        divided |= {"vocabulary_size": shape.vocabulary_size, "intermediate_size": shape.intermediate_size}
+        if max(tensor, shape.kv_heads) % min(tensor, shape.kv_heads):
+            return f"model.kv_heads is {shape.kv_heads}, and neither divides {tensor} tensor ranks nor is divided by them"
+    return next((f"model.{name} is {size}, not divisible by {tensor}" for name, size in divided.items() if size % tensor), "")
+
+
+def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int], Names]:
+    """What each (tensor rank, stage) has of weights under Hugging Face's names, in the order of modules."""
+    family, size = family_of(shape), degrees.tensor
+    named = dict(whole)
+    for mine, theirs in (TIED[family], *BESIDE.items()):
+        if theirs in named:
+            named.setdefault(mine, named[theirs])
+
+    def part(rank: int, stage: int) -> Names:
+        found = {
+            name: cut(name, value, shape, rank, size)
+            for name, value in named.items()
+            if stage_of(name, shape, degrees.pipeline) == stage
+        }
+        return fuse(found, shape, size) if family == "llama" else found
+
+    return part
+
+
+def stage_of(name: str, shape: Model, stages: int) -> int:
+    """NxD's even split of the layers, of which the last stages have one more where they do not come out even."""
+    layer = LAYER.search(name)
+    if not layer:
+        return 0 if "embed" in name else stages - 1
+    least, more = divmod(shape.layers, stages)
+    ends = [sum(least + (each >= stages - more) for each in range(stage + 1)) for stage in range(stages)]
+    return next(stage for stage, end in enumerate(ends) if int(layer[1]) < end)
+
+
+def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
+    """A tensor rank's slice."""
+    family, copies = family_of(shape), max(1, size // shape.kv_heads)
+    if family == "llama" and copies > 1:
+        if re.search(r"[kv]_proj\.", name):
+            return value.chunk(shape.kv_heads)[rank % shape.kv_heads].clone()
+        if re.search(r"[qo]_proj\.", name):
+            return value.chunk(size, 1 if "o_proj" in name else 0)[order(shape.kv_heads, copies)[rank]].clone()
+    if COLUMN[family].search(name):
+        return value.chunk(size, 0)[rank].clone()
+    return value.chunk(size, 1)[rank].contiguous().clone() if ROW[family].search(name) else value
+
+
+def order(heads: int, copies: int) -> list[int]:
+    """Which group of query heads each tensor rank has on Trn1, where key-value heads come in turn: 0, 1, 0, 1."""
+    return [head * copies + copy for copy in range(copies) for head in range(heads)]
+
+
+def fuse(found: Names, shape: Model, size: int) -> Names:
+    """Gate and up projection as one, and query, key and value where AWS's own flags have them so."""
+    together: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")}
+    triple = tuple(f"self_attn.{each}_proj.weight" for each in "qkv")
+    if size > shape.kv_heads:
+        together["self_attn.qkv_proj.weight_qkv"] = triple
+    elif shape.heads == shape.kv_heads:
+        together["self_attn.qkv_proj.weight"] = triple
+    for fused, parts in together.items():
+        for name in [name for name in found if name.endswith(parts[0])]:
+            prefix = name.removesuffix(parts[0])
+            found[prefix + fused] = torch.cat([found.pop(prefix + each) for each in parts])
+    return found
+
+
+class Stored(Protocol):
+    """A tensor in a file, of which nothing but its kind has been read."""
+
+    @property
+    def size(self) -> tuple[int, ...]: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    def read(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a file says of a tensor before it is read, as safetensors does."""
+
+    size: tuple[int, ...]
+    kind: str
+
+    def get_shape(self) -> list[int]:
+        return list(self.size)
+
+    def get_dtype(self) -> str:
+        return self.kind
+
+
+class Whole:
+    """Slices put together: what `huggingface.load` asks of a file, under Hugging Face's names."""
+
+    def __init__(self, ranks: Sequence[Mapping[str, Stored]], shape: Model, where: str) -> None:
+        """`ranks`: what each tensor rank has, of all stages."""
+        self.ranks, self.shape, self.where = ranks, shape, where
+        self.places = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
+
+    def keys(self) -> list[str]:
+        return list(self.places)
+
+    def get_slice(self, name: str) -> Kind:
+        key, _ = self.places[name]
+        if missing := [rank for rank, found in enumerate(self.ranks) if key not in found]:
+            raise RunError(f"lacks {key} of tensor rank {missing[0]}", where=self.where, next="copy the checkpoint again")
+        first = self.ranks[0][key]
+        return Kind(first.size, first.kind)
+
+    def get_tensor(self, name: str) -> Tensor:
+        key, pick = self.places[name]
+        try:
+            return self._join(name, [pick(rank[key].read(), self.shape, len(self.ranks)) for rank in self.ranks])
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise RunError(f"has another {key} than this model", where=self.where, why=str(error),
+                           next="make model.* in the config the same") from error  # fmt: skip
+
+    def _join(self, name: str, slices: list[Tensor]) -> Tensor:
+        family, heads = family_of(self.shape), self.shape.kv_heads
+        copies = max(1, len(slices) // heads)
+        if family == "llama" and re.search(r"[kv]_proj\.", name):
+            return once(torch.cat(slices), copies, name)
+        if family == "llama" and copies > 1 and re.search(r"[qo]_proj\.", name):
+            slices = [slices[order(heads, copies).index(group)] for group in range(len(slices))]
+        if COLUMN[family].search(name):
+            return torch.cat(slices, 0)
+        return torch.cat(slices, 1) if ROW[family].search(name) else slices[0]
+
+
+Pick = Callable[[Tensor, Model, int], Tensor]
+
+
+def parts_of(key: str) -> list[tuple[str, Pick]]:
+    """Hugging Face's names for what stands under a key, and how to take each from a rank's slice."""
+    prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
+    if attention and last in ("weight_qkv", "weight"):
+        return [(f"{prefix}self_attn.{each}_proj.weight", partial(third, place)) for place, each in enumerate("qkv")]
+    if attention and last in ("weight_q", "weight_k", "weight_v"):
+        return [(f"{prefix}self_attn.{last[-1]}_proj.weight", alone)]
+    prefix, both, _ = key.rpartition("mlp.gate_up_proj.weight")
+    return (
+        [(f"{prefix}mlp.{each}_proj.weight", partial(half, place)) for place, each in enumerate(("gate", "up"))]
+        if both
+        else [(key, alone)]
+    )
+
+
+def alone(value: Tensor, shape: Model, ranks: int) -> Tensor:
+    return value
+
+
+def half(place: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
+    return value.chunk(2)[place]
+
+
+def third(place: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
+    """Of query, key and value, which are of different sizes where heads share keys."""
+    heads = max(1, shape.kv_heads // ranks) * shape.head_features
+    return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[place]
+
+
+def once(all_copies: Tensor, copies: int, name: str) -> Tensor:
+    """The first of key-value heads that stand there several times, as NxD's own converter takes it."""
+    first, *others = all_copies.chunk(copies)
+    if any((other.float() - first.float()).norm() > COPIES_DIFFER * first.float().norm() for other in others):
+        raise ValueError(f"the copies of {name} are not in Trn1's order")
+    return first
