@@ -4,11 +4,11 @@
 # Each file has a SHA-256 of the lock or of the stack, but for Neuron's own: those come in exact versions from Neuron's index alone, and
 # nothing else is looked for there, nor they elsewhere.
 set -euo pipefail
-usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... PIN..."
+usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... [PIN --hash=...]... PIN..."
 verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} other=${4:?$usage} torch=${5:?$usage}
-shift 5
-hashes=()
+shift 5; hashes=() checked=() # checked: pins of the usual index, each with its hashes
 while [[ ${1:-} == --hash=* ]]; do hashes+=("$1"); shift; done
+while [[ ${2:-} == --hash=* ]]; do checked+=("$1"); shift; while [[ ${1:-} == --hash=* ]]; do checked[-1]+=" $1"; shift; done; done
 locks=$(cd "$(dirname "$0")/.." && pwd)
 
 newest() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13
@@ -39,7 +39,7 @@ apply() {
   rm -rf "$folder" && mkdir -p "${folder%/*}"
   if command -v uv > /dev/null; then uv venv --quiet --relocatable --python "$python" "$folder"; else "$python" -m venv "$folder"; fi
   if [ ${#hashes[@]} -gt 0 ]; then echo "$torch ${hashes[*]}"; else lines_of torch; fi | sed "s/^torch==[0-9.]*/&$build/" > "$folder/torch.lock"
-  lines_of rest > "$folder/rest.lock"
+  { lines_of rest; printf '%s\n' "${checked[@]}"; } > "$folder/rest.lock"
   install --no-deps --require-hashes "${index[@]}" --requirement "$folder/torch.lock"
   install --no-deps --require-hashes --requirement "$folder/rest.lock"
   [ -n "$build" ] || install --no-deps --require-hashes --requirement "$locks/requirements-cuda.lock"

@@ -47,7 +47,27 @@ def neuronx_distributed_config(
 
 
 def initialize_parallel_model(nxd_config, model_fn, include_buffers=False, *model_args, **model_kwargs):
-    return NxDPPModel(model_fn(), **nxd_config["pipeline_config"]) if nxd_config["pipeline_parallel_size"] > 1 else model_fn()
+    model = model_fn()
+    if nxd_config["pipeline_parallel_size"] > 1:
+        model = NxDPPModel(model, **nxd_config["pipeline_config"])
+    for each in model.modules():
+        each._parameters = {name: value if value is None else moved(value) for name, value in each._parameters.items()}
+    return model
+
+
+def moved(parameter: Tensor) -> nn.Parameter:
+    """As on another device: a parameter of its own, also where it was tied, with those attributes alone that NxD takes along."""
+    found = nn.Parameter(parameter.detach().clone())
+    known = (
+        "tensor_model_parallel",
+        "partition_dim",
+        "partition_stride",
+        "num_partitions",
+        "sequence_parallel_enabled",
+        "shared",
+    )
+    vars(found).update({name: value for name, value in vars(parameter).items() if name in known})
+    return found
 
 
 def initialize_parallel_optimizer(nxd_config, optimizer_class, parameters, **defaults):

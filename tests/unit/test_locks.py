@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -65,21 +66,45 @@ def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
     assert "nvidia-nccl-cu13" in cuda and not cuda & {package.partition("==")[0] for package in locked("requirements.lock")}
 
 
+def make_wheel(folder: Path, name: str, version: str = "1.0") -> Path:
+    """An empty package."""
+    wheel, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return wheel
+
+
+def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> None:
+    """The real python.sh, with pip and without a network, as for Trn1: torch and torch-xla have hashes, Neuron's own have none."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("python.sh", "unpinned.py"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    (tmp_path / "requirements.lock").write_text("torch==2.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    wheels = {
+        name: make_wheel(tmp_path, name, f"1.0{build}") for name, build in (("torch", "+cpu"), ("torch_xla", ""), ("neuron", ""))
+    }
+    sums = {name: hashlib.sha256(wheel.read_bytes()).hexdigest() for name, wheel in wheels.items()}
+    path = ":".join(part for part in os.environ["PATH"].split(":") if not Path(part, "uv").exists())
+    environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PATH": path}
+    for xla, code in (("0" * 64, 1), (sums["torch_xla"], 0)):
+        pins = ["torch==1.0", f"--hash=sha256:{sums['torch']}", "torch-xla==1.0", f"--hash=sha256:{'1' * 64}",
+                f"--hash=sha256:{xla}", "neuron==1.0"]  # fmt: skip
+        done = subprocess.run(
+            ["bash", "scripts/python.sh", "apply", str(tmp_path / "environment"), "file:///none/cpu", "file:///none", *pins],
+            cwd=tmp_path, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert code == 0 or "DO NOT MATCH THE HASHES" in done.stderr
+
+
 def test_another_file_of_a_locked_version_is_not_installed(tmp_path: Path) -> None:
     """The real venv.sh, with pip and without a network: a wheel that fits its hash is installed, one that does not is refused."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "venv.sh").write_bytes((ROOT / "scripts" / "venv.sh").read_bytes())
-    wheel = tmp_path / "plain-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("plain.py", "")
-        archive.writestr("plain-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
-        archive.writestr(
-            "plain-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(
-            "plain-1.0.dist-info/RECORD",
-            "plain.py,,\nplain-1.0.dist-info/METADATA,,\nplain-1.0.dist-info/WHEEL,,\nplain-1.0.dist-info/RECORD,,\n",
-        )
+    wheel = make_wheel(tmp_path, "plain")
     environment = os.environ | {"TRAINFLEET_PIP": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     for digest, code in (("0" * 64, 1), (hashlib.sha256(wheel.read_bytes()).hexdigest(), 0)):
         (tmp_path / "one.lock").write_text(f"plain==1.0 \\\n    --hash=sha256:{digest}\n")

@@ -225,9 +225,12 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 def environment_words(stack: Stack, folder: str) -> tuple[str, ...]:
     """What python.sh is told, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
-    wheels = [f"--hash=sha256:{digest}" for digest in stack.torch_wheels]
-    pins = [f"{name}=={version}" for name, version in stack.python_packages if name not in ("torch",)]
-    return (folder, stack.torch_index, stack.neuron_index or "-", f"torch=={stack.torch}", *wheels, *pins)
+    checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
+    words = [
+        word for name, version, sums in checked for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sums))
+    ]
+    pins = [f"{name}=={version}" for name, version in stack.python_packages]
+    return (folder, stack.torch_index, stack.neuron_index or "-", *words, *pins)
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[Step]:

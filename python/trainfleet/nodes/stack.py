@@ -32,7 +32,8 @@ class Stack:
     neuron_sdk: str = ""
     neuron_index: str = ""
     neuron_packages: tuple[tuple[str, str], ...] = ()  # system packages, name and version
-    python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself
+    python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself, of neuron_index
+    checked_packages: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # of the usual index, with the SHA-256 of each wheel
     torch_wheels: tuple[str, ...] = ()  # SHA-256 of those of torch_index, where requirements.lock has others
     nvidia_sha256: str = "-"  # of the driver's installer; - where nobody has written it down
     fabric_manager_sha256: str = "-"
@@ -70,11 +71,14 @@ def _build(name: str, entry: dict[str, Any]) -> Stack:
     versions = {key: str(value["version"]) if isinstance(value, dict) else str(value) for key, value in entry.items()}
     known = {field.name for field in fields(Stack)}
     system = {key: version for key, version in versions.items() if key.startswith("aws-neuronx-")}
-    extra = {key: version for key, version in versions.items() if key not in known and key not in system}
+    pinned = {key: value for key, value in entry.items() if key not in known and isinstance(value, dict)}
+    checked = {key: tuple(value["wheels"].values()) for key, value in pinned.items() if "wheels" in value}
+    extra = {key: version for key, version in versions.items() if key not in known | system.keys() | checked.keys()}
     plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
-    stack = Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()))
+    stack = Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
+                  checked_packages=tuple((key, versions[key], sums) for key, sums in checked.items()))  # fmt: skip
     torch, driver = entry["torch"], entry.get("nvidia", {})
-    sums: dict[str, Any] = {
+    digests: dict[str, Any] = {
         f"nvidia_{key}".replace("nvidia_fabric", "fabric"): str(value) for key, value in driver.items() if key.endswith("sha256")
     }
-    return replace(stack, torch_wheels=tuple(torch.get("wheels", {}).values()), **sums)
+    return replace(stack, torch_wheels=tuple(torch.get("wheels", {}).values()), **digests)

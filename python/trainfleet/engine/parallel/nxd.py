@@ -83,6 +83,9 @@ class Nxd:
         self.stages = nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage) if layout.pipeline > 1 else None
         names, tied = {(id(module), name): where for where, module, name in places(self.root)}, find_tied(self.root)
         self.again = {names[id(module), name]: names[id(owner), name] for module, (owner, name) in tied.items()}
+        self.slices: dict[
+            str, Slice
+        ] = {}  # noted before NxD moves the model, and leaves out what it does not know of a parameter
         drawn = self._draw(train.seed)
         if train.recompute == "full":
             recompute(self.stages.head if self.stages else self.root)
@@ -105,7 +108,7 @@ class Nxd:
         for where, module, name in places(self.root):
             old = cast(Tensor, module._parameters[name])
             if id(old) not in made:
-                part = Slice.of(old)
+                part = self.slices[where] = Slice.of(old)
                 values = self.root.draw(where, part.shape, seed, self.device.generator)
                 found[where] = part.cut(values, self.grid).clone()
                 made[id(old)] = nn.Parameter(found[where].to(self.format))
@@ -126,7 +129,8 @@ class Nxd:
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in masters and id(parameter) not in seen:
                     seen.add(id(parameter))
-                    found[names[id(module), name]] = Owned(module, name, Slice.of(parameter), masters[id(parameter)])
+                    where = names[id(module), name]
+                    found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
         for held in found.values():  # moments from the start: the first step is then the same program as all others
             self.states[held.master].update(first_moments(held.master))
         return found
