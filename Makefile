@@ -91,7 +91,7 @@ verify: .venv/.stamp ## read one through, every byte and number [STEP=200]
 eval: .venv/.stamp ## loss and perplexity, on validation text [TASKS]
 	@.venv/bin/python -m trainfleet eval
 
-export: .venv/.stamp ## the model as a Hugging Face folder [OUT=folder]
+export: .venv/.stamp ## the model, for transformers or NxD [OUT=dir FORMAT=nxd]
 	@.venv/bin/python -m trainfleet export
 
 report: .venv/.stamp ## draw the plots and report.html again
