@@ -84,4 +84,7 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
     if address and not _fault(address, (S3,), up=True) and not address.startswith((S3, HUB)) and not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
         if any((RUNS / config.name / "checkpoints").glob("step-*")):
             return  # after its first checkpoint a run no longer looks there
-        yield "train.init_from", f"{address!r} is not there; it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's"
+        yield (
+            "train.init_from",
+            f"{address!r} is not there; it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's",
+        )
