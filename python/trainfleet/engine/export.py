@@ -53,7 +53,7 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
     try:
         partial.mkdir(parents=True)
         files = write(model, load_tokenizer(dataset.folder), dataset, partial, save)
-        if save is weights.save:
+        if form == exports.HUGGINGFACE:
             (partial / "README.md").write_text(card(config, run.read_results()), encoding="utf-8")
             files.append("README.md")
         if out.exists():

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,8 +74,9 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
         raise RunError("can't be taken from NxD's checkpoint", where=str(tag), why=why, next="begin from a Hugging Face folder")
     files = files_of(tag)
     tensor, stages = (1 + max(place[way] for place in files) for way in (0, 1))
-    if missing := [(rank, stage) for rank in range(tensor) for stage in range(stages) if (rank, stage) not in files]:
-        raise RunError(f"lacks {name_of(*missing[0])}", where=str(tag / MODEL), next=COPY)
+    if len(files) < tensor * stages:
+        missing = next(place for place in product(range(tensor), range(stages)) if place not in files)
+        raise RunError(f"lacks {name_of(*missing)}", where=str(tag / MODEL), next=COPY)
     with ExitStack() as stack:
         ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(tensor)]
         for (rank, _), path in sorted(files.items()):
@@ -173,7 +175,7 @@ def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: P
     (tag / MODEL).mkdir(parents=True)
     (tag / BEGUN).write_text("1")
     part = nxd.divide(whole, shape, degrees)
-    places = [(rank, stage) for rank in range(degrees.tensor) for stage in range(degrees.pipeline)]
+    places = list(product(range(degrees.tensor), range(degrees.pipeline)))
     for rank, stage in places:
         torch.save(part(rank, stage), tag / MODEL / name_of(rank, stage))
     (tag / DONE).write_text("1")
