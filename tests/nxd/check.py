@@ -103,6 +103,17 @@ class Check:
         shows = abs(found["resumed"] - found["whole"]) > 1e-2 and abs(found["model first"] - found["whole"]) < 1e-3
         self.say("NxD's own resume goes wrong, and not where the model is loaded first", shows, str(found))
 
+    def world(self) -> None:
+        """Without collectives each of torchrun's ranks is alone to torch_xla; ours ends then, and does not train."""
+        run = self.bench.prepare("strangers", 2, **COMMON | XLA)
+        os.environ["APART"] = "1"
+        processes = self.start(run, 2, xla=True)
+        outputs = [process.communicate()[0] for process in processes]
+        del os.environ["APART"]
+        told = [line for output in outputs for line in output.splitlines() if "PyTorch/XLA takes it for rank" in line]
+        ended = all(process.returncode for process in processes) and not (run / "metrics.jsonl").exists()
+        self.say("ranks that are strangers to each other end", ended and bool(told), told[0] if told else outputs[0][-2000:])
+
     def kill(self, family: str, values: Mapping[str, object]) -> None:
         """A run that is killed goes on to the very state of one that was not."""
         size, layout = LAYOUTS["dp2-zero1"]
@@ -200,6 +211,8 @@ def main(source: str, cases: list[str]) -> int:
         check = Check(str(Path(source).absolute()), Path(folder))
         if not cases or "upstream" in cases:
             check.upstream()
+        if not cases or "world" in cases:
+            check.world()
         for name in FORMATS:
             if not cases or f"format-{name}" in cases:
                 check.formats(name)

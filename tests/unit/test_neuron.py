@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def read(folder: Path, settings: str, kind: str) -> None:
         ("trn1.32xlarge", "train.recompute=selective", "train.recompute: selective: NxD Core recomputes whole blocks"),
         ("trn1.32xlarge", "train.compile=true", "train.compile: true: PyTorch/XLA compiles every step anyway"),
         ("trn1.32xlarge", "train.layout.tensor=3", "does not divide the world size 128"),
+        ("trn1.32xlarge", "model.kv_heads=4 train.layout.tensor=64", "what does: 1, 2, 4; and with each key-value head on (so many) ranks: 8 (2), 16 (4), 32 (8)"),
+        ("trn2.48xlarge", "model.kv_heads=4 train.layout.tensor=8", "8 does not divide model.heads 32 and model.kv_heads 4; what does: 1, 2, 4"),
     ],
 )  # fmt: skip
 def test_what_a_stack_lacks_is_refused(tmp_path: Path, kind: str, settings: str, told: str) -> None:
@@ -131,3 +134,12 @@ def test_packages_that_are_not_the_last_sdk_s_for_trn1_are_refused(
     with pytest.raises(RunError) as error:
         neuron_xla.check_packages()
     assert told in error.value.why and "make setup" in error.value.next
+
+
+def test_a_rank_that_pytorch_xla_takes_for_another_ends() -> None:
+    """On CPUs torchrun's ranks each are rank 0 of 1 to it: nothing is added up, and every rank trains a model of its own."""
+    core = object.__new__(neuron_xla.NeuronXla)
+    core.runtime = types.SimpleNamespace(global_ordinal=lambda: 0, world_size=lambda: 1)
+    core.joined(0, 1)
+    with pytest.raises(RunError, match="rank 1 of 2, and PyTorch/XLA takes it for rank 0 of 1"):
+        core.joined(1, 2)

@@ -22,11 +22,18 @@ def is_xla(config: Config) -> bool:
     return config.fleet.stack == XLA
 
 
+def copies(config: Config) -> dict[int, int]:
+    """Tensor degrees above the number of key-value heads that work -> on how many ranks each head is (kv_size_multiplier)."""
+    model = config.model
+    if not is_xla(config) or model.family != "llama":
+        return {}
+    degrees = range(2 * model.kv_heads, model.heads + 1, model.kv_heads)
+    return {degree: degree // model.kv_heads for degree in degrees if model.heads % degree == 0}
+
+
 def copies_heads(config: Config) -> bool:
-    """Whether tensor ranks outnumber the key-value heads, so that several have the same one (NxD's kv_size_multiplier)."""
-    model, tensor = config.model, config.train.layout.tensor
-    copies = tensor > model.kv_heads and tensor % model.kv_heads == 0 and model.heads % tensor == 0
-    return copies and is_xla(config) and model.family == "llama"
+    """Whether tensor ranks outnumber the key-value heads, so that several have the same one."""
+    return config.train.layout.tensor in copies(config)
 
 
 def check_node(config: Config) -> Iterator[tuple[str, str]]:

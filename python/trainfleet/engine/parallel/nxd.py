@@ -107,8 +107,8 @@ class Nxd:
         made: dict[int, nn.Parameter] = {}
         for where, module, name in places(self.root):
             old = cast(Tensor, module._parameters[name])
+            part = self.slices[where] = Slice.of(old)
             if id(old) not in made:
-                part = self.slices[where] = Slice.of(old)
                 values = self.root.draw(where, part.shape, seed, self.device.generator)
                 found[where] = part.cut(values, self.grid).clone()
                 made[id(old)] = nn.Parameter(found[where].to(self.format))
