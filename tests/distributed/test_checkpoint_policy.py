@@ -84,12 +84,13 @@ def test_the_newest_stay_and_every_kth_for_good(bench: Bench) -> None:
 
 
 def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path) -> None:
-    """From a run, one of its checkpoints, and a Hugging Face folder: sharded over two ranks, at a rate that changes nothing."""
+    """From a run, one of its checkpoints, a Hugging Face folder, and NxD's: sharded over two ranks, at a rate that changes nothing."""
     source = runs.Run(unhindered)
     export.export(source, folder := bench.folder / "exported")
+    export.export(source, slices := bench.folder / "slices", "nxd-tp2-pp2")
     expected = evaluate.evaluate(source).loss
     values = {"train__steps": 1, "train__learning_rate": 1e-9, "train__seed": 7, "train__layout__shard": 2}
-    for number, address in enumerate((unhindered, unhindered / "checkpoints" / "step-00000020", folder)):
+    for number, address in enumerate((unhindered, unhindered / "checkpoints" / "step-00000020", folder, slices)):
         run = bench.train(f"begun-{number}", 2, **values, train__init_from=str(address))
         assert ranks.events(run, "initialized")[0]["source"].startswith(str(address))
         assert evaluate.evaluate(runs.Run(run)).loss == pytest.approx(expected, rel=1e-5)
