@@ -46,7 +46,6 @@ def measure(config: Config, world: World) -> tuple[int, int]:
         update.step()
         update.zero_grad(set_to_none=True)
 
-    Cpu.casts = False  # as the devices do for which memory is reckoned
     gc.collect()  # of what was there before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as beginning:
         parts: Any = arrange(config, world)

@@ -42,11 +42,12 @@ def world() -> Iterator[None]:
         f"{ALONE} train.recompute=selective",
         f"{ALONE} train.optimizer=muon",
         f"{ALONE} {GPT2}",
+        f"{ALONE} train.precision=bf16 train.recompute=full",
+        "train.layout.shard=8 model.family=gpt2 model.dropout=0.1 train.recompute=full",
         "train.layout.shard=8",
         "train.layout.shard=8 train.layout.zero=1",
         "train.layout.shard=8 train.recompute=full",
         "train.layout.tensor=4",
-        "train.layout.tensor=2 train.layout.shard=4 train.recompute=full",
         "train.layout.context=4 train.layout.shard=2",
         "train.layout.context=4 train.recompute=full",  # FSDP keeps what it sums over replicas to a pass's end
         f"{ALONE} {HALF}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .families import FAMILIES
-from .formats import norms_by_parts
+from .formats import by_parts, casts
 from .types import Config
 
 FULL = 4  # bytes of an fp32 number
@@ -35,22 +35,37 @@ class Flow:
 
 def flow_of(config: Config, width: int) -> Flow:
     """The bytes, where a number of the hidden states takes `width`."""
-    train, model, family = config.train, config.model, FAMILIES[config.model.family]
+    train, wide, part = config.train, config.model.hidden_size, config.train.layout.tensor
     tokens = train.micro_batch * train.sequence_length / train.layout.context
-    wide, part = model.hidden_size, train.layout.tensor
-    norm = _norm(width) if norms_by_parts(config) else 0
-    whole = _most(config, width, norm)
-    kept = whole if train.recompute == "none" else _kept(config, width, whole)
-    if family.dropout and model.dropout and train.recompute == "none":
-        kept += 2 * wide  # masks, a byte a number
+    apart, gained = by_parts(config), FULL - width if casts(config) else 0  # between products, where those alone are in bf16
+    norm = _norm(width) if apart and FAMILIES[config.model.family].rotary else gained
+    whole = _most(config, width, norm) + _dropped(config, width, apart) + (_cast(config, width) if gained else 0)
+    kept = whole if train.recompute == "none" else _kept(config, width, whole) + gained * wide
     return Flow(
         kept=tokens * kept,
         again=tokens * max(0.0, whole - kept),
-        work=tokens * width * _work(config),
+        work=tokens * (width * _work(config) + gained * wide),
         hidden=tokens * width * wide / part,
         entering=tokens * wide * (norm / part + width * (1 if part == 1 else 1 / part + 1)),
-        gradient=tokens * width * wide,
+        gradient=tokens * (width + gained) * wide,
     )
+
+
+def _dropped(config: Config, width: int, apart: bool) -> float:
+    """Bytes a token that dropout keeps: masks, a byte a number; by parts, wide masks, and attention's scores three times."""
+    model, layout = config.model, config.train.layout
+    if not FAMILIES[model.family].dropout or not model.dropout:
+        return 0
+    if not apart:
+        return 2 * model.hidden_size
+    scores = 3 * FULL * model.heads * config.train.sequence_length + (FULL - width) * (_queries(config) + _keys(config))
+    return 2 * width * model.hidden_size + scores / layout.tensor
+
+
+def _cast(config: Config, width: int) -> int:
+    """Bytes a token of copies in bf16: for each product that the norms' outputs enter, where else there is one copy for all."""
+    entered = 3 + (2 if FAMILIES[config.model.family].rotary else 1)
+    return width * (entered - 2) * config.model.hidden_size
 
 
 def _kept(config: Config, width: int, most: float) -> float:

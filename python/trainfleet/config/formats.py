@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .. import hardware, trial
-from .families import FAMILIES
 from .types import Config
 
 USABLE = 0.9  # of a device's memory: the rest is the driver's, the collectives' buffers and what fragments
@@ -28,7 +27,14 @@ def is_half(config: Config) -> bool:
     return format_of(config) != "fp32"
 
 
-def norms_by_parts(config: Config) -> bool:
-    """Whether an RMSNorm keeps what its parts make, as torch's does on CPUs (2.13), where devices have one kernel for it."""
-    compiled = config.train.compile and not hardware.accelerator_of(config.fleet.instance_type)
-    return FAMILIES[config.model.family].rotary and not compiled and hardware.on_local_cpus(config.fleet.instance_type)
+def by_parts(config: Config) -> bool:
+    """Whether norms and dropout keep what their parts make, as torch's do on CPUs (2.13): elsewhere each is one kernel."""
+    return hardware.on_local_cpus(config.fleet.instance_type) and not config.train.compile
+
+
+def casts(config: Config) -> bool:
+    """Whether every product casts its factors, as models that nothing divides do on CPUs (engine/parallel/__init__.py)."""
+    layout, train = config.train.layout, config.train
+    divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
+    plain = not divided and train.weights == "fp32" and format_of(config) == "bf16"
+    return plain and hardware.on_local_cpus(config.fleet.instance_type)

@@ -16,6 +16,7 @@ from math import prod
 
 from .activations import Flow, flow_of
 from .families import FAMILIES
+from .formats import casts
 from .neuron import is_xla
 from .sizes import Numbers, look_ups, parts_of
 from .types import Config, Layout
@@ -150,18 +151,18 @@ def _held(config: Config, width: int, stage: Stage) -> Held:
     whole = layout.zero == 1 or layout.pipeline > 1
     after = REDUCED * numbers if whole and several and ranks > 1 else format * numbers // ranks
     after += 0 if copied else _looked_up(config, format, stage)
-    summed = copied and (
-        is_xla(config) or not (whole and several)
-    )  # else a block's sum takes the place of its gradients, which were whole
+    # where gradients were whole already, a block's sum takes the place of them
+    summed = copied and (is_xla(config) or not (whole and several))
     replicas = layout.shard < config.data_parallel and several  # whose sums are added to those of passes before
     buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
-    all = width * numbers if copied else 0
+    cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0  # for products, in a whole pass
+    all = width * numbers if copied else cast
     return Held(
         weights=format * numbers // ranks,
         moments=format * _moments_of(config, stage, numbers) // ranks,
         before=after if several or buckets else 0,
         after=after,
-        around=all if whole else width * stage.around * copied,
+        around=all if whole or cast else width * stage.around * copied,
         block=width * stage.block * copied,
         gathered=all,
         reduced=REDUCED * stage.block * summed,
@@ -174,7 +175,7 @@ def _copied(config: Config, width: int) -> bool:
     layout, format = config.train.layout, FORMATS[config.train.weights]
     parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
     replicas = config.data_parallel > 1 and (width != 4 or parted)
-    return layout.shard * layout.context > 1 or width != format or replicas
+    return layout.shard * layout.context > 1 or ((width != format or replicas) and not casts(config))
 
 
 def _looked_up(config: Config, width: int, stage: Stage) -> int:
