@@ -112,7 +112,7 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
-    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank, within {LIKELY_MEMORY:.0%} for four of five: {held}"
+    yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
     if needs.usable and needs.memory.total > needs.usable:
         yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
     yield "work", f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} tokens per step"
@@ -135,6 +135,16 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
         yield "cost", "unknown: no list price" if needs.price is None else f"${needs.price * fleet.nodes:,.2f} an hour"
     else:
         yield "cost", f"about ${rough(needs.usd)}" if needs.usd else "$0 (this machine)"
+
+
+def _likely(config: Config) -> str:
+    """How far off a rank's memory may be."""
+    device = hardware.accelerator_of(config.fleet.instance_type)
+    if device is None:
+        return " in tensors"  # measured against torch's allocator, not against what a process takes
+    if device.kind == "neuron":
+        return ", assumed (none is published of Trainium)"
+    return f", within {LIKELY_MEMORY:.0%} for four of five published runs"
 
 
 def _basis(config: Config, needs: Estimate) -> str:
