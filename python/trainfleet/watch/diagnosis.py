@@ -2,7 +2,8 @@
 
 The order of evidence, and why:
 1. What its process outlived is no cause: it wrote of a later step, others did, or the complaint was taken back.
-2. Of one process its own last exception counts. One that names nothing (RuntimeError) yields to what a library said just before.
+2. Of one process its own last exception counts. One that names nothing (RuntimeError) yields to what a library said just before,
+   or the kernel of a file system. A mount that failed explains the file that is missing.
 3. A machine's word (kernel, engine, watchdog) is proof. What a rank prints never is, as its text may quote anything.
 4. Then come words that name a cause, then hints; ranks that only lost a peer come last, though they complain first and loudest.
 5. Among equals: what names its cause before what is only not understood; then whom most other nodes blame; then the earliest.
