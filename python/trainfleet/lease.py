@@ -95,6 +95,7 @@ class Office:
         self.folder = folder
         self.ended = threading.Event()
         self.code = 1
+        self.left = False
         self.predecessor: Tenure | None = None  # a launcher that died at its work
 
     def __enter__(self) -> Office:
@@ -110,7 +111,14 @@ class Office:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.ended.set()
         self.thread.join()
-        self._write(self.code if kind is None else 1)
+        if self.left and kind is None:
+            self._write(None, since=0.0)
+        else:
+            self._write(self.code if kind is None else 1)
+
+    def leave(self) -> None:
+        """Has the office be vacant from the end of `with` on, as of a launcher that is gone while its job goes on."""
+        self.left = True
 
     def _renew(self) -> None:
         while not self.ended.wait(EVERY):
@@ -121,6 +129,6 @@ class Office:
             with suppress(OSError):  # a disk that is away for a moment: the next time
                 self._write(None)
 
-    def _write(self, code: int | None) -> None:
-        tenure = Tenure(platform.node(), os.getpid(), self.term, time.time(), code)
+    def _write(self, code: int | None, since: float | None = None) -> None:
+        tenure = Tenure(platform.node(), os.getpid(), self.term, time.time() if since is None else since, code)
         renew_file(self.folder / FILE, json.dumps(asdict(tenure)).encode())

@@ -140,6 +140,11 @@ def node_log(folder: Path, node: int) -> Path:
     return folder / "logs" / f"node-{node}.log"
 
 
+def job_log(folder: Path) -> Path:
+    """What an engine's own commands have written of a job, and what of it they could not start: srun's words."""
+    return folder / "logs/slurm.log"
+
+
 def engine_log(folder: Path, node: int) -> Path:
     """What an engine has kept of node `node`'s output, where the node itself has left no log (backends/consoles.py)."""
     return folder / "logs" / f"engine-{node}.log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from fleet.slurmlab import Slurm, cluster
 from trainfleet.backends import terms_of
 from trainfleet.backends.slurm import Slurm as Backend
 from trainfleet.config import Settings, load, load_resolved
+from trainfleet.lease import read_tenure
 from trainfleet.plan.estimate import list_price
 from trainfleet.plan.job import tokenize_job
 from trainfleet.plan.request import Request
@@ -25,7 +27,7 @@ from trainfleet.runs import Run
 from trainfleet.watch.causes import Then
 from trainfleet.watch.follow import Outcome
 from trainfleet.watch.verdict import judge, start_now
-from verbs import begin, enter, finish, losses, write_text
+from verbs import ROOT, begin, enter, finish, losses, write_text
 
 STEPS, LONG = 120, 300  # the longer ones can be met under way
 
@@ -289,6 +291,80 @@ def test_a_job_that_is_to_follow_another_waits_for_it_and_ends_where_that_fails(
         assert dict(status.exits) == {0: code, 1: code}, status
     verdict = judge(second, Outcome(status, None), Run(Path("runs/probes")), start_now(second))
     assert (verdict.cause, verdict.then) == ("dependency", Then.STOP), verdict
+
+
+def test_a_node_that_fails_before_its_ranks_begin_is_named_and_not_those_that_srun_ends_for_it(desk: Path, slurm: Slurm) -> None:
+    """The others are starting, with no handler of SIGTERM yet, and none of them leaves an exit code."""
+    python = desk / "early"
+    fails = 'case "$*" in *entrypoint*) [ "$SLURM_NODEID" = 0 ] && sleep 60; exit 9;; esac'
+    python.write_text(f'#!/bin/sh\n{fails}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    run = write(desk, "early", fleet={"python": str(python)}, train={"steps": 4})
+    said = enter(desk, "train", code=1)
+    verdict = next(event for event in run.read_events() if event["event"] == "verdict")
+    assert verdict["node"] == 1 and "ended with exit code 9" in verdict["words"], (
+        f"{said}\n{(run.logs / 'slurm.log').read_text()}"
+    )
+    write(desk, "early", fleet={"python": "/nowhere/python"}, train={"steps": 4})
+    said = enter(desk, "train", code=1)
+    assert "/nowhere/python" in said and "killed" not in said, f"{said}\n{(run.logs / 'slurm.log').read_text()}"
+
+
+# The nodes' Python: it finds what stands in for AWS's closed compiler (tests/neuron_tools), and compiles while no `hold` is there.
+PYTHON = """#!/bin/sh
+case "$*" in *--ahead*) while [ -e {desk}/hold ]; do sleep 0.2; done; [ ! -e {desk}/breaks ] || exit 3;; esac
+export PATH={tools}:$PATH PYTHONPATH={tools}:$PYTHONPATH TOLD={desk}/told
+exec {python} "$@"
+"""
+
+
+def names(slurm: Slurm) -> dict[str, str]:
+    """The jobs that are in the queue: name → state."""
+    return dict(line.split("|") for line in slurm.run("squeue", "-h", "--me", "-o", "%j|%T", "-t", "R,PD").stdout.splitlines())
+
+
+def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_well(desk: Path, slurm: Slurm) -> None:
+    python, hold = desk / "python", desk / "hold"
+    python.write_text(PYTHON.format(desk=desk, tools=ROOT / "tests/neuron_tools", python=sys.executable))
+    python.chmod(0o755)
+    fleet = {"stack": "neuron-xla", "ranks_per_node": 1, "python": str(python)}
+    train = {"steps": 6, "compile": False, "recompute": "none", "spike_sigmas": 0, "sequence_length": 128}
+    run = write(desk, "behind", fleet=fleet, train=train)
+    hold.touch()
+    first = begin(desk, "train")
+    until(lambda: names(slurm).get("behind") == "PENDING", "both jobs")
+    (compiles,) = set(names(slurm)) - {"behind"}
+    assert compiles.startswith("compile-")
+    until(lambda: "job that it depends on; next: wait; squeue shows that one; job" in enter(desk, "status"), "the reason")
+    number = job_of(run)
+    said = enter(desk, "stop")
+    assert "stopped; nothing runs any more" in said and not names(slurm), said
+    assert "stopping" in finish(first, code=130)
+
+    first = begin(desk, "train")
+    until(lambda: job_of(run) != number and names(slurm).get("behind") == "PENDING", "both jobs once more")
+    number = job_of(run)
+    first.kill()
+    first.communicate()
+    second = begin(desk, "train")
+    until(lambda: read_tenure(run.folder).pid == second.pid, "the launcher that follows the job in the queue")  # type: ignore[union-attr]
+    (desk / "breaks").touch()
+    hold.unlink()
+    said = finish(second, code=1)
+    assert "behind was queued behind what compiles" in said and job_of(run) == number, said
+    assert "failed: the job: the job that it was to follow has failed (dependency)" in said, said
+    assert f", {compiles}, is FAILED: make logs RUN={compiles}" in said and not names(slurm), said
+    (desk / "breaks").unlink()
+
+    said = enter(desk, "train")
+    assert said.index("compiling ahead") < said.index("behind is queued behind it") < said.index("compiled 2 programs"), said
+    assert said.index("compiled 2 programs") < said.index("behind was queued behind what compiles"), said
+    assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 6
+    assert run.read_results()["restarts"] == 0, said
+    asked = slurm.run("scontrol", "show", "job", job_of(run)).stdout
+    assert "JobState=COMPLETED" in asked
+    kept = json.loads((run.folder / "request.json").read_text())
+    assert kept["job"]["after"] == json.loads((desk / "runs" / compiles / "handle.json").read_text())["id"]
 
 
 def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) -> None:

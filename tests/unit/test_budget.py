@@ -51,6 +51,9 @@ def test_nodes_are_paid_for_while_a_launch_lasts() -> None:
     assert node_hours(EVENTS) == 4 + 1.5 + 1
     assert node_hours(EVENTS[:2]) == 2 and node_hours(EVENTS[:2], now=HOUR) == 4
     assert node_hours([]) == node_hours([], now=HOUR) == 0
+    waits = {"event": "queued", "time": 0.0, "phase": "queued"}
+    alone = [EVENTS[0], waits, {"event": "began", "time": HOUR}]
+    assert node_hours(alone, now=3 * HOUR) == 4 * 2, "ranks tell that it waits no more, where no launcher looked on"
 
 
 def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() -> None:

@@ -51,6 +51,19 @@ def test_an_error_ends_it_with_code_1(tmp_path: Path) -> None:
     assert tenure and tenure.code == 1
 
 
+def test_whoever_leaves_it_to_the_next_is_found_gone_at_once(tmp_path: Path) -> None:
+    with Office(tmp_path) as office:
+        office.leave()
+    tenure = read_tenure(tmp_path)
+    assert tenure and tenure.code is None and not is_held(tenure, time.time())
+    with Office(tmp_path) as office:
+        assert office.predecessor == tenure
+    with pytest.raises(ValueError), Office(tmp_path) as office:
+        office.leave()
+        raise ValueError
+    assert (read_tenure(tmp_path) or tenure).code == 1, "nothing goes on"
+
+
 def test_it_is_vacant_when_nobody_renews_it(tmp_path: Path) -> None:
     holder = start("-c", HOLD, str(tmp_path))
     tenure = await_tenure(tmp_path)

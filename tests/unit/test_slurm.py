@@ -20,7 +20,7 @@ from aws.world import aws
 from requirement import need_program
 from trainfleet import s3
 from trainfleet.backends import terms_of
-from trainfleet.backends.base import Phase, Status
+from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.slurm import Slurm, batch, engine, parallelcluster, room, template, traces, words
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
@@ -116,7 +116,7 @@ def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkey
 
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         asked.append(line)
-        return Said(0, "7|RUNNING|None|0|node[0-1]|x|\n8|PENDING|Resources|1||y|\n", "")
+        return Said(0, "7|RUNNING|None|0|node[0-1]||x|\n8|PENDING|Resources|1|||y|\n", "")
 
     slurm = Engine(ask)
     assert slurm.look("7").state == "RUNNING" and slurm.look("8").restarts == 1
@@ -132,7 +132,7 @@ def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkey
 
 
 def test_while_slurmctld_is_away_a_job_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, answers = Clock(monkeypatch), [Said(0, "7|RUNNING|None|0|node0|x|\n", "")]
+    clock, answers = Clock(monkeypatch), [Said(0, "7|RUNNING|None|0|node0||x|\n", "")]
     slurm = Engine(lambda line, stdin, environment: answers[-1])
     assert slurm.look("7").state == "RUNNING"
     answers.append(Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"))
@@ -216,7 +216,7 @@ def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         asked.append(line)
         out = (
-            "7|CANCELLED|None|0|node0|x|\n8|CANCELLED|DependencyNeverSatisfied|0||x|\n"
+            "7|CANCELLED|None|0|node0||x|\n8|CANCELLED|DependencyNeverSatisfied|0||afterok:7(failed)|x|\n"
             if line[0] == "squeue"
             else "7|CANCELLED by 0|node0\n"
         )
@@ -229,6 +229,25 @@ def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
     slurm.look("7")
     assert [line[0] for line in asked].count("sacct") == 1
     assert engine.how_it_ended(engine.Job("9", "CANCELLED", "by 4294967294")) == "slurm: job 9 CANCELLED by user 4294967294"
+
+
+def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path) -> None:
+    backend, ours = Slurm(config_of(tmp_path)), "trainfleet 0123 2 /fsx/runs/compile-1 /fsx/runs/compile-1"
+    for state, told in (("RUNNING", "PENDING|Dependency"), ("FAILED", "CANCELLED|DependencyNeverSatisfied")):
+        out = f"7|{state}|None|0|n0||{ours}\n8|{told}|0||afterok:7(unfulfilled)|trainfleet 4567 2 runs/ours /fsx/runs/ours\n"
+        backend.engine = Engine(lambda line, stdin, environment, out=out: Said(0, out, ""))  # type: ignore[misc]
+        runs_of(tmp_path, "4567", "8")
+        reason = backend.status(Handle("slurm", f"{tmp_path}:8", "4567", 2)).reason
+        assert reason.endswith(f"; job 7, compile-1, is {state}: make logs RUN=compile-1"), reason
+    request = Request(replace(train_job(backend.config), folder=tmp_path), ())
+    verdict = judge(request, Outcome(Status(Phase.ENDED, reason, exits={0: 137}), None), Run(tmp_path), Start(0.0, {}))
+    assert (verdict.cause, verdict.then) == ("dependency", Then.STOP) and "make logs RUN=compile-1" in str(verdict), verdict
+
+
+def runs_of(folder: Path, token: str, number: str) -> None:
+    """The claim by which a job carries a token out."""
+    traces.claim(folder, token).parent.mkdir(exist_ok=True)
+    traces.claim(folder, token).write_text(number)
 
 
 def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> None:
@@ -255,12 +274,14 @@ def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_
     earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
     log.write_text(earlier)
     (start / "logs").write_text(f"{len(earlier)} {log}\n")
-    assert traces.failed_first(tmp_path, "7", 0) == []
-    log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 137\n")
-    assert traces.failed_first(tmp_path, "7", 0) == [], "nothing was ended for it"
+    assert traces.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
+    log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n")
+    assert traces.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
     with log.open("a") as file:
         file.write("srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n")
-    assert [node for span in traces.failed_first(tmp_path, "7", 0) for node in span] == [2, 3, 4, 9]
+    assert traces.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
+    log.write_text(earlier + "srun: error: n0: tasks 0-9999999: Killed\n")
+    assert traces.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
 
 
 FACTS = "== facts\nhostname={name}\nkernel=6.1\nmemory_kib=1000\ndisk=123456789 ext4 /dev/root\nshared_folder={shared}\nmtu=ens5 9001\n== end\n"

@@ -42,6 +42,7 @@ class Can(Enum):
     RETRIES = "the engine itself starts further attempts"
     OUTLIVES = "a job goes on without the machine that launched it"
     IMAGE = "jobs run in an image"
+    FOLLOWS = "training is queued with what compiles for it, and begins once that has ended well"
 
 
 class Phase(Enum):

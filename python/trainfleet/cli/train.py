@@ -9,7 +9,7 @@ from .variables import Variables
 
 def main(variables: Variables, started: float) -> int:
     config, derived = config_of(settings_of(variables))
-    if compiling.is_due(config) and (code := compiling.compile_ahead(config, derived, started)):
+    if compiling.is_due(config) and (code := compiling.compile_first(config, derived, started)):
         return code
     plan = plan_for(variables)
     execution.warn(plan)

@@ -26,7 +26,10 @@ from ..plan.neuron import compiles_ahead
 from ..report.compilation import describe
 from ..report.history import duration
 from ..runs import COMPILED, RUNS, Run, run_of
+from ..watch.follow import Sequel
 from . import imaging
+from .execution import STOPPED
+from .queueing import Waiting, can_wait, is_in_queue
 from .settings import ORDER, plan_of
 from .training import train
 
@@ -51,7 +54,7 @@ def is_due(config: Config) -> bool:
     """Whether training this would begin with compiling that a job of its own can do before."""
     if ORDER in os.environ:  # on a head: the command that was typed has seen to it
         return False
-    return compiles_ahead(config) and not config.train.compile_only and not is_warm(config)
+    return compiles_ahead(config) and not config.train.compile_only and not is_warm(config) and not is_in_queue(config)
 
 
 def is_warm(config: Config) -> bool:
@@ -62,12 +65,24 @@ def is_warm(config: Config) -> bool:
     return run.read_results().get("status") == "finished" and (not backend.is_here or COMPILED.exists())
 
 
-def compile_ahead(config: Config, derived: list[Derived], started: float) -> int:
+def compile_first(config: Config, derived: list[Derived], started: float) -> int:
+    """As `compile_ahead`, with training queued behind it where the engine can have it wait; nothing waits where this fails."""
+    waiting, code = Waiting(config, derived, started), 1
+    try:
+        code = compile_ahead(config, derived, started, waiting.sequel)
+    finally:
+        if code:
+            waiting.withdraw("stopped" if code == STOPPED else "failed")
+    return code
+
+
+def compile_ahead(config: Config, derived: list[Derived], started: float, sequel: Sequel | None = None) -> int:
     """Fills the cache, and says what it took and what it could not compile; the exit code."""
     imaging.make_ready(config)
     run = run_of(name_of(config))
     print(f"compiling ahead, in {run.folder}: {foretold(config)}", flush=True)
-    code = train(plan_of(compile_only(config, run.name), derived, launch=run.name), started, summarize=False)
+    plan = plan_of(compile_only(config, run.name), derived, launch=run.name)
+    code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
         print("\n".join(describe(run)), flush=True)
     return code
@@ -77,7 +92,8 @@ def outlook(config: Config) -> list[str]:
     """What `make plan` says of it; nothing where nothing is compiled ahead."""
     if not compiles_ahead(config):
         return []
-    return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {foretold(config)}", ""]
+    behind = "; training is queued behind it" if can_wait(config) else ""
+    return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {foretold(config)}{behind}", ""]
 
 
 def name_of(config: Config) -> str:

@@ -25,7 +25,7 @@ from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..watch.attempts import persevere
 from ..watch.budget import Budget
-from ..watch.follow import ENDS, Follower
+from ..watch.follow import ENDS, Follower, Sequel
 from ..watch.interrupts import Interrupts
 
 TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be gone
@@ -111,8 +111,9 @@ def take_over(plan: Plan, run: runs.Run) -> Plan:
 
 
 def execute(
-    plan: Plan, request: Request, place: Place, interrupts: Interrupts, live: Live | TokenizeLive, running: Handle | None = None
-) -> bool:
+    plan: Plan, request: Request, place: Place, interrupts: Interrupts, live: Live | TokenizeLive, running: Handle | None = None,
+    sequel: Sequel | None = None,
+) -> bool:  # fmt: skip
     """Whether every node ended well; False when it was stopped before that. `running`: the job has been submitted already.
 
     Raises:
@@ -129,7 +130,7 @@ def execute(
         follower.sign, follower.still = (lambda: sum(size_of(log) for log in request.logs)), COMPILES
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.instance_type = plan.config.fleet.instance_type
-    follower.replaces = plan.config.fleet.slow == "replace"
+    follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
     if interrupts.count > 1 or (follower.asked and not request.job.beats):

@@ -24,6 +24,7 @@ from ..report.live import Live
 from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
+from ..watch.follow import Sequel
 from ..watch.interrupts import Interrupts
 from ..watch.ledger import goodput, ledger
 from . import execution, preflight
@@ -31,7 +32,7 @@ from . import execution, preflight
 NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
 
 
-def train(plan: Plan, started: float, summarize: bool = True) -> int:
+def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
     """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is summed up here."""
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     if backend.hands_over:
@@ -43,11 +44,10 @@ def train(plan: Plan, started: float, summarize: bool = True) -> int:
     require_same(plan.config, run)
     if execution.is_finished(plan, run):
         return execution.say_finished(plan, run)
-    Budget(run, plan.config, backend.price(), lingers(plan.config)).require()
-    preflight.try_destination(plan.config)
+    require_able(plan.config, run)
     with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
         try:
-            office.code = launch(plan, run, place, interrupts, started, office)
+            office.code = launch(plan, run, place, interrupts, started, office, sequel)
         except TrainfleetError:
             report(run, plan.config, "failed")
             raise
@@ -76,27 +76,26 @@ def require_same(config: Config, run: Run) -> None:
         return
 
 
-def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, office: Office) -> int:
+def require_able(config: Config, run: Run) -> None:
+    """ConfigError or BackendError where the run has cost all that it may, or can't write its checkpoints."""
+    Budget(run, config, backend_of(config).price(), lingers(config)).require()
+    preflight.try_destination(config)
+
+
+def launch(
+    plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, office: Office, sequel: Sequel | None
+) -> int:
     """The command's exit code, once nothing of the run is running any more."""
     running = execution.left_running(plan.config, run) if office.predecessor else None
     if office.predecessor and not running:
         plan = execution.take_over(plan, run)
     restarts = restarts_of(run, None if running else office.predecessor)
     if not running:
-        run.stop.unlink(missing_ok=True)
-        runs.write_atomic(run.config, dump_resolved(plan.config))
-        runs.write_atomic(run.given, dump_given(plan.config, list(plan.derived)))
-    fleet, training = plan.config.fleet, plan.config.train
-    state = {} if running else {"status": "running"}  # of what runs on, the ranks say it
-    versions = (run.read_results().get("versions") or {}) | {"trainfleet": origin.version()}
-    run.update_results(
-        predicted=plan.estimate.predicted(training.steps * training.global_batch * training.sequence_length),
-        name=run.name, started=started, versions=versions, **state, backend=fleet.backend, nodes=fleet.nodes,
-        world_size=plan.config.world_size, restarts=restarts, unattended=Can.OUTLIVES in backend_of(plan.config).can,
-    )  # fmt: skip
+        prepare(plan, run)
+    describe(plan, run, started, restarts=restarts, **({} if running else {"status": "running"}))  # else the ranks say it
     seconds = {}
     for request in plan.requests:
-        began, done = time.time(), carry_out(plan, request, run, place, interrupts, running)
+        began, done = time.time(), carry_out(plan, request, run, place, interrupts, running, sequel)
         if request.job.kind == "tokenize":
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
@@ -106,6 +105,24 @@ def launch(plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: 
         require_compiled(run, request.job.ahead)
     code = conclude(run, plan.config, str(run.read_results().get("status")), seconds)
     return export(run, plan.config) if code == 0 and plan.config.checkpoint.export else code
+
+
+def prepare(plan: Plan, run: Run) -> None:
+    """Leaves in the run folder what its ranks begin with."""
+    run.stop.unlink(missing_ok=True)
+    runs.write_atomic(run.config, dump_resolved(plan.config))
+    runs.write_atomic(run.given, dump_given(plan.config, list(plan.derived)))
+
+
+def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
+    """Leaves in results.json what is known of a run before its ranks say more, and `state`."""
+    fleet, training = plan.config.fleet, plan.config.train
+    versions = (run.read_results().get("versions") or {}) | {"trainfleet": origin.version()}
+    run.update_results(
+        predicted=plan.estimate.predicted(training.steps * training.global_batch * training.sequence_length),
+        name=run.name, started=started, versions=versions, **state, backend=fleet.backend, nodes=fleet.nodes,
+        world_size=plan.config.world_size, unattended=Can.OUTLIVES in backend_of(plan.config).can,
+    )  # fmt: skip
 
 
 def require_compiled(run: Run, ahead: bool) -> None:
@@ -125,19 +142,26 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def carry_out(
-    plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, running: tuple[Handle, Request] | None
-) -> bool:
+    plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, running: tuple[Handle, Request] | None,
+    sequel: Sequel | None,
+) -> bool:  # fmt: skip
     """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
     handle = None
     if running and running[1].job.kind == request.job.kind:
         handle, request = running
-        print(f"{run.name} runs on, as the launcher before this one left it", flush=True)
+        how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
+        print(f"{run.name} {how}", flush=True)
     if request.job.kind == "tokenize":
         return execution.tokenize(plan, request, place, interrupts, handle)
     if not handle:
-        began = run.read_results().get("started") or time.time()
-        run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
-    return execution.execute(plan, request, place, interrupts, Live(run, plan.config.train.steps), handle)
+        record_launch(run, request)
+    return execution.execute(plan, request, place, interrupts, Live(run, plan.config.train.steps), handle, sequel)
+
+
+def record_launch(run: Run, request: Request) -> None:
+    """Leaves the event from which a launch is paid for, with the moment when its command began."""
+    began = run.read_results().get("started") or time.time()
+    run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
 
 
 def restarts_of(run: Run, predecessor: Tenure | None) -> int:

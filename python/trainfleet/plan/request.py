@@ -64,6 +64,11 @@ class Request:
         """What the engine has kept of each node, by node, where it is needed."""
         return tuple(runs.engine_log(self.job.folder, node) for node in range(self.job.nodes))
 
+    @property
+    def job_log(self) -> Path:
+        """What the engine wrote of the job as a whole, where it did."""
+        return runs.job_log(self.job.folder)
+
     def host(self, node: int | None) -> str:
         """The machine of a node; "" where the plan names none."""
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""

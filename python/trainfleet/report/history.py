@@ -65,7 +65,7 @@ class History:
     @property
     def waits_for(self) -> str:
         """Why the job does not run yet, in its engine's words; "" when it does, or nobody says."""
-        told = [event for event in self.events if event.get("event") in ("launched", "queued", "running")]
+        told = [event for event in self.events if event.get("event") in ("launched", "queued", "running", "began")]
         return f"{told[-1].get('phase')}: {told[-1].get('reason')}" if told and told[-1]["event"] == "queued" else ""
 
     @property

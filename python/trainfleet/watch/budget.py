@@ -15,6 +15,7 @@ from ..errors import ConfigError, Problem
 from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
+RUNS = ("running", "launched", "began")  # events of a job that waits no more; ranks tell of it where no launcher looks on
 NEAR = 0.8  # of the limit: from there on it is told
 
 
@@ -77,6 +78,6 @@ def node_hours(events: Iterable[Record], now: float | None = None, lingers: floa
 
 def _waits(event: Record, waits: bool) -> bool:
     """Whether the job waits in a queue after this event, as it did before it or not. Machines that start are ours already."""
-    return (
-        event.get("phase") == "queued" if event["event"] == "queued" else waits and event["event"] not in ("running", "launched")
-    )
+    if event["event"] == "queued":
+        return bool(event.get("phase") == "queued")
+    return waits and event["event"] not in RUNS

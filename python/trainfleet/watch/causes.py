@@ -78,7 +78,7 @@ CAUSES = _table(
     Cause("lost-node", "the node can't be reached", "make doctor; make train goes on without it", Then.HERE),
     Cause("preempted", "the machine was taken away", "make train resumes from the last checkpoint", Then.HERE),
     Cause("cancelled", "somebody cancelled the job", "ask who did it and why; make train resumes from the last checkpoint"),
-    Cause("dependency", "the job that it was to follow has failed", "make logs shows why; then make train"),
+    Cause("dependency", "the job that it was to follow has failed", "make logs RUN=..., of that job, shows why; then make train"),
     Cause("killed", "something killed it", "dmesg on the node; make train resumes from the last checkpoint", Then.HERE),
     Cause("unknown", "it ended and left no word", "make logs", Then.HERE),
 )  # fmt: skip

@@ -47,6 +47,18 @@ class Outcome:
         return not self.concluded and (self.alarm is not None or self.status.failed)
 
 
+@dataclass(frozen=True)
+class Sequel:
+    """What is to begin once a job has ended well.
+
+    submitted         is called with the job of each attempt, as soon as that is submitted
+    is_asked_to_stop  whether the sequel was, and with it what goes before
+    """
+
+    submitted: Callable[[Handle], None]
+    is_asked_to_stop: Callable[[], bool]
+
+
 @dataclass
 class Follower:
     """Stays with the attempts of one request's job."""
@@ -67,6 +79,7 @@ class Follower:
     replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
     still: float = STILL  # seconds without another sign after which such a job has come to a standstill
     ends: float | None = None  # unix time at which all machines are taken back
+    sequel: Sequel | None = None
     trouble: bool = False  # the run folder can't be brought up to date
     instance_type: str | None = None  # of the nodes
     nccl: Words | None = None
@@ -80,6 +93,8 @@ class Follower:
         handle = running or self.backend.submit(request)
         try:
             keep(self.run, handle, request)
+            if self.sequel:
+                self.sequel.submitted(handle)
             outcome = self._stay(handle, request)
             self.place.refresh()
             if outcome.failed:
@@ -203,12 +218,15 @@ class Follower:
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if not self.asked and (self.interrupts.count or self.run.is_asked_to_stop() or self._is_spent() or self._is_over()):
+        if not self.asked and (self.interrupts.count or self._is_asked() or self._is_spent() or self._is_over()):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if request.job.beats else "stopping")
             self.run.ask_to_stop() if request.job.beats else self.backend.stop(handle, at_once=False)
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
+
+    def _is_asked(self) -> bool:
+        return self.run.is_asked_to_stop() or (self.sequel is not None and self.sequel.is_asked_to_stop())
 
     def _is_over(self) -> bool:
         """Whether the machines are about to be taken back, all at a time that was known from the beginning."""

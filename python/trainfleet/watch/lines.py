@@ -51,7 +51,7 @@ class Line:
     text: str
 
 
-def read_lines(log: Path, node: int, start: int = 0, began: float = 0.0, logs: int = 1) -> list[Line]:
+def read_lines(log: Path, node: int | None, start: int = 0, began: float = 0.0, logs: int = 1) -> list[Line]:
     """The lines of a node's log behind byte `start`; `began` is the clock (seconds of the day) when the job began.
 
     Of a log that is too long, one of `logs`, they are the first and the last.
@@ -72,7 +72,7 @@ def read_lines(log: Path, node: int, start: int = 0, began: float = 0.0, logs: i
     return list(parse(data.decode(errors="replace").splitlines(), node, began))
 
 
-def parse(lines: Iterable[str], node: int, began: float = 0.0) -> Iterator[Line]:
+def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterator[Line]:
     """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
     lines = list(lines)
     time, rank, who = next((time for text in lines if (time := _told(text, began)) is not None), 0.0), None, "agent"

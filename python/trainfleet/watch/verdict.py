@@ -36,7 +36,7 @@ class Start:
 
 def start_now(request: Request) -> Start:
     """This moment."""
-    return Start(time.time(), {log: log.stat().st_size for log in request.logs if log.exists()})
+    return Start(time.time(), {log: log.stat().st_size for log in (*request.logs, request.job_log) if log.exists()})
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     for node, log in enumerate(request.engine_logs):
         if log.exists() and log.stat().st_mtime >= since.time - SKEW:
             lines += read_lines(log, node, logs=len(request.logs))
-    lines += [*_faults(faults, since), *_seen(outcome)]
+    lines += [*_said_of_all(request.job_log, since), *_faults(faults, since), *_seen(outcome)]
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
@@ -182,13 +182,25 @@ def last_words(lines: list[Line]) -> tuple[str, ...]:
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
         return tuple([line.text for line in lines if (line.node, line.rank, line.who) in last][-TAIL:])
-    return tuple(f"{line.who if line.rank is None else f'rank {line.rank}'} on node {line.node}: {line.text}" for line in newest)
+    return tuple(f"{_writer(line)}: {line.text}" for line in newest)
+
+
+def _writer(line: Line) -> str:
+    who = line.who if line.rank is None else f"rank {line.rank}"
+    return who if line.node is None else f"{who} on node {line.node}"
 
 
 def _clock(moment: float) -> float:
     """Seconds of the local day, as stamps in logs have it."""
     local = time.localtime(moment)
     return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
+
+
+def _said_of_all(log: Path, since: Start) -> Iterator[Line]:
+    """The lines of the job's own log, which has no clock: as of its last one, so that what a node says itself comes first."""
+    lines = read_lines(log, None, since.ends.get(log, 0))
+    moment = _clock(log.stat().st_mtime) if lines else 0.0
+    yield from (replace(line, time=moment) for line in lines)
 
 
 def _seen(outcome: Outcome) -> Iterator[Line]:

@@ -20,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,6 @@ from .words import PHASES, is_for_nodes, why_waiting
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
-KILLED, ENDED = 137, 143  # the exit code of a node that left none: by itself, or as the engine ended it with others
 NAMED = 8  # nodes of which a line tells
 USERS = {"ubuntu2204": "ubuntu", "ubuntu2404": "ubuntu", "rocky9": "rocky", "alinux2023": "ec2-user", "rhel9": "ec2-user"}
 STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
@@ -63,7 +63,7 @@ class Slurm(Ssh):
     """Slurm, as a backend (base.py); of Ssh it has how a command is handed to another machine."""
 
     name = "slurm"
-    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE})
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS})
     tried_on = "real Slurm"
 
     def __init__(self, config: Config) -> None:
@@ -181,12 +181,11 @@ class Slurm(Ssh):
         phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), traces.exits(folder, number)
         hosts = tuple(expand_hosts(job.nodes))
         if phase is Phase.ENDED:
-            told, first = job.state != GONE or start >= 0, traces.failed_first(folder, number, start)
-            killed = [not first or any(node in span for span in first) for node in range(handle.nodes)]
-            exits = {node: exits.get(node, KILLED if alone else ENDED) for node, alone in enumerate(killed)} if told else {}
-            return Status(phase, how_it_ended(job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
+            told = traces.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
+            exits = {node: exits.get(node, code) for node, code in enumerate(told)}
+            return Status(phase, self._with_leader(how_it_ended(job), job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
         if phase is Phase.QUEUED:
-            return Status(phase, self._why_waiting(job.reason), job.restarts + 1)
+            return Status(phase, self._why_waiting(job), job.restarts + 1)
         exits = exits if start == job.restarts else {}
         if len(exits) == handle.nodes or any(exits.values()):
             self.engine.wake()  # Slurm will have something to say soon
@@ -195,10 +194,19 @@ class Slurm(Ssh):
         words = STARTS.get(job.state) or (traces.why_cancelled(folder, number, start) if any(exits.values()) else "")
         return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
 
-    def _why_waiting(self, reason: str) -> str:
-        words = why_waiting(reason)
-        nodes = self.engine.unavailable(self.fleet.slurm.partition or "") if is_for_nodes(reason) else {}
+    def _why_waiting(self, job: Known) -> str:
+        words = self._with_leader(why_waiting(job.reason), job)
+        nodes = self.engine.unavailable(self.fleet.slurm.partition or "") if is_for_nodes(job.reason) else {}
         return "; ".join([words, *(f"{node} is {why}" for node, why in list(nodes.items())[:NAMED])])
+
+    def _with_leader(self, words: str, job: Known) -> str:
+        """The words with the job of ours that this one was to begin after, where it has not begun: by its run, and how it is."""
+        number = re.match(r"afterok:([0-9]+)", job.dependency) if "Dependency" in job.reason else None
+        with suppress(BackendError):
+            if number and (ours := _ours(leader := self.engine.look(number[1]))):
+                run = Path(ours[3]).name
+                return f"{words}; job {leader.id}, {run}, is {leader.state}: make logs RUN={run}"
+        return words
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
         """Whether this job carries that token out."""

@@ -23,7 +23,7 @@ from .words import WELL, why_refused
 TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
 SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
 SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
-FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "Comment")
+FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "Dependency", "Comment")
 CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
 GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
 FORGOTTEN = re.compile(r"(?i)invalid job id")
@@ -70,6 +70,7 @@ class Job:
     reason: str = ""
     restarts: int = 0
     nodes: str = ""
+    dependency: str = ""  # afterok:7(unfulfilled)
     comment: str = ""
 
 
@@ -79,8 +80,8 @@ def parse(out: str) -> dict[str, Job]:
     for line in out.splitlines():
         parts = line.strip().split("|")
         if len(parts) >= len(FIELDS) and parts[0].isdecimal():
-            number, state, reason, restarts, nodes, comment = parts[: len(FIELDS)]
-            found[number] = Job(number, state, reason, int(restarts) if restarts.isdecimal() else 0, nodes, comment)
+            number, state, reason, restarts, *more = parts[: len(FIELDS)]
+            found[number] = Job(number, state, reason, int(restarts) if restarts.isdecimal() else 0, *more)
     return found
 
 

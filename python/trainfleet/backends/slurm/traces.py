@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ... import door
+from ... import door, runs
 from ...errors import InputError
 
 NODES = "nodes"
+KILLED, ENDED = 137, 143  # the exit code of a node that left none: by itself, or as the engine ended it with others
 LARGEST, DIGITS = 1 << 20, 20  # bytes that are read of a file; digits of a number in one
 
 
@@ -53,12 +54,19 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
     return "" if not said else said[-1] if "DUE TO" in said[-1] else f"slurm: job {job} CANCELLED"
 
 
-def failed_first(folder: Path, job: str, start: int) -> list[range]:
-    """The nodes that failed before srun ended the others for it (--kill-on-bad-exit), as it wrote; none where it did not."""
+def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
+    """How each node ended that left no exit code itself, as srun wrote: with its code, or KILLED where srun tells none.
+
+    Where srun ended the others for one that failed (--kill-on-bad-exit), ENDED for all of which it had told nothing until then.
+    """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
-    told = re.findall(r"(?m)^srun: error: \S{1,200}: tasks? ([0-9,-]{1,200}): ", text) if ending else []
-    spans = [span for tasks in told for span in re.findall(r"(\d+)-?(\d*)", tasks)]
-    return [range(int(first), int(last or first) + 1) for first, last in spans]
+    codes = [ENDED if ending else KILLED] * nodes
+    for tasks, words in re.findall(r"(?m)^srun: error: \S{1,200}: tasks? ([0-9,-]{1,200}): (.*)", text):
+        code = re.match("Exited with exit code ([0-9]{1,3})$", words)
+        for first, last in re.findall(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", tasks):
+            for node in range(int(first), min(int(last or first) + 1, nodes)):
+                codes[node] = int(code[1]) if code else KILLED
+    return codes
 
 
 def _said(folder: Path, job: str, start: int) -> str:
@@ -69,7 +77,7 @@ def _said(folder: Path, job: str, start: int) -> str:
 
 def log_of(folder: Path) -> Path:
     """Where the batch script's, srun's and slurmstepd's words go. Its folder must be there, or Slurm ends the job without any."""
-    return folder / "logs/slurm.log"
+    return runs.job_log(folder)
 
 
 def _text(path: Path, offset: int = 0) -> str:
