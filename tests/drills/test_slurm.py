@@ -29,7 +29,7 @@ from trainfleet.watch.follow import Outcome
 from trainfleet.watch.verdict import judge, start_now
 from verbs import ROOT, begin, enter, finish, losses, write_text
 
-STEPS, LONG = 120, 300  # the longer ones can be met under way
+STEPS, LONG = 80, 300  # the longer ones can be met under way
 
 
 def config(name: str, **changes: object) -> dict[str, object]:
@@ -280,9 +280,10 @@ def test_a_job_that_is_to_follow_another_waits_for_it_and_ends_where_that_fails(
     desk: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(desk)
+    (desk / "after.py").write_text("print('here')\n")
     for name, end, code in (("leads", "", 0), ("fails", "raise SystemExit(3)", 137)):
         backend, first = probe(desk, name, f"import time\ntime.sleep(4)\n{end}\n")
-        second = backend.plan(replace(first.job, module="twice", after=backend.submit(first).id), {})
+        second = backend.plan(replace(first.job, module="after", after=backend.submit(first).id), {})
         handle = backend.submit(second)
         assert backend.submit(second) == handle, "submitting twice is submitting once"
         assert backend.status(handle).reason.startswith("(Dependency): it waits for the job that it depends on")

@@ -275,6 +275,7 @@ def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_
     log.write_text(earlier)
     (start / "logs").write_text(f"{len(earlier)} {log}\n")
     assert traces.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
+    assert traces.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
     log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n")
     assert traces.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
     with log.open("a") as file:

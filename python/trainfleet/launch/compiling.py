@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -81,7 +82,7 @@ def compile_ahead(config: Config, derived: list[Derived], started: float, sequel
     imaging.make_ready(config)
     run = run_of(name_of(config))
     print(f"compiling ahead, in {run.folder}: {foretold(config)}", flush=True)
-    plan = plan_of(compile_only(config, run.name), derived, launch=run.name)
+    plan = plan_of(compile_only(config, run.name), derived, launch=secrets.token_hex(8))
     code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
         print("\n".join(describe(run)), flush=True)

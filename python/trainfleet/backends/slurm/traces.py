@@ -70,7 +70,9 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
 
 
 def _said(folder: Path, job: str, start: int) -> str:
-    """What Slurm has written in a start of a job."""
+    """What Slurm has written in a start of a job; "" before its first: the log has other jobs' words too."""
+    if start < 0:
+        return ""
     log = log_of(folder)
     return _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
 
