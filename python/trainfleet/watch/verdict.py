@@ -23,6 +23,7 @@ from .tracebacks import TRACEBACK
 
 TAIL = 12  # lines
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a node that was well until somebody ended it
+FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")  # no cause of anything
 OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
 
 
@@ -102,11 +103,11 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     for node, log in enumerate(request.engine_logs):
         if log.exists() and log.stat().st_mtime >= since.time - SKEW:
             lines += read_lines(log, node, logs=len(request.logs))
-    lines += [*_said_of_all(request.job_log, since), *_faults(faults, since), *_seen(outcome)]
+    lines += [*_faults(faults, since), *_seen(outcome)]
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
-    verdict = _unexplained(request, status, lines) if finding is None else _of(finding, lines, request)
+    verdict = _of(finding, lines, request) if finding else _unexplained(request, status, lines, since)
     verdict = _with_others(verdict, status, request, outcome.alive)
     stopped = any(event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in run.read_events())
     if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
@@ -156,7 +157,7 @@ def plain(words: str) -> str:
     return OURS.sub("", words)
 
 
-def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict:
+def _unexplained(request: Request, status: Status, lines: list[Line], since: Start) -> Verdict:
     """No line gives the cause away: the node that a signal ended, or the first that ended badly, and all last words.
 
     SIGTERM comes last: an engine asks the other nodes of a failed job to end.
@@ -164,8 +165,9 @@ def _unexplained(request: Request, status: Status, lines: list[Line]) -> Verdict
     ended = sorted((code == 128 + SIGTERM, _exit(code)[1] != "killed", node) for node, code in status.exits.items() if code)
     node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
-    next = f"less {request.logs[node or 0]}"
-    return Verdict(cause, status.reason or words, node, None, request.host(node), last_words(lines), next)
+    log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
+    next = f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
+    return Verdict(cause, status.reason or words, node, None, request.host(node), said, next)
 
 
 def _exit(code: int | None) -> tuple[str, str]:
@@ -197,10 +199,10 @@ def _clock(moment: float) -> float:
 
 
 def _said_of_all(log: Path, since: Start) -> Iterator[Line]:
-    """The lines of the job's own log, which has no clock: as of its last one, so that what a node says itself comes first."""
+    """The lines of the job's own log, which has no clock, but for those on what was ended because something else had failed."""
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = _clock(log.stat().st_mtime) if lines else 0.0
-    yield from (replace(line, time=moment) for line in lines)
+    yield from (replace(line, time=moment) for line in lines if not FOLLOWED.search(line.text))
 
 
 def _seen(outcome: Outcome) -> Iterator[Line]:
