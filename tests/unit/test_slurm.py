@@ -281,7 +281,7 @@ def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_
     with log.open("a") as file:
         file.write("srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n")
     assert traces.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
-    log.write_text(earlier + "srun: error: n0: tasks 0-9999999: Killed\n")
+    log.write_text(earlier + "srun: error: n0: tasks 0-9999999: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n")
     assert traces.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
 
 

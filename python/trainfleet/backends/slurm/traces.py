@@ -60,13 +60,13 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
     Where srun ended the others for one that failed (--kill-on-bad-exit), ENDED for all of which it had told nothing until then.
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
-    codes = [ENDED if ending else KILLED] * nodes
+    codes: dict[int, int] = {}
     for tasks, words in re.findall(r"(?m)^srun: error: \S{1,200}: tasks? ([0-9,-]{1,200}): (.*)", text):
         code = re.match("Exited with exit code ([0-9]{1,3})$", words)
         for first, last in re.findall(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", tasks):
             for node in range(int(first), min(int(last or first) + 1, nodes)):
-                codes[node] = int(code[1]) if code else KILLED
-    return codes
+                codes.setdefault(node, int(code[1]) if code else KILLED)  # a later step is that which asks whether to go on
+    return [codes.get(node, ENDED if ending else KILLED) for node in range(nodes)]
 
 
 def _said(folder: Path, job: str, start: int) -> str:
