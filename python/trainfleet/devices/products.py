@@ -18,7 +18,7 @@ from torch import Tensor
 from ..trial import Trial, here
 
 TOKENS = 1024
-SHAPES = ((192, 512), (384, 1024))  # of matrices, as the presets `tiny` and `small` have them
+SHAPES = ((192, 512), (384, 1024))  # of matrices: of a model a little wider than the preset `tiny`, and of `small`
 TURNS, LEAST = 4, 0.25  # of each way: so many, and so many seconds of all ways together
 HOPELESS = 4.0  # times as long as the fastest, in the first turn: a format without instructions of its own
 FP32_ERROR = 2e-6  # of a product, relative: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
