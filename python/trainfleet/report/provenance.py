@@ -31,7 +31,8 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
     if history.started:
         yield "first start", f"{moment(history.started)} UTC"
     if len(launched) > 1:
-        yield "started again", f"{len(launched) - 1} times, last {moment(launched[-1]['time'])} UTC"
+        times = "once," if len(launched) == 2 else f"{len(launched) - 1} times, last"
+        yield "started again", f"{times} {moment(launched[-1]['time'])} UTC"
     causes = [str(event.get("cause")) for event in history.events if event["event"] == "restarted"]
     yield "restarts", ": ".join(filter(None, (str(len(causes)), ", ".join(causes))))
 
