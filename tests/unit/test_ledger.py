@@ -32,6 +32,12 @@ def test_a_run_without_trouble() -> None:
     assert sum(spent.values()) == 70 and goodput(spent) == round(5 / 70, 4)
 
 
+def test_a_first_step_s_compiling_is_told_from_its_work_where_lines_are_of_many_steps() -> None:
+    events = [event(100, "launched", started=100), event(100, "began", step=0), event(132, "finished", step=20)]
+    spent = ledger(events, [line(10, 112, 12, compile=3) | {"seconds": 1.2}, line(20, 132, 20) | {"seconds": 1.0}])
+    assert spent == {"useful": 30.0, "compile": 2.0}
+
+
 def test_steps_that_a_crash_lost_are_repeated_ones_and_what_follows_is_down() -> None:
     lost = [line(2, 104, 2), line(3, 106, 2, checkpoint=1)]
     events = [event(100, "launched", started=100), event(101, "began", step=0), event(116, "verdict"), event(120, "restarted"),

@@ -63,8 +63,9 @@ def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | Non
 
     `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines are taken out of the metrics.
     """
-    spans = [span for line in metrics if (span := Span.of(line, True))]
-    usual = median([span.seconds for span in spans if not span.compile] or [0.0])
+    told = [(line, span) for line in metrics if (span := Span.of(line, True))]
+    spans = [span for _, span in told]
+    usual = median([_of_a_step(line, span) for line, span in told if not span.compile] or [0.0])
     for event in events:
         spans += [span for line in event.get("spans", ()) if event["event"] == "lost" and (span := Span.of(line, False))]
     spent = dict.fromkeys(USES, 0.0)
@@ -74,6 +75,12 @@ def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | Non
         mine = [span for span in spans if launch[0]["started"] <= span.time < until]
         _sweep(launch, mine, usual, None if follower else now, spent)
     return {use: round(seconds, 3) for use, seconds in spent.items() if seconds > 0}
+
+
+def _of_a_step(line: Record, span: Span) -> float:
+    """Seconds of one of the steps that a line tells of."""
+    seconds = line.get("seconds")
+    return min(float(seconds), span.seconds) if isinstance(seconds, (int, float)) else span.seconds
 
 
 def _launches(events: Sequence[Record]) -> list[list[Record]]:
