@@ -17,7 +17,7 @@ from ..lease import read_tenure
 from ..runs import Record, Run, is_locked
 from ..watch.ledger import ledger
 
-BREAKS = ("fault", "restarted", "resumed", "stopped")  # the events at which a curve may break
+BREAKS = ("fault", "stopped", "restarted", "resumed")  # the events at which a curve may break, as they follow each other
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
 TELLING = ("message", "who", "cause", "words")  # fields of an event that need no name in front
 UNKNOWN = "—"

@@ -200,7 +200,7 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
     if named and history.broke_at is not None:
         marks.append((history.broke_at, "no finite loss"))
     told: dict[int, list[str]] = {}
-    for step, text in sorted(marks):
+    for step, text in sorted(marks, key=lambda mark: mark[0]):
         told.setdefault(step, []).extend([] if text in told.get(step, ()) else [text])
     for row, (step, words) in enumerate(told.items()):
         axes.axvline(step, color=FAINT, lw=1, ls=":")
