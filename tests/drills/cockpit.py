@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 NODES = 3  # of four hosts: one is spare
 STEPS = 300
 SHARED = "/fsx/trainfleet"
-TABLE: list[str] = []  # of all drills: a row a fault
+TABLE = ["| fault | noticed after | ranks train again after | steps done twice | losses | orphans | verdict |"]  # of all drills
 
 
 def pin(nodes: Lab, *which: int) -> None:
@@ -32,6 +32,12 @@ def pin(nodes: Lab, *which: int) -> None:
     for node in which or range(nodes.count):
         for pid in nodes.pids(node):
             os.sched_setaffinity(pid, {cores[node % len(cores)]})
+
+
+def told(fault: str, noticed: float | None, again: float | None, twice: int | None, losses: str, verdict: str) -> None:
+    """A row of the table, for a fault after which no process is left on any node: seconds, seconds, steps, and what was said."""
+    seconds = ["" if value is None else f"{value:.1f} s" for value in (noticed, again)]
+    TABLE.append(" | ".join([f"| {fault}", *seconds, "" if twice is None else str(twice), losses, "0", f"{verdict} |"]))
 
 
 class Cockpit:

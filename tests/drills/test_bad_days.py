@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cockpit import STEPS, TABLE, Cockpit, pin
+from cockpit import STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
 from trainfleet.backends.base import kept
@@ -36,7 +36,7 @@ def test_a_frozen_agent_keeps_no_run_from_its_end(nodes: Lab, whole: dict[int, f
     assert cockpit.results()["status"] == "finished" and cockpit.results()["restarts"] == 0
     assert cockpit.losses() == whole
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
-    TABLE.append(f"{'agent stopped (SIGSTOP)':24} {noticed:6.1f} s {0.0:12.1f} s {0:11}  all ranks have ended")
+    told("a torchrun agent stopped (`SIGSTOP`)", noticed, 0, 0, "equal", "all ranks have ended: finished, and the agent is ended")
 
 
 @pytest.mark.timeout(300)
@@ -47,10 +47,11 @@ def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_
     freeze_agents(nodes, 2)
     began = time.time()
     assert "stopped; nothing runs any more" in cockpit.type("stop", timeout=150)
-    TABLE.append(f"{'stop, an agent stopped':24} {time.time() - began:6.1f} s {'':>14} {'':11}  stopped with a checkpoint")
+    ended = time.time()
     assert looker.wait(60) == 130
     assert cockpit.results()["status"] == "stopped" and cockpit.results()["steps"] < STEPS
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
+    told("`make stop`, with an agent stopped", ended - began, None, 0, "", "stopped, with a checkpoint")
 
 
 @pytest.mark.timeout(300)
@@ -63,10 +64,11 @@ def test_clean_ends_a_run_of_which_everything_is_frozen(nodes: Lab, whole: dict[
             os.kill(pid, signal.SIGSTOP)
     began = time.time()
     assert "nothing of all-frozen runs on the fleet's 4 hosts" in cockpit.type("clean", timeout=200)
-    TABLE.append(f"{'clean, all stopped':24} {time.time() - began:6.1f} s {'':>14} {'':11}  ended at once, as no step came")
+    ended = time.time()
     looker.kill()  # which has a look at the hosts as long as nobody says that the run has ended
     looker.communicate()
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 40)
+    told("`make clean`, with every process of the run stopped", ended - began, None, None, "", "ended at once, as no step came")
 
 
 @pytest.mark.timeout(300)
@@ -86,7 +88,14 @@ def test_a_node_whose_sshd_hangs_trains_on(nodes: Lab, whole: dict[int, float], 
     assert noticed["node"] == 2 and noticed["host"] == "node2" and "node 2 (node2): no answer over SSH" in output
     assert not cockpit.events("restarted") and cockpit.losses() == whole
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    TABLE.append(f"{'sshd hangs on a node':24} {noticed['time'] - struck:6.1f} s {0.0:12.1f} s {0:11}  node 2: its ranks beat")
+    told(
+        "sshd hangs on a node",
+        noticed["time"] - struck,
+        0,
+        0,
+        "equal",
+        "node 2 does not answer, its ranks beat, and the run goes on",
+    )
 
 
 @pytest.mark.timeout(300)
@@ -104,11 +113,13 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(nodes: Lab, whole: dic
     began = time.time()
     said = cockpit.type("stop")
     assert "its launcher is gone" in said and "next: make train resumes it" in said, said
-    TABLE.append(f"{'stop without a launcher':24} {time.time() - began:6.1f} s {'':>14} {'':11}  stopped with a checkpoint")
+    ended = time.time()
     assert not cockpit.leftovers() and cockpit.events("stopped")
     assert "nothing to stop" in cockpit.type("stop")
     output = cockpit.type("train")
     assert cockpit.losses() == whole, output
+    said = "ranks go on without a launcher: stopped, with a checkpoint"
+    told("`make stop`, launcher and standby killed", ended - began, None, 0, "equal", said)
 
 
 def test_a_finished_run_of_another_config_is_not_this_one(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
@@ -128,9 +139,16 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: d
     looker.kill()
     looker.communicate()
     cockpit.until("they leave", lambda: not cockpit.leftovers(), 200)
-    told, stopped = cockpit.events("orphaned")[0], cockpit.events("stopped")[0]
-    assert 110 <= told["time"] - struck <= 150 and cockpit.events("checkpointed")[-1]["step"] == stopped["step"]
-    TABLE.append(f"{'head and standby off':24} {told['time'] - struck:6.1f} s {'':>14} {0:11}  ranks save and leave")
+    alone, stopped = cockpit.events("orphaned")[0], cockpit.events("stopped")[0]
+    assert 110 <= alone["time"] - struck <= 150 and cockpit.events("checkpointed")[-1]["step"] == stopped["step"]
+    told(
+        "head and standby both killed",
+        alone["time"] - struck,
+        None,
+        0,
+        "",
+        "no launcher for two minutes: the ranks save and leave",
+    )
 
 
 @pytest.mark.timeout(300)
@@ -153,9 +171,8 @@ def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(nodes: Lab, 
     cockpit.type("stop")
     assert looker.wait(60) == 130
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    TABLE.append(
-        f"{'a link of 2 Mbit/s':24} {named['time'] - struck:6.1f} s {again - struck:12.1f} s {lost:11}  node 2: slow link"
-    )
+    said = "node 2: slow link; a spare takes its place (`fleet.slow: replace`)"
+    told("a node's link at 2 Mbit/s", named["time"] - struck, again - struck, lost, "", said)
 
 
 @pytest.mark.timeout(300)
@@ -177,9 +194,10 @@ def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_
     assert verdict["cause"] == "lost-node" and "lost node 1" in verdict["words"] and "lost node 2 (node2)" in verdict["words"]
     assert "node1" in cockpit.events("restarted")[0]["who"] and "node2" in cockpit.events("restarted")[0]["who"]
     assert cockpit.results()["world_size"] == 2 and cockpit.losses() == pytest.approx(whole, rel=1e-4)
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     lost = step - cockpit.events("resumed")[0]["step"]
-    TABLE.append(
-        f"{'two nodes at once':24} {verdict['time'] - struck:6.1f} s {again - struck:12.1f} s {lost:11}  both: lost-node"
+    told(
+        "two of three nodes lose their power", verdict["time"] - struck, again - struck, lost, "to 1e-4", "both named: lost node"
     )
 
 
@@ -196,4 +214,6 @@ def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_pat
     assert "node1 is left out, and a spare takes its place: /fsx/trainfleet is on" in output
     job = kept(cockpit.run)
     assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
-    TABLE.append(f"{'unfit at launch':24} {'':8} {'':>14} {'':11}  node1: left out, a spare in its place")
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    said = "it is left out, with the reason, and a spare takes its place"
+    told("a host unfit at launch (its shared folder is another)", None, None, 0, "equal", said)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cockpit import STEPS, TABLE, Cockpit, pin
+from cockpit import STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
 
@@ -91,15 +91,15 @@ def finish(cockpit: Cockpit, whole: dict[int, float], fault: Fault, step: int, s
     verdict, resumed = cockpit.events("verdict")[0], cockpit.events("resumed")[0]
     lost = step - resumed["step"]
     noticed = verdict["time"] - struck
-    TABLE.append(f"{fault.name:24} {noticed:6.1f} s {again - struck:12.1f} s {lost:11}  {verdict['who']}: {verdict['cause']}")
     assert (verdict["cause"], verdict["node"]) == (fault.cause, fault.node), verdict
     assert fault.rank is None or verdict["rank"] == fault.rank, verdict
-    assert noticed <= NOTICED and again - struck <= AGAIN, TABLE[-1]
+    assert noticed <= NOTICED and again - struck <= AGAIN, (noticed, again - struck)
     assert 0 <= lost <= 40
     results = cockpit.results()
     assert (results["status"], results["steps"], results["restarts"]) == ("finished", STEPS, 1)
     assert cockpit.losses() == whole
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    told(fault.name, noticed, again - struck, lost, "equal", f"{verdict['who']}: {verdict['cause']}")
 
 
 @pytest.mark.timeout(300)
@@ -118,11 +118,11 @@ def test_the_head_loses_its_power(nodes: Lab, whole: dict[int, float], tmp_path:
     assert looker.returncode == 0, output + cockpit.words()
     assert "this host takes over" in output and f"step {STEPS}" in output, output  # the terminal is not blind afterwards
     lost = step - cockpit.events("resumed")[0]["step"]
-    TABLE.append(f"{'head lost its power':24} {noticed - struck:6.1f} s {again - struck:12.1f} s {lost:11}  node1 took over")
     assert cockpit.losses() == whole and cockpit.results()["restarts"] == 1
     assert "node0" in cockpit.events("restarted")[0]["who"]
-    assert noticed - struck <= NOTICED and again - struck <= AGAIN, TABLE[-1]
+    assert noticed - struck <= NOTICED and again - struck <= AGAIN, (noticed - struck, again - struck)
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    told("the head loses its power", noticed - struck, again - struck, lost, "equal", "the host that stands by takes over")
 
 
 @pytest.mark.timeout(300)
@@ -139,7 +139,8 @@ def test_a_closed_laptop_changes_nothing(nodes: Lab, whole: dict[int, float], tm
     output = cockpit.type("train")
     assert "is at work on node0" in output and cockpit.results()["status"] == "finished", output
     assert cockpit.losses() == whole and not cockpit.events("restarted")
-    TABLE.append(f"{'laptop closed':24} {'-':>8} {0.0:12.1f} s {0:11}  nobody noticed")
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    told("the laptop closed", None, 0, 0, "equal", "`make train` looks on again")
 
 
 @pytest.mark.timeout(300)
@@ -168,6 +169,6 @@ def test_a_spare_less_fleet_goes_on_with_fewer_nodes(nodes: Lab, whole: dict[int
     assert looker.returncode == 0, output + cockpit.words()
     assert cockpit.results()["world_size"] == 2 and cockpit.results()["status"] == "finished"
     assert cockpit.losses() == pytest.approx(whole, rel=1e-4)
-    TABLE.append(
-        f"{'no spare: 3 to 2 nodes':24} {'':8} {again - struck:12.1f} s {'':11}  {cockpit.events('verdict')[0]['cause']}"
-    )
+    cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    cause = cockpit.events("verdict")[0]["cause"]
+    told("no spare left, `fleet.nodes_min: 2`", None, again - struck, None, "to 1e-4", f"{cause}; goes on with two")

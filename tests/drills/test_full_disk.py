@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cockpit import TABLE, Cockpit, pin
+from cockpit import Cockpit, pin, told
 
 import verbs
 from fleet.lab import Lab, lab
@@ -53,7 +53,7 @@ def test_a_shared_folder_that_is_full_for_a_while_ends_nothing(small: Lab, tmp_p
     logged = sorted(cockpit.losses())
     assert logged == [1, *range(5, logged[-1] + 1, 5)], "every line of the record came once there was room"
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    TABLE.append(f"{'shared folder full, 15 s':24} {'':8} {0.0:12.1f} s {0:11}  not saved, and goes on")
+    told("the shared folder full for 15 s", None, 0, 0, "", "checkpoints of that time are not saved, the rest comes later")
 
 
 @pytest.mark.timeout(300)
@@ -69,3 +69,4 @@ def test_a_run_that_ends_while_the_folder_is_full_says_that_it_is(small: Lab, tm
     output = cockpit.type("train", "SET=train.steps=400 checkpoint.every=50")
     assert "finished" in output and cockpit.results()["steps"] == 400
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
+    told("the shared folder full at the end of a run", None, None, None, "", "disk; once there is room, the same command ends it")

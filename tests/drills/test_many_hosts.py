@@ -1,16 +1,21 @@
-"""64 real sshd nodes: set up from a plain state, then seen unchanged in under ten seconds, with a dead and a slow one named."""
+"""64 real sshd nodes: set up from a plain state, then seen unchanged in under ten seconds, with a dead and a slow one named; and what
+each verb takes there."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from cockpit import Cockpit, pin
 
+import verbs
 from fleet.conftest import Run, lines, run
 from fleet.lab import lab
 
 __all__ = ["run"]
+RANKS = 16  # of the 64 hosts train: each rank loads torch, and all share this machine's cores and memory
 
 
 @pytest.mark.timeout(200)
@@ -35,3 +40,21 @@ def test_sixty_four_hosts_are_seen_in_ten_seconds(run: Run, tell: Callable[[str]
         assert "FAILED" in table["node13"] and "FAILED" in table["node21"], third.stdout
         assert "62 of 64 hosts ready" in third.stdout and third.returncode == 1
         assert seconds < 15  # 7 on two quiet cores, of which 6 are the slow host's
+
+
+@pytest.mark.timeout(900)
+def test_what_each_verb_takes_on_sixty_four_hosts(tmp_path: Path, tell: Callable[[str], None]) -> None:
+    with lab(64) as nodes:
+        verbs.write_text(nodes.shared / "text")
+        pin(nodes)
+        cockpit = Cockpit(nodes, tmp_path, "many", nodes=RANKS)
+        for verb, says in (
+            ("setup", "64 of 64 hosts ready, 64 changed"), ("setup", "64 of 64 hosts ready, 0 changed"), ("doctor", ""),
+            ("tokenize", ""), ("train", "step 20"), ("status", "finished"), ("clean", "nothing of many runs on the fleet's 64 hosts"),
+        ):  # fmt: skip
+            began = time.monotonic()
+            words = [f"SET=train.steps=20 train.global_batch={RANKS}"] if verb == "train" else []
+            said = cockpit.type(verb, *words, timeout=600)
+            tell(f"64 hosts: make {verb} {time.monotonic() - began:.1f} s")
+            assert says in said, said
+        assert cockpit.results()["world_size"] == RANKS and not cockpit.leftovers()

@@ -200,6 +200,11 @@ def eight() -> Iterator[Lab]:
     with lab(8) as nodes:
         verbs.write_text(nodes.shared / "text")
         pin(nodes)
+        for node in range(nodes.count):
+            for user, number in USERS.items():
+                greeting = nodes.root(node) / "home" / user / ".bashrc"
+                greeting.write_text(f"echo Welcome, {user}, to node{node}\n")
+                os.chown(greeting, number, number)
         yield nodes
 
 
