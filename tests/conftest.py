@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -31,9 +32,11 @@ for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS"):
 def environment() -> Iterator[None]:
     """What a test, or the program in its process, leaves in the environment is not the next one's: NODES is a make variable.
 
-    Nor is a working directory that is gone with the test that had entered it.
+    Nor is what it does at a signal, which processes that it starts would inherit, or a working directory that is gone with the test
+    that had entered it.
     """
     before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -41,16 +44,9 @@ def environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` tries the backends' contract on this machine; on sshd nodes and over S3 it is tried with the drills.
-
-    So are all cases of what it only samples.
-    """
-    if config.args_source is config.ArgsSource.TESTPATHS:
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")
-                    and ("conformance" not in item.path.parts or "local" in item.name)]  # fmt: skip
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(wrapper=True)

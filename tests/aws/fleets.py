@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,9 +23,14 @@ INPUTS = Inputs(
 )  # fmt: skip
 
 
+@functools.cache
+def recipe() -> Config:
+    return load(Settings(FOLDER / "llama-3-8b-p5.yaml"))[0]
+
+
 def fleet(instance_type: str = "p5.48xlarge", capacity: str = "on-demand", nodes: int = 2, **aws: Any) -> Config:
     """A fleet that AWS is to make; further words are keys of fleet.aws, those of fleet.fsx begin with fsx_."""
-    config = load(Settings(FOLDER / "llama-3-8b-p5.yaml"))[0]
+    config = recipe()
     reservation = RESERVATION if capacity in ("reservation", "block") else None
     fsx = {name.removeprefix("fsx_"): aws.pop(name) for name in list(aws) if name.startswith("fsx_")}
     made = replace(config.fleet.aws, capacity=capacity, reservation=reservation, **aws)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -307,7 +307,12 @@ def instances(nodes: Lab, config: Config) -> Config:
         return backend.located
 
 
-@pytest.fixture(scope="module", params=sorted(BACKENDS))
+def of_each(backends: Iterable[str]) -> list[Any]:
+    """`make test` tries the contract on this machine; on sshd nodes and over S3 it is tried with the drills."""
+    return [pytest.param(name, marks=[] if name == "local" else [pytest.mark.thorough]) for name in sorted(backends)]
+
+
+@pytest.fixture(scope="module", params=of_each(BACKENDS))
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
