@@ -233,7 +233,17 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
         subprocess.run(["sbatch", "--wait", "by-hand.sh"], check=True, timeout=60)
 
     config = config_of("slurm", folder, exclusive=True)
-    yield Bench("slurm", config, folder, running, given, typed, artifacts=("job.sbatch",), places=("node0", "node1"))
+    yield Bench(
+        "slurm",
+        config,
+        folder,
+        running,
+        given,
+        typed,
+        artifacts=("job.sbatch",),
+        places=("node0", "node1"),
+        killed=frozenset({137, 143}),
+    )  # fmt: skip - srun sees one end first, and then ends the others
 
 
 def sent(place: Site, request: Request) -> list[str]:

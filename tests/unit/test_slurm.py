@@ -62,6 +62,12 @@ def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> N
     assert expected in words.why_waiting(reason) and words.why_waiting(reason).startswith(f"({reason}): ")
 
 
+def test_a_machine_that_belongs_to_no_cluster_is_told_so() -> None:
+    said = "scontrol: error: s_p_parse_file: cannot stat file /etc/slurm: No such file or directory, retrying in 1sec up to 60sec"
+    error = engine.refused("scontrol", said)
+    assert (error.what, error.next) == ("this machine does not belong to a cluster", "scontrol ping; sinfo")
+
+
 def test_every_entry_of_the_catalogue_says_what_to_do() -> None:
     table = yaml.safe_load(words.FILE.read_text())
     assert len(table["reasons"]) > 45 and all(set(entry) == {"means", "do"} for entry in table["reasons"].values())
