@@ -26,6 +26,8 @@ LAYOUTS = {
     "dp2-zero1": (2, {"shard": 2, "zero": 1}),
     "tp4-copied-heads": (4, {"tensor": 4}),  # two key-value heads, each on two ranks
     "tp2-dp2-zero1-recompute": (4, {"tensor": 2, "shard": 2, "zero": 1}),
+    "pp2": (2, {"pipeline": 2}),
+    "pp2-tp2": (4, {"pipeline": 2, "tensor": 2}),
 }
 RECOMPUTED = {"train.recompute": "full"}
 
