@@ -18,6 +18,8 @@ VERSIONS = {"torch-neuronx": "2.9.0.2.15.32035", "neuronx-distributed": "0.19.28
 def install() -> None:
     os.environ["PJRT_DEVICE"] = "CPU"
     sys.path.insert(0, os.environ["NXD_SOURCE"])
+    import torch_xla  # noqa: F401  before what stands in for libneuronxla, which it would ask for
+
     if not os.environ.get("APART"):  # else the ranks stay strangers, as PJRT's CPU client leaves them
         bridge.install()
     closed.install()

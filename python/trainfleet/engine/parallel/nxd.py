@@ -80,6 +80,8 @@ class Nxd:
             self.root = models.build(config.model)
         if layout.tensor > 1:
             nxd_layers.realise(self.root, self.format, copies, self.grid.tensor)
+        if layout.pipeline > 1:  # a later stage sees only tensor ranks' parts of the sequence
+            self.root.positions = torch.arange(self.length, device=self.device.torch_device)
         self.stages = nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage) if layout.pipeline > 1 else None
         names, tied = {(id(module), name): where for where, module, name in places(self.root)}, find_tied(self.root)
         self.again = {names[id(module), name]: names[id(owner), name] for module, (owner, name) in tied.items()}
