@@ -145,6 +145,13 @@ class Bench:
         assert status.ended, status
         return status
 
+    def is_quiet(self, seconds: float = 5) -> bool:
+        """Whether nothing runs; what dies with its supervisor gets a moment to be gone."""
+        deadline = time.monotonic() + seconds
+        while (found := self.running()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not found
+
     def until_said(self, request: Request, text: str, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -358,7 +365,7 @@ def clean(bench: Bench) -> Iterator[None]:
     for log in (bench.folder / "runs/probe/logs").glob("*"):
         log.unlink()
     bench.forget()
-    assert not bench.running() and not list(bench.folder.rglob("pwned"))
+    assert bench.is_quiet() and not list(bench.folder.rglob("pwned"))
 
 
 def failing(status: Status) -> dict[int, int]:
@@ -479,7 +486,7 @@ def test_stopped_at_once_nothing_is_left(bench: Bench) -> None:
     assert bench.backend.status(handle).phase is Phase.RUNNING and len(bench.running()) >= 2
     bench.backend.stop(handle, at_once=True)
     if bench.name != "local":  # by its environment, also what has left the session
-        assert not bench.running()
+        assert bench.is_quiet()
     bench.backend.stop(handle, at_once=True)
     for line in bench.running():  # on one machine a grandchild that left the session is not followed
         os.kill(int(line.split()[0]), 9)
@@ -536,7 +543,7 @@ def test_another_process_ends_it_at_once(bench: Bench) -> None:
     bench.until_said(request, '"words"')
     other = bench.another()
     other.stop(handle, at_once=True)
-    assert not bench.running()
+    assert bench.is_quiet()
     assert set(bench.until_ended(handle, 20).exits.values()) <= bench.killed
     assert set(bench.until_ended(handle, 20, other).exits.values()) <= bench.killed
 
@@ -558,7 +565,7 @@ def test_what_runs_is_found_without_any_handle_and_ended(bench: Bench) -> None:
     other = bench.another()
     handle = other.find(Run(Path("runs/probe")))
     other.stop(handle, at_once=True)
-    assert not bench.running() and not other.status(handle).lost
+    assert bench.is_quiet() and not other.status(handle).lost
 
 
 def test_it_ends_with_its_launcher_or_outlives_it_as_declared(bench: Bench) -> None:
@@ -581,10 +588,7 @@ def test_it_ends_with_its_launcher_or_outlives_it_as_declared(bench: Bench) -> N
         bench.another().stop(handle, at_once=True)
     status = bench.until_ended(handle, 20, bench.another())
     assert set(status.exits.values()) <= bench.killed
-    deadline = time.monotonic() + 10
-    while bench.running() and time.monotonic() < deadline:  # a supervisor's command follows it
-        time.sleep(0.1)
-    assert not bench.running()
+    assert bench.is_quiet(10)
 
 
 def test_ranks_meet_and_number_the_nodes_in_order(bench: Bench) -> None:

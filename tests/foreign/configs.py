@@ -159,7 +159,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     (f"fleet: {{{SSH}, instance_type: p5.48xlarge, ranks_per_node: 16}}", "fleet.ranks_per_node"), (f"fleet: {{{SSH}, instance_type: p5.48xlarge, stack: neuron}}", "fleet.stack"),
     (f"fleet: {{{SSH}, instance_type: trn1.32xlarge, stack: cuda}}", "fleet.stack"), (f"fleet: {{{SSH}, instance_type: c5n.18xlarge, stack: cuda}}", "fleet.stack"),
     ("model: {heads: 7}", "model.heads"), ("model: {heads: 5, kv_heads: 3, hidden_size: 320}", "model.kv_heads"), ("model: {hidden_size: 100, heads: 4, kv_heads: 4}", "model"),
-    ("model: {kv_heads: 8}", "model.kv_heads"), ("model: {family: bert, kv_heads: 2}", "model"), ("model: {preset: llama-2-7b, family: bert}", "model.family"), ("model: {preset: gpt2, family: llama}", "model.family"), ("model: {preset: bert-base, family: roberta}", "model.family"),
+    ("model: {kv_heads: 8}", "model.kv_heads"), ("model: {family: bert, kv_heads: 1}", "model"), ("model: {preset: llama-2-7b, family: bert}", "model.family"), ("model: {preset: gpt2, family: llama}", "model.family"), ("model: {preset: bert-base, family: roberta}", "model.family"),
     ("train: {learning_rate: 1e-20}", "train.learning_rate"), ("train: {epsilon: 1e-36}", "train.epsilon"), ("budget: {max_usd: 1e-9}", "budget.max_usd"), ("data: {validation_fraction: 1e-12}", "data.validation_fraction"),
     ("data: {sources: [{path: a, weight: 1e-30}]}", "data.sources"), ("model: {norm_epsilon: 1e-30}", "model.norm_epsilon"), ("train: {schedule_power: 1e-9}", "train.schedule_power"),
     ("model: {family: gpt2, rope_scaling: 2}", "model.rope_scaling"),

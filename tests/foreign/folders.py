@@ -288,7 +288,7 @@ def encoded(record: Any, path: tuple[str, ...], value: Any, indent: int | None) 
 def configs() -> Iterator[Case]:
     """A run's config that leads elsewhere, or is none: it is checked when it is read back."""
     text = (template() / "runs" / NAME / "config.yaml").read_text()
-    for old, new in (("name: small", "name: ../../other"), (f"name: {NAME}", "name: ../../x"), (f"name: {NAME}", 'name: "a\\n"'), ("heads: 4", "heads: 0"), ("heads: 4", "heads: 7"), ("heads: 4", "heads: null"), ("layers: 4", "layers: .inf"), ("layers: 4", "layers: x"),
+    for old, new in (("name: small", "name: ../../other"), (f"name: {NAME}", "name: ../../x"), (f"name: {NAME}", 'name: "a\\n"'), ("heads: 2", "heads: 0"), ("heads: 2", "heads: 7"), ("heads: 2", "heads: null"), ("layers: 4", "layers: .inf"), ("layers: 4", "layers: x"),
                      ("shared_folder: null", "shared_folder: /a/../etc"), ("steps: 20", "steps: null"), ("steps: 20", "steps: -1"), ("backend: local", "backend: [ssh]"), ("tensor: 1", "tensor: 3"), ("destination: null", "destination: s3:///x"), ("hosts: []", "hosts: [-oX]"),
                      ("hosts: []", "hosts: ['a[0-99999999]']"), ("model:", "modle:"), ("fleet:", "fleet: {}\nx:"), ("seed: 1", "seed: 99999999999"), ("global_batch: 4", "global_batch: 0"), ("family: llama", "family: mamba")):  # fmt: skip
         assert old in text, old
