@@ -70,12 +70,12 @@ def _parts(history: History) -> Figure | None:
 def _slowest(history: History) -> Figure | None:
     """The slowest rank's own work beside the median rank's, with the rank that was it most often in the title."""
     steps, seconds = history.series("slowest_own")
-    if not steps:
+    if len(steps) < 2:  # one says nothing of who is slow
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
     figure, axes = frame(f"Slowest rank: {rank:.0f} in {times / len(steps):.0%} of the steps", history, HEIGHT)
     axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median")
-    axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, label="slowest")
+    axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, clip_on=False, label="slowest")
     _finish(figure, axes, ["median", "slowest"])
     return figure
 
