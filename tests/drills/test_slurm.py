@@ -342,8 +342,9 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     assert compiles.startswith("compile-")
     until(lambda: "job that it depends on; next: wait; squeue shows that one; job" in enter(desk, "status"), "the reason")
     number = job_of(run)
+    until(lambda: names(slurm).get(compiles) == "RUNNING", "what compiles")
     said = enter(desk, "stop")
-    assert "stopped; nothing runs any more" in said and not names(slurm), said
+    assert "stopped; nothing runs any more" in said and "at once" not in said and not names(slurm), said
     assert "stopping" in finish(first, code=130)
 
     first = begin(desk, "train")

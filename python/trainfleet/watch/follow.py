@@ -218,15 +218,16 @@ class Follower:
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if not self.asked and (self.interrupts.count or self._is_asked() or self._is_spent() or self._is_over()):
+        if self.sequel and self.sequel.is_asked_to_stop():  # what goes before it has nothing to save
+            self.asked = True
+            self.say("stopping")
+            return True
+        if not self.asked and (self.interrupts.count or self.run.is_asked_to_stop() or self._is_spent() or self._is_over()):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if request.job.beats else "stopping")
             self.run.ask_to_stop() if request.job.beats else self.backend.stop(handle, at_once=False)
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
-
-    def _is_asked(self) -> bool:
-        return self.run.is_asked_to_stop() or (self.sequel is not None and self.sequel.is_asked_to_stop())
 
     def _is_over(self) -> bool:
         """Whether the machines are about to be taken back, all at a time that was known from the beginning."""
