@@ -206,13 +206,14 @@ def test_what_waits_says_why_and_costs_nothing(desk: Path, slurm: Slurm) -> None
         slurm.run("scancel", blocker)
         until(lambda: "nodes that it needs are down, drained or reserved" in enter(desk, "status"), "the other reason", 60)
         assert "node1 is drained, test" in enter(desk, "status")
+        queued = next(event["time"] for event in run.read_events() if event["event"] == "queued")
+        until(lambda: time.time() - queued > 3, "three seconds in the queue")
     finally:
         slurm.run("scontrol", "update", "nodename=node[1-3]", "state=resume")
     said = finish(first)
     assert re.search(r"\((Resources|Priority)\): .*; next: ", said), said
     assert not [event for event in run.read_events() if event["event"] in ("verdict", "slow")]
     times = {event["event"]: event["time"] for event in run.read_events() if event["event"] != "queued"}
-    queued = next(event["time"] for event in run.read_events() if event["event"] == "queued")
     assert times["running"] - queued > 3
     paid = run.read_results()["usd"] * 3600 / (2 * (list_price(load_resolved(run.config)) or 0))  # seconds of both nodes
     assert paid < time.time() - times["running"], "what it waited costs nothing"

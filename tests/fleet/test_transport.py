@@ -19,7 +19,7 @@ from trainfleet.config.hosts import Host, parse_hosts
 from trainfleet.config.types import Ssh
 from trainfleet.nodes.answers import Result
 from trainfleet.nodes.tar import code_files, content_hash
-from trainfleet.nodes.transport import Transport
+from trainfleet.nodes.transport import Transport, _pulse
 
 SSH = Ssh(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=None)
 
@@ -108,6 +108,26 @@ def test_through_a_jump_host_a_dead_node_is_noticed_as_fast(pair: Lab) -> None:
         began = time.monotonic()
         answer = fleet.run("sleep 20", timeout=30, hosts=fleet.hosts[1:])
         assert time.monotonic() - began < 0.5 + 9 and answer.failed[fleet.hosts[1]].kind == "lost"
+
+
+def test_a_way_that_ends_while_a_sign_of_life_is_sent_leaves_no_traceback() -> None:
+    """As paramiko does when the channel through a jump host is gone: whatever is sent, also that the link is closed, raises."""
+
+    class Link:
+        alive = True
+
+        def is_active(self) -> bool:
+            return self.alive
+
+        def global_request(self, kind: str, wait: bool) -> None:
+            raise EOFError
+
+        def close(self) -> None:
+            self.alive = False
+            raise EOFError
+
+    _pulse(link := Link())
+    assert not link.alive
 
 
 def test_an_agent_serves_as_well_as_a_key_file(pair: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,8 +73,13 @@ class Transport:
 
     def close(self) -> None:
         """Ends every connection; commands that still run on nodes end at their own time limit."""
-        for connection in [*self._kept.values(), *([self._jump] if self._jump else [])]:
+        links = [connection.transport for connection in self._kept.values() if connection.transport]
+        for connection in self._kept.values():
             connection.close()
+        if self._jump:
+            for link in links:
+                link.join(DEAD_AFTER)  # until its thread has said through the jump host that it ends
+            self._jump.close()
         self._kept.clear()
         self._jump = None
 
@@ -274,12 +280,21 @@ def end_when_dead(link: socket.socket) -> None:
 def _pulse(transport: Any) -> None:
     """Closes a connection whose other end leaves a request unanswered for DEAD_AFTER seconds."""
     while transport.is_active():
-        alarm = threading.Timer(DEAD_AFTER, transport.close)
+        alarm = threading.Timer(DEAD_AFTER, _end, [transport])
         alarm.daemon = True
         alarm.start()
-        transport.global_request("keepalive@openssh.com", wait=True)
+        try:
+            transport.global_request("keepalive@openssh.com", wait=True)
+        except Exception:  # EOFError, OSError, SSHException: it can't even be sent
+            _end(transport)
         alarm.cancel()
         time.sleep(KEEPALIVE)
+
+
+def _end(transport: Any) -> None:
+    """Closes a connection. Where the way to it, through the jump host, ends in the same moment, there is nobody left to tell."""
+    with suppress(Exception):
+        transport.close()
 
 
 def _converse(connection: Connection, command: str, stdin: str | bytes | None, timeout: float) -> Result:
