@@ -1,10 +1,10 @@
-"""The verdict of a node on its own job, for an engine that starts further attempts by itself: is another one worth it?
+"""Node 0's own verdict on a failed job, for engines that retry by themselves: is another attempt worth it?
 
     python -m trainfleet.watch.alone FOLDER NODES CODE BEGAN
 
-Node 0 of a job that failed asks, with its exit code and the time at which this attempt began. What all nodes have said is brought
-from S3 into a folder of its own and judged as a launcher would (verdict.py); the verdict is printed. The exit code is AGAIN where
-another attempt may go well, and 0 where the program would do the same again, or nobody knows.
+Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads what all nodes wrote from S3 into a
+temporary folder, judges it as a launcher would (verdict.py) and prints the verdict. The exit code is AGAIN where another attempt
+may succeed, and 0 where the program would fail the same way, or the cause is unknown.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .lines import DAY, stamp_of
 from .verdict import Start, judge
 
 AGAIN = 75  # sysexits.h: a temporary failure
-SAME = 2.0  # seconds that the clocks of two machines of AWS are apart, at most
-SETTLE = 2 * EVERY + 1.0  # seconds after which what the other nodes said last is in S3
+SAME = 2.0  # seconds: the most by which the clocks of two AWS machines differ
+SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are in S3
 
 
 @telling
@@ -65,7 +65,7 @@ def is_since(line: str, began: float) -> bool:
 
 
 def cut(log: Path, began: float) -> None:
-    """Takes away what earlier attempts have left in a log: all before the first line of this one."""
+    """Removes what earlier attempts left in a log: all before the first line of this one."""
     local = time.localtime(began)
     first = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
     lines = log.read_bytes().splitlines(keepends=True)
@@ -77,7 +77,7 @@ def cut(log: Path, began: float) -> None:
 
 
 def request_of(folder: Path, nodes: int) -> Request:
-    """The request as its launcher has left it; where it never came, one of as many nodes."""
+    """The request that the launcher wrote; without one, a plain request for as many nodes."""
     record = read_json(folder / REQUEST)
     if record is not None:
         return Request.of(record, str(folder / REQUEST))

@@ -1,10 +1,10 @@
-"""Attempt after attempt, until the job is done, was stopped, or fails in a way that trying again can't help.
+"""Runs attempts of a job until it is done, is stopped, or fails in a way that another attempt would not mend.
 
-Each cause decides (causes.py). What is tried again, from the last checkpoint: what machines or services did (a node lost, a rank
-killed or silent, storage that throttles), and on other nodes, what goes with a node (a broken device, a missing environment).
-What is not: what the program would do again (a bug, no device memory, broken data, numbers that are not finite).
+The cause decides (causes.py). Failures of machines and services are retried from the last checkpoint (a node lost, a rank killed
+or silent, storage that throttles), and failures of one node on other nodes (a broken device, a missing environment). What the
+program would do again is not retried (a bug, no device memory, broken data, numbers that are not finite).
 
-An attempt whose ranks saved and left because a machine is about to be taken away did not fail: the next goes on without that one.
+An attempt whose ranks saved and left because a machine is about to be reclaimed did not fail: the next runs without that machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATTEMPTS = 4  # in a row without a new checkpoint
 BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
 PATIENCE = 900.0  # seconds in which lost nodes may come back when there are no others
 ASK_AGAIN = 3.0
-TAKEN_BACK = ("cancelled", "preempted")  # causes that an engine tells of
+TAKEN_BACK = ("cancelled", "preempted")  # causes that an engine reports
 
 
 def persevere(
@@ -74,7 +74,7 @@ def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
 
 
 def begin_again(run: runs.Run, request: Request, refit: Callable[[Job], None], restarts: int, cause: str, who: str) -> None:
-    """Leaves in the run folder what the next attempt is, and why there is one."""
+    """Records the next attempt in the run folder, and why there is one."""
     if request.job.nodes != run.read_results().get("nodes"):
         refit(request.job)
     run.update_results(restarts=restarts)
@@ -82,17 +82,17 @@ def begin_again(run: runs.Run, request: Request, refit: Callable[[Job], None], r
 
 
 def notices(run: runs.Run) -> list[int]:
-    """The nodes that have said that they are about to be taken away, in the order in which they did."""
+    """The nodes that gave notice of being reclaimed, in the order in which they did."""
     return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
 
 
 def without_taken(
     follower: Follower, request: Request, outcome: Outcome, jobs: Sequence[Job], broken: dict[str, str], told: int
 ) -> Request | None:
-    """What goes on where machines are taken away, without them, who are `broken` from now on. None: it ended for another reason.
+    """The next request, without the machines that AWS reclaims; None when the attempt ended for another reason.
 
-    `told`: how many notices there had been before this attempt. Nobody waits for a machine in the place of one that AWS takes: it
-    would be a new one, and `make setup` makes it.
+    Those machines are added to `broken`. `told`: how many notices there were before this attempt. It does not wait for
+    replacements: they are new machines, which `make setup` makes.
     """
     status = outcome.status
     placed = request.placed(status.hosts if status.leaves else ())
@@ -112,7 +112,7 @@ def without_taken(
 
 
 def is_taken_back(follower: Follower, request: Request, outcome: Outcome) -> bool:
-    """Whether ranks saved and left as the engine ended their job (`slurm: job 7 CANCELLED`), which nobody here had asked for."""
+    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`) and no user here asked for it."""
     status, asked = outcome.status, follower.asked or follower.interrupts.count
     sign = first_sign(("agent",), status.reason) if status.ended and request.job.torchrun and not asked else None
     stopped = follower.run.read_results().get("status") == "stopped"
@@ -120,17 +120,17 @@ def is_taken_back(follower: Follower, request: Request, outcome: Outcome) -> boo
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: runs.Run) -> bool:
-    """Whether another attempt can do better. What nobody can explain is tried again only if it had got as far as running."""
+    """Whether another attempt can succeed. An unexplained failure is retried only if its ranks had started to run."""
     return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or has_started(run))
 
 
 def has_started(run: runs.Run) -> bool:
-    """Whether ranks of the newest attempt have given a sign of life."""
+    """Whether ranks of the newest attempt have sent a heartbeat."""
     return bool(read_beats(run.folder, fence.current(run.folder).number))
 
 
 def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
-    """The verdict with what was done about it, kept as an event and in results.json if the disk has room; told in any case."""
+    """The verdict with what was done about it, recorded as an event and, if the disk has room, in results.json."""
     verdict = replace(verdict, done=done)
     run.note("verdict", **verdict.record())
     with suppress(RunError):
@@ -139,9 +139,9 @@ def conclude(run: runs.Run, verdict: Verdict, done: str) -> Verdict:
 
 
 def another(follower: Follower, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]) -> Request:
-    """A request for the next attempt: without `broken` hosts, and if it can be without `lost` ones.
+    """A request for the next attempt: without the `broken` hosts and, if possible, without the `lost` ones.
 
-    Waits for lost nodes to come back where no other can take their place.
+    Waits for lost nodes to come back when no others can replace them.
 
     Raises:
         BackendError: they did not come back in time, or it was stopped meanwhile.
@@ -160,10 +160,10 @@ def another(follower: Follower, jobs: Sequence[Job], broken: Mapping[str, str], 
 
 
 def first_that_fits(backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]) -> Request:
-    """The plan of the first of the jobs for which there are nodes, without the hosts of the first of the choices.
+    """The plan of the first job for which there are nodes; `choices` are sets of hosts to leave out, the preferred one first.
 
     Raises:
-        BackendError: there are none for any; what the last one lacked.
+        BackendError: there are nodes for none of them; says what the last one lacked.
     """
     refused = BackendError("no job is left to try")
     for without in choices:
@@ -176,7 +176,7 @@ def first_that_fits(backend: Backend, jobs: Sequence[Job], choices: Iterable[Map
 
 
 def pause(follower: Follower, seconds: float) -> None:
-    """Waits, and shows progress meanwhile; a request to stop ends it."""
+    """Waits and shows progress; a request to stop ends the wait."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not follower.interrupts.count:
         follower.show("")

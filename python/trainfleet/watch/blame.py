@@ -1,4 +1,4 @@
-"""Whom the nodes blame: the addresses that each node calls its own, the pids of its ranks, and the votes against its peers."""
+"""Which node the others blame: each node's names and addresses, the pids of its ranks, and the votes against its peers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ 
 
 @dataclass
 class Book:
-    """Who is who: node by name or address, rank by node and pid."""
+    """The directory of a job: node by name or address, rank by node and pid."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
     failed: dict[int, int] = field(default_factory=dict)  # by node, the rank of it that torchrun saw fail first
 
     def note(self, node: int, rank: int | None, text: str) -> None:
-        """Learns from a line what its writer calls itself."""
+        """Learns a node's name or a rank's pid from a line that it wrote."""
         if any(hint in text for hint in _HINTS):
             for pattern in _OWN:
                 if match := pattern.search(text):
@@ -41,12 +41,12 @@ class Book:
                     self.pids.setdefault((node, int(match[1])), rank)
 
     def node_of(self, peer: str | None) -> int | None:
-        """The node of that name or address; None when nobody calls itself so."""
+        """The node of that name or address; None when there is none."""
         return None if peer is None else self.nodes.get(plain(peer))
 
 
 def plain(name: str) -> str:
-    """A name as two mentions of a host are alike: without port, domain, process and EC2's way to write addresses."""
+    """A host's name in one form: without port, domain and process, and with EC2's `ip-10-0-0-1` as an address."""
     if name.startswith("fi_addr"):
         return name
     name = re.sub(r"_\d+_\d+$", "", name.strip("[]").removeprefix("::ffff:").lower())
@@ -66,7 +66,7 @@ def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:
 
 
 def most_blamed(counted: Counter[int]) -> int | None:
-    """The node that more nodes blame than any other; None where two are blamed alike, or nobody is."""
+    """The node that most others blame; None where two have as many votes, or none has any."""
     ranking = counted.most_common(2)
     if not ranking or (len(ranking) > 1 and ranking[0][1] == ranking[1][1]):
         return None

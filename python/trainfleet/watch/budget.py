@@ -1,8 +1,8 @@
-"""What a run has cost, and whether that is all that it may: by the price of its nodes' hours, from its events alone.
+"""What a run has cost so far, and whether its budget is spent: node hours times their price, from the run's events alone.
 
-So no launcher's death loses a cent of it, and whoever looks reckons the same. Where machines are made for the run, an hour of a
-node has its part of all that is made with them (cloud/spending.py), and they are paid for between launches too, until they stop
-by themselves (fleet.idle_minutes).
+As only events count, no cent is lost when a launcher dies, and every reader gets the same sum. Where machines are made for the
+run, a node's hour includes its share of all that is made with them (cloud/spending.py), and they are paid for between launches
+too, until they stop by themselves (fleet.idle_minutes).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..errors import ConfigError, Problem
 from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
-RUNS = ("running", "launched", "began")  # events of a job that waits no more; ranks tell of it where no launcher looks on
-NEAR = 0.8  # of the limit: from there on it is told
+RUNS = ("running", "launched", "began")  # events that end a wait in the queue; ranks record `began` also without a launcher
+NEAR = 0.8  # of the limit: the user is warned from here on
 
 
 class Budget:
-    """The money of one run. What has no price is not counted: with a limit, such a fleet is refused (plan/plan.py)."""
+    """The money of one run. Without a price nothing is counted: with a limit, such a fleet is refused (plan/plan.py)."""
 
     def __init__(
         self, run: Run, config: Config, price: float | None, lingers: float = 0.0, clock: Callable[[], float] | None = None
     ) -> None:
-        """`price`: US dollars for an hour of a node; `lingers`: hours that nodes are paid for after a launch has ended."""
+        """`price`: US dollars an hour of a node; `lingers`: hours for which nodes are paid after a launch has ended."""
         self.run, self.limit, self.price = run, config.budget.max_usd, price or 0.0
         self.lingers, self.clock = lingers, clock or (lambda: time.time())
         self.looked, self.warned = 0.0, False
@@ -35,7 +35,7 @@ class Budget:
         return self.price * node_hours(self.run.read_events(), now, self.lingers)
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
-        """Whether a run that is under way has cost its limit; that it nearly has is said once. Looks every LOOK_EVERY seconds."""
+        """Whether a run that is under way has reached its limit. Warns once when it is near; looks every LOOK_EVERY seconds."""
         now = self.clock()
         if self.limit is None or not self.price or 0 <= now - self.looked < LOOK_EVERY:
             return False
@@ -46,7 +46,7 @@ class Budget:
         return spent >= self.limit
 
     def require(self) -> None:
-        """ConfigError when nothing is left to begin with."""
+        """ConfigError when the budget is spent before the launch."""
         if self.limit is None:
             return
         idle = node_hours(self.run.read_events(), self.clock(), self.lingers, under_way=False)

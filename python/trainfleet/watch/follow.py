@@ -1,4 +1,4 @@
-"""Carries one attempt of a request out and stays with it: shows progress, passes stops on, ends all when one part has failed."""
+"""Runs one attempt of a request and follows it: shows progress, passes stops on, ends all nodes when one part has failed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .interrupts import Interrupts
 from .nccl import Words
 
 POLL = 0.2  # seconds
-ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are taken back, where that is known
+ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are reclaimed, where that is known
 TO_SAVE = 300.0  # seconds before that at which a run is asked to save and stop
-CONCLUDED = ("finished", "stopped")  # events of ranks that have done what they were to do
+CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest that nothing is told of
+STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest stretch without progress
 ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
-CUT_OFF = 143  # as an exit code says that it was SIGTERM
+CUT_OFF = 143  # the exit code of SIGTERM
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
 
@@ -34,7 +34,7 @@ FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to 
 class Outcome:
     """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes whose ranks still beat then.
 
-    `concluded`: the ranks had done all that they were to do; what became of their nodes afterwards does not count.
+    `concluded`: the ranks had completed their work; what happened to their nodes afterwards does not count.
     """
 
     status: Status
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sequel:
-    """What is to begin once a job has ended well.
+    """What is to start once a job has succeeded.
 
     submitted         is called with the job of each attempt, as soon as that is submitted
     is_asked_to_stop  whether the sequel was, and with it what goes before
@@ -61,32 +61,32 @@ class Sequel:
 
 @dataclass
 class Follower:
-    """Stays with the attempts of one request's job."""
+    """Follows the attempts of one request's job."""
 
     backend: Backend
     place: Place
     run: Run
     interrupts: Interrupts
-    show: Callable[[str], None]  # how it goes on; the word is what the job waits for, if it does
+    show: Callable[[str], None]  # shows progress; its argument is what the job waits for, "" if nothing
     say: Callable[[str], None]
     budget: Budget
-    sign: Callable[[], object] = lambda: None  # what a job without beats has done so far: another value as long as it gets on
+    sign: Callable[[], object] = lambda: None  # progress of a job without beats: any value that changes while it advances
     asked: bool = False
-    signed: tuple[object, float] = (None, 0.0)  # that, and since when, by the monotonic clock
+    signed: tuple[object, float] = (None, 0.0)  # its last value, and since when, by the monotonic clock
     seen: Status | None = None
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
     replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
-    still: float = STILL  # seconds without another sign after which such a job has come to a standstill
-    ends: float | None = None  # unix time at which all machines are taken back
+    still: float = STILL  # seconds without a change of `sign` after which such a job counts as stalled
+    ends: float | None = None  # unix time at which all machines are reclaimed
     sequel: Sequel | None = None
     trouble: bool = False  # the run folder can't be brought up to date
     instance_type: str | None = None  # of the nodes
     nccl: Words | None = None
-    unreachable: frozenset[int] = frozenset()  # nodes that do not answer, and whose ranks beat
+    unreachable: frozenset[int] = frozenset()  # nodes that do not answer but whose ranks still beat
 
     def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
-        """The outcome of one attempt; when this returns or raises, nothing of it runs on any node that can be reached."""
+        """The outcome of one attempt; when this returns or raises, no process of it is left on any reachable node."""
         self.seen = self.sentry = None
         self.unreachable, self.signed = frozenset(), (None, time.monotonic())
         self.place.refresh()
@@ -136,7 +136,7 @@ class Follower:
         )  # as it was before the rest were stopped: that they were killed says nothing
 
     def _as_told(self, status: Status, request: Request) -> Status:
-        """The status; where somebody else had the engine end the job, what has not concluded by itself was cut off."""
+        """The status; where another user had the engine end the job, ranks that had not concluded count as cut off."""
         if not status.ended_by or self.asked:
             return status
         self.place.refresh()
@@ -144,14 +144,14 @@ class Follower:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _supplement(self, request: Request) -> None:
-        """Brings what only the engine has of the output: the verdict reads it."""
+        """Fetches the output that only the engine has: the verdict reads it."""
         try:
             self.place.supplement(request.job.folder)
         except BackendError as error:
             self.say(f"what the engine keeps of the nodes' output is not seen: {error}")
 
     def _refresh(self) -> None:
-        """Brings the run folder up to date. While that can't be, nothing that is seen there is held against the ranks."""
+        """Brings the run folder up to date. While that fails, stale heartbeats do not count against the ranks."""
         if time.monotonic() - self.refreshed < self.place.pace:
             return
         try:
@@ -164,7 +164,7 @@ class Follower:
         self.refreshed = time.monotonic()
 
     def _notice(self, status: Status, job: Job) -> None:
-        """Records what is new: why the job waits, and that it runs. Its ranks are watched from then on, in each attempt anew."""
+        """Records changes: why the job waits, and that it runs. From then on its ranks are watched, in each attempt anew."""
         if self.trouble:
             return
         before, self.seen = self.seen, status
@@ -182,13 +182,13 @@ class Follower:
             self.nccl = Words(self.run, job.folder, self.instance_type) if job.torchrun and job.nodes > 1 else None
 
     def _hear_nccl(self) -> None:
-        """Says what stands against the fabric by NCCL's own words: the run goes on, and slower than it would."""
+        """Reports what is wrong with the fabric by NCCL's log: the run goes on, but slower than it could."""
         for why in self.nccl.wrong() if self.nccl else ():
             self.say(f"node 0: {why}")
             self.run.note("fabric", node=0, why=why)
 
     def _is_broken(self, status: Status, request: Request) -> bool:
-        """Whether a part of the job has failed. Of a node that does not answer while its ranks beat, only the door is shut."""
+        """Whether a part of the job has failed. A node that does not answer while its ranks beat has not: only SSH is down."""
         lost = set(status.lost)
         if lost and self.sentry:
             alive = status.silent & self.sentry.alive(ALIVE)
@@ -201,7 +201,7 @@ class Follower:
         return bool(lost) or any(status.exits.values())
 
     def _still(self, status: Status, job: Job) -> Alarm | None:
-        """An alarm where a job whose processes leave no beats, as tokenizing, has got no further for STILL seconds."""
+        """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no progress for STILL seconds."""
         sign, now = self.sign(), time.monotonic()
         if job.beats or self.trouble or status.phase is not Phase.RUNNING or sign != self.signed[0]:
             self.signed = sign, now
@@ -209,12 +209,12 @@ class Follower:
         return Alarm(f"no rank has moved for {still:.0f} s (limit {self.still:.0f} s)") if still > self.still else None
 
     def _is_concluded(self) -> bool:
-        """Whether the last thing that the ranks told is that they finished, or stopped as they were asked to."""
+        """Whether the ranks' last event is that they finished, or stopped as they were asked to."""
         told = [event["event"] for event in self.run.read_events()]
         return next((name for name in reversed(told) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle, request: Request) -> bool:
-        """Passes a request to stop on; whether all ends at once: it was the second one, or nothing runs that could be asked."""
+        """Passes a request to stop on; True when all ends at once: it was the second one, or no rank runs that could save."""
         if self.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
@@ -230,7 +230,7 @@ class Follower:
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:
-        """Whether the machines are about to be taken back, all at a time that was known from the beginning."""
+        """Whether the machines are about to be reclaimed, at a time that was known from the start."""
         if over := self.ends is not None and time.time() > self.ends - TO_SAVE:
             self.say("the capacity block ends; next: make setup with another one, then make train resumes from the checkpoint")
         return over

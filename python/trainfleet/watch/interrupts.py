@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the requests that came since `with` began, instead of the process dying of them."""
+    """Counts the requests that come within `with`, so that they do not kill the process."""
 
     def __init__(self) -> None:
         self.pressed, self.told = 0, False  # Ctrl-C, and by another process

@@ -1,9 +1,9 @@
-"""What a run's seconds were spent on: every one between its commands' beginnings and ends, each counted once.
+"""What a run's seconds were spent on: each second from a command's start to its end, counted once.
 
-Known are moments, by the clocks of launcher and rank 0: a command began, ranks were launched, an engine let them run, training
-began, an attempt failed and another one followed, the last step was done. And spans: each line of metrics tells how long it took
-since the line before, and how much of that was a checkpoint, a validation or a compiler. Between the spans time belongs to what
-is under way then. Where two clocks disagree, a moment counts as no earlier than the one before it, so that the sum stays whole.
+There are moments, by the clocks of the launcher and rank 0: a command began, ranks were launched, an engine let them run,
+training began, an attempt failed and another followed, the last step was done. And there are spans: each line of metrics says how
+long it took since the line before, and how much of that was a checkpoint, a validation or a compiler. Time between spans goes to
+what was under way then. Where two clocks disagree, a moment counts as no earlier than the one before it, so the sum stays exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 USES = ("useful", "repeated", "validate", "checkpoint", "compile", "prepare", "queue", "start", "down")
-AFTER = {  # what is under way behind an event, until something else is told
+AFTER = {  # what is under way after an event, until the next one
     "launched": "start",
     "queued": "queue",
     "running": "start",
@@ -59,9 +59,9 @@ class Span:
 
 
 def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | None = None) -> dict[str, float]:
-    """Seconds by use, {} where nothing tells; they add up to the time from each command's beginning to its end.
+    """Seconds by use, which add up to the time from each command's start to its end; {} where no command said when it began.
 
-    `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines are taken out of the metrics.
+    `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines are removed from the metrics.
     """
     told = [(line, span) for line in metrics if (span := Span.of(line, True))]
     spans = [span for _, span in told]
@@ -78,13 +78,13 @@ def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | Non
 
 
 def _of_a_step(line: Record, span: Span) -> float:
-    """Seconds of one of the steps that a line tells of."""
+    """Seconds of one of the steps that a line reports."""
     seconds = line.get("seconds")
     return min(float(seconds), span.seconds) if isinstance(seconds, (int, float)) else span.seconds
 
 
 def _launches(events: Sequence[Record]) -> list[list[Record]]:
-    """The events of each command that told when it began, from `launched` on."""
+    """The events of each command that recorded its start, from `launched` on."""
     launches: list[list[Record]] = []
     for event in events:
         if event["event"] == "launched":
@@ -121,6 +121,6 @@ def _sweep(launch: Sequence[Record], spans: Sequence[Span], usual: float, now: f
 
 
 def goodput(spent: dict[str, float]) -> float | None:
-    """The part of all seconds that steps took which still count; None where nothing is known."""
+    """The fraction of all seconds that went into steps which were kept; None where nothing is known."""
     total = sum(spent.values())
     return round(spent.get("useful", 0.0) / total, 4) if total else None

@@ -1,7 +1,7 @@
-"""NCCL's own words on the fabric, heard once in each attempt: whether the ranks meet over EFA, all of it, and past the CPU.
+"""What NCCL logs of the fabric, read once in each attempt: does it use EFA, all interfaces of it, and GPUDirect?
 
-Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/bodies.py), as no gate tries their nodes before them; on hosts
-`make doctor` and the gate have judged the same words already (nodes/gate.py), and jobs say nothing.
+Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/bodies.py), as no gate tests their nodes first. On hosts
+`make doctor` and the gate have judged the same lines already (nodes/gate.py), and jobs do not log them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SAID = "NCCL INFO"
 
 
 class Words:
-    """What the ranks of node 0 say from now on."""
+    """What the ranks of node 0 log of NCCL from now on."""
 
     def __init__(self, run: Run, folder: Path, instance_type: str | None) -> None:
         self.run, self.log, self.instance_type = run, node_log(folder, 0), instance_type
@@ -25,7 +25,7 @@ class Words:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """What stands against the fabric, told once: after the first step, as NCCL connects the ranks with their first sums."""
+        """What is wrong with the fabric, returned once: after the first step, as NCCL connects on the first collective."""
         if self.heard or not (self.run.metrics.exists() and self.log.exists()) or self.run.metrics.stat().st_mtime < self.since:
             return []
         self.heard = True

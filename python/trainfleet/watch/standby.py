@@ -1,6 +1,6 @@
-"""A second head: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` waits, and takes the launcher's place if it dies.
+"""A second head: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` waits, and replaces the launcher if that dies.
 
-The launcher is only a command that resumes (`make train`), so taking over is typing it again.
+The launcher is only a command that resumes (`make train`), so taking over is running it again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 
 def take_over(folder: Path, command: list[str]) -> int:
-    """The exit code of the next launcher. One that can't begin, as hosts are still missing, is typed again for a while."""
+    """The exit code of the next launcher. While hosts are missing it can't begin, and is started again for HOSTS_MAY_RETURN."""
     before, deadline = read_tenure(folder), time.monotonic() + HOSTS_MAY_RETURN
     while True:
         code = subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
@@ -39,9 +39,9 @@ def take_over(folder: Path, command: list[str]) -> int:
 
 
 def vacant(folder: Path) -> bool:
-    """True when the launcher falls silent in the middle of its work, False when it has ended that.
+    """True when the launcher falls silent in the middle of its work, False when it has finished.
 
-    Clocks are not compared: looks are counted, so that a file system that pauses for a minute is one look and no death.
+    It counts polls and compares no clocks, so that a file system that pauses for a minute costs one poll and is no death.
     """
     silent, last = 0.0, read_tenure(folder)
     while silent < PATIENCE:
@@ -51,7 +51,7 @@ def vacant(folder: Path) -> bool:
             return False
         silent = silent + LOOK_EVERY if newest == last else 0.0
         last = newest
-    return last is not None and last.code is None  # one that never took office has failed, and would again
+    return last is not None and last.code is None  # a launcher that never took the lease has failed, and would again
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The verdict: who failed first, of what, its last words, what was done about it, and what to type."""
+"""The verdict: who failed first, of what, the last lines, what was done about it, and what to type."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from .lines import DAY, Line, read_lines
 from .tracebacks import TRACEBACK
 
 TAIL = 12  # lines
-FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a node that was well until somebody ended it
+FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a healthy node's end
 FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")  # no cause of anything
 OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
 
 
 @dataclass(frozen=True)
 class Start:
-    """The moment before a job: what is older, in time or in the logs, has no part in its verdict."""
+    """The moment before an attempt: older events and log lines have no part in its verdict."""
 
     time: float
     ends: Mapping[Path, int]
 
 
 def start_now(request: Request) -> Start:
-    """This moment."""
+    """A Start at this moment."""
     return Start(time.time(), {log: log.stat().st_size for log in (*request.logs, request.job_log) if log.exists()})
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The one block that a user reads when something has died. `sure`: it may be acted on without a look at the logs."""
+    """The one block that a user reads after a failure. `sure`: it may be acted on without a look at the logs."""
 
     cause: str  # a key of CAUSES
     words: str
@@ -66,7 +66,7 @@ class Verdict:
 
     @property
     def then(self) -> Then:
-        """What follows. No host is put aside on a mere suspicion, nor for what another attempt on it would only repeat."""
+        """What follows. No host is left out on mere suspicion, nor for what another attempt elsewhere would only repeat."""
         then = self.kind.then_on(self.nodes)
         if then is Then.ELSEWHERE and not (self.host and self.sure):
             return Then.STOP if self.kind.of_a_node else Then.HERE
@@ -92,7 +92,7 @@ class Verdict:
 
 
 def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Verdict:
-    """The verdict on a job that failed, from what was written and seen since its start."""
+    """The verdict on a job that failed, from the logs, events and status since its start."""
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
@@ -117,7 +117,7 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
 
 
 def _with_others(verdict: Verdict, status: Status, request: Request, alive: frozenset[int]) -> Verdict:
-    """The verdict on a node that was lost, with the others that were."""
+    """The verdict on a lost node, with the other nodes that were lost."""
     others = [node for node in status.lost if node != verdict.node and node not in alive]
     if verdict.node not in status.lost or not others:
         return verdict
@@ -126,7 +126,7 @@ def _with_others(verdict: Verdict, status: Status, request: Request, alive: froz
 
 
 def _cut_short(lines: list[Line], node: int | None) -> str:
-    """What is to be said of a node, this one or any, that was asked to leave and ended before its ranks had saved."""
+    """A sentence on a node, this one or any, that was asked to leave and ended before its ranks had saved; "" for none."""
     told = (line for line in lines if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node))
     if (asked := next(told, None)) is None:
         return ""
@@ -158,7 +158,7 @@ def plain(words: str) -> str:
 
 
 def _unexplained(request: Request, status: Status, lines: list[Line], since: Start) -> Verdict:
-    """No line gives the cause away: the node that a signal ended, or the first that ended badly, and all last words.
+    """The verdict when no line names a cause: the node that a signal ended, or the first that failed, with all last lines.
 
     SIGTERM comes last: an engine asks the other nodes of a failed job to end.
     """
@@ -179,7 +179,7 @@ def _exit(code: int | None) -> tuple[str, str]:
 
 
 def last_words(lines: list[Line]) -> tuple[str, ...]:
-    """The last line of each rank, or of who else wrote, of those that wrote last."""
+    """The last line of each rank or other writer, of those that wrote last."""
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
@@ -199,14 +199,14 @@ def _clock(moment: float) -> float:
 
 
 def _said_of_all(log: Path, since: Start) -> Iterator[Line]:
-    """The lines of the job's own log, which has no clock, but for those on what was ended because something else had failed."""
+    """The lines of the engine's log of the job, which has no clock, but for those on nodes ended because another failed."""
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = _clock(log.stat().st_mtime) if lines else 0.0
     yield from (replace(line, time=moment) for line in lines if not FOLLOWED.search(line.text))
 
 
 def _seen(outcome: Outcome) -> Iterator[Line]:
-    """What backend and watchdog saw, as lines of the time when they saw it."""
+    """What the backend and the watchdog observed, as lines with the time at which they did."""
     now, status, alarm = _clock(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
@@ -221,7 +221,7 @@ def _seen(outcome: Outcome) -> Iterator[Line]:
 
 
 def _faults(faults: list[runs.Record], since: Start) -> Iterator[Line]:
-    """What ranks said of themselves, as the end of the traceback that it is."""
+    """The faults that ranks recorded, as the last lines of their tracebacks."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
         for text in (f"{TRACEBACK}:", *event.get("traceback", ())[:-1], words):
