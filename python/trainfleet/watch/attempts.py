@@ -112,7 +112,7 @@ def without_taken(
 
 
 def is_taken_back(follower: Follower, request: Request, outcome: Outcome) -> bool:
-    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`) and no user here asked for it."""
+    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`) unasked by any user here."""
     status, asked = outcome.status, follower.asked or follower.interrupts.count
     sign = first_sign(("agent",), status.reason) if status.ended and request.job.torchrun and not asked else None
     stopped = follower.run.read_results().get("status") == "stopped"
