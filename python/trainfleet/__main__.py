@@ -12,10 +12,10 @@ def command() -> int:
 
 
 def program() -> int:
-    """The exit code of the verb that the process's words name."""
+    """Runs the verb that sys.argv names; its exit code."""
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing has begun while this loads: Ctrl-C ends it without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while imports run, Ctrl-C exits without a traceback
     from . import output
     from .cli import main
 

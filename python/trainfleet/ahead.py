@@ -1,9 +1,9 @@
-"""Ranks whose programs are compiled once they have left: `python -m trainfleet.ahead TORCHRUN...` on each node of a Trn1 fleet.
+"""Compiles ahead of training on Trn1: `python -m trainfleet.ahead TORCHRUN...`, once on each node of a fleet.
 
 neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they record what they would compute and
 compute nothing, and then compiles all of it at once into the cache that NEURON_COMPILE_CACHE_URL names. All nodes do so; what one
-of them compiles is locked for the others. Locks that a killed job has left are cleared first, which is safe only while nobody
-compiles: when no other run's ranks give signs of life here.
+of them compiles is locked for the others. Locks of a killed job are cleared first, which is safe only while nobody compiles: when
+no other run's ranks send heartbeats here.
 
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile. Standard library only.
 """
@@ -22,11 +22,11 @@ from . import beats, runs
 from .errors import BackendError, telling
 
 TOOL = "neuron_parallel_compile"
-ALIVE = 60.0  # seconds without a beat after which a run is not at work any more
+ALIVE = 60.0  # seconds without a heartbeat after which a run counts as ended
 
 
 def ahead(python: str, line: Sequence[str]) -> list[str]:
-    """The words that start a node's torchrun line this way."""
+    """A node's torchrun command line, wrapped in this module."""
     return [python, "-m", "trainfleet.ahead", *line]
 
 
@@ -39,7 +39,7 @@ def main(line: list[str]) -> int:
 
 
 def find() -> str:
-    """The tool, beside this Python or on the PATH.
+    """The path of neuron_parallel_compile, beside this Python or on the PATH.
 
     Raises:
         BackendError: torch-neuronx, which brings it, is not installed.
@@ -52,7 +52,7 @@ def find() -> str:
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears locks in the cache that nobody holds any more, or says why they stay. `own`: this run, which has not begun."""
+    """Clears stale locks in the cache, or prints why they stay. `own`: this run, which has not started."""
     busy = [name for name in at_work(runs.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
         why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
@@ -63,7 +63,7 @@ def clear_locks(tool: str, own: str) -> None:
 
 
 def at_work(folder: Path, now: float) -> list[str]:
-    """The runs in a folder whose ranks have given a sign of life lately."""
+    """The runs in a folder whose ranks have sent a heartbeat within ALIVE seconds."""
     found = (path for run in folder.glob("*") for path in (run / beats.FOLDER).glob("node-*"))
     return sorted({path.parents[1].name for path in found if now - path.stat().st_mtime < ALIVE})
 

@@ -1,8 +1,8 @@
-"""The signs of life in a run folder: what a beat says, and the one file in which a node keeps those of all its ranks.
+"""The format of heartbeats: what a beat says, and the one file in which a node keeps those of all its ranks.
 
-heartbeats/node-<i>   a head, and a row of numbers a rank; replaced once a second by one of the node's ranks (heartbeat.py)
+heartbeats/node-<i>   a header and a row of numbers per rank; replaced once a second by one of the node's ranks (heartbeat.py)
 
-Numbers are packed, not written out: a launcher reads the files of all nodes once a second (tests/bench/bench_fleet.py).
+Numbers are binary, as a launcher reads the files of all nodes once a second (tests/bench/bench_fleet.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 FOLDER = "heartbeats"
 MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
-RANKS = 1 << 20  # more have no run: fleet.nodes times fleet.ranks_per_node
+RANKS = 1 << 20  # the most that a run can have: fleet.nodes times fleet.ranks_per_node
 PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
 
 
 class Beat(NamedTuple):
-    """One rank's sign of life. `phase_seconds`: for how long it has been at this step of this phase, by its own clock."""
+    """One rank's heartbeat. `phase_seconds`: how long it has been at this step of this phase, by its own clock."""
 
     rank: int
     node: int
@@ -33,8 +33,8 @@ class Beat(NamedTuple):
     step: int
     phase_seconds: float
     time: float
-    step_seconds: float = 0.0  # that the newest whole step took
-    busy_seconds: float = 0.0  # of it in the rank's own work: without waiting for others
+    step_seconds: float = 0.0  # that the newest completed step took
+    busy_seconds: float = 0.0  # of these in the rank's own work, without waiting for others
 
 
 MAGIC = b"TFB2"
@@ -48,20 +48,20 @@ def stage(beat: Beat) -> str:
 
 
 def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
-    """Replaces a node's file whole. Not synced: after a power cut a beat says nothing any more."""
+    """Replaces a node's file atomically. Not fsynced: after a power cut a heartbeat means nothing."""
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
     renew_file(path, pack(node, attempt, beats))
 
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
-    """What `parse` makes the beats of."""
+    """The beats as bytes, which `parse` reads."""
     rows = (ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:]) for beat in beats)
     return HEAD.pack(MAGIC, node, attempt) + b"".join(rows)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Leaves either the old file or the whole new one, as other processes see it; also where several replace it at once."""
+    """Replaces a file atomically, as other processes see it; several may do so at once."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         part.write_bytes(content)
@@ -73,9 +73,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def renew_file(path: Path, content: bytes) -> None:
-    """Replaces a sign of life. Where the disk has no room for another file it is written over the old one, which takes none.
+    """Replaces a heartbeat or lease file. On a full disk it overwrites the old file in place, which needs no space.
 
-    Content of the same length, or text that blanks may follow.
+    The content must have the same length, or be text that blanks may follow.
     """
     try:
         replace_file(path, content)
@@ -85,19 +85,19 @@ def renew_file(path: Path, content: bytes) -> None:
 
 
 class Beats:
-    """The beats of one attempt, read again and again: a node's file that did not change costs one stat."""
+    """The beats of one attempt, for polling: a node's file that did not change costs one stat."""
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder, self.attempt = folder / FOLDER, attempt
         self.known: dict[str, tuple[int, int, int]] = {}  # a file's time, size and inode when it was read
 
     def new(self) -> dict[int, Beat]:
-        """The newest beats of the ranks whose node has left some since the last call."""
+        """The newest beats of the ranks whose node has written some since the last call."""
         found: dict[int, Beat] = {}
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 if entry.name.startswith("node-"):
-                    with suppress(OSError):  # it is being replaced, on a file system where that can be seen
+                    with suppress(OSError):  # it is being replaced, on a file system where rename is not atomic
                         self._take(entry, found)
         return found
 
@@ -117,7 +117,7 @@ class Beats:
 
 
 def parse(text: bytes, attempt: int) -> list[Beat]:
-    """The beats of a node's file, if they are of this attempt; none of what is no such file."""
+    """The beats of a node's file if they are of this attempt; none for a damaged file."""
     try:
         magic, node, found = HEAD.unpack_from(text)
         if magic != MAGIC or found != attempt:

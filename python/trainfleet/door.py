@@ -1,7 +1,7 @@
-"""The way in for text that was written elsewhere: by a user, a node, another program, an earlier run.
+"""The one checked way in for text that was written elsewhere: by a user, a node, another program, an earlier run.
 
-Only regular files of a bounded size are read, as UTF-8; JSON and its strings are bounded in depth and content. What is wrong is
-an InputError with file and line. That a file is not there is no fault of its content: FileNotFoundError is left to the caller.
+Only regular files of a bounded size are read, as UTF-8; JSON is bounded in depth, and its strings in content. Anything else is an
+InputError with file and line. FileNotFoundError is left to the caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 from .errors import InputError
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
-RECORD = 16 * MEBIBYTE  # of results.json and its like
+RECORD = 16 * MEBIBYTE  # of results.json and similar files
 LINE = MEBIBYTE  # of a line of events or metrics
 DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
 SHOWN = 60  # characters of a wrong value in a message
@@ -28,10 +28,10 @@ _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  #
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A stream over a regular file; what could keep a reader waiting (a pipe, a device, a socket) is refused unopened.
+    """A stream over a regular file; what could block a reader (a pipe, a device, a socket) is refused unopened.
 
     Raises:
-        FileNotFoundError: there is nothing of that name.
+        FileNotFoundError: there is no such file.
         InputError: it is no regular file, or can't be opened.
     """
     try:
@@ -47,7 +47,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """The error for a file that the system does not let us read."""
+    """The error for a file that the system refuses to read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return InputError(f"can't be read: {why}", where=shortened(printable(str(path)), 255), next="ls -l, on its path")
 
@@ -56,7 +56,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises as `open_regular`, InputError for a larger one."""
     try:
         with open_regular(path) as stream:
-            # What the kernel makes up as it is read looks like an empty file, and has no end.
+            # A file of /proc or /sys has size 0 and may be endless.
             content = stream.read(min(os.fstat(stream.fileno()).st_size, most + 1))
     except FileNotFoundError:
         raise
@@ -73,7 +73,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def decode(content: bytes, where: str) -> str:
-    """The text that these bytes are in UTF-8."""
+    """The bytes as UTF-8 text. InputError with the line when they are not."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -83,7 +83,7 @@ def decode(content: bytes, where: str) -> str:
 
 
 def read_json(path: Path, most: int = RECORD, depth: int = DEEPEST) -> Any:
-    """What a JSON file holds. Raises as `read_text`, InputError where it is no JSON as `parse_json` takes it."""
+    """The value in a JSON file. Raises as `read_text`, and InputError where `parse_json` does."""
     return parse_json(read_text(path, most), str(path), depth)
 
 
@@ -107,7 +107,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
 
 
 def parse_line(line: bytes, where: str) -> Any:
-    """A line of JSON that this program wrote in haste, where a number that is not finite is NaN. InputError for anything else."""
+    """The value of one line of a .jsonl file of ours, where a number may be NaN. InputError for anything else."""
     try:
         if len(line) > LINE:
             raise ValueError("the line is too long")
@@ -122,7 +122,7 @@ def parse_line(line: bytes, where: str) -> Any:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a stream with their ends; one that is longer than LINE comes cut, without an end."""
+    """The lines of a stream with their ends; a line longer than LINE is cut and has none."""
     while line := stream.readline(LINE + 1):
         cut = line
         while cut and not cut.endswith(b"\n"):
@@ -138,7 +138,7 @@ def line_of(text: str, key: str) -> int:
 
 
 def unprintable(text: str) -> str | None:
-    """What a one-line text may not have, in words: a control character, half of a surrogate pair, a change of direction."""
+    """The first forbidden character of a one-line text, in words: a control, a lone surrogate, a change of direction; or None."""
     if text.isascii() and text.isprintable():
         return None
     for character in text:
@@ -157,7 +157,7 @@ def show(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with what can't be printed in one line as its number."""
+    """A text in which unprintable characters are escaped as \\uXXXX."""
     return text if unprintable(text) is None else "".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text)
 
 
@@ -194,7 +194,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and lists lie more than `depth` deep in one another; a loop, as what is deep must not be recursed into."""
+    """Whether objects and lists are nested more than `depth` deep; a loop, as deep values would overflow recursion."""
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):
         inside = (child for part in level for child in (part.values() if type(part) is dict else part))

@@ -51,14 +51,14 @@ class TrainfleetError(Exception):
 
 
 def tell(error: TrainfleetError) -> int:
-    """The exit code of a process that ends with this error, which it has said."""
+    """Prints the error to stderr; the exit code of a process that ends with it."""
     sys.stdout.flush()  # in a pipe, what was said before must come before
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
 def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-    """A program that tells an error that a user can meet, and ends with its exit code."""
+    """Wraps a program's `main` so that it prints a TrainfleetError and returns its exit code."""
 
     @functools.wraps(main)
     def told(arguments: list[str]) -> int:
@@ -72,7 +72,7 @@ def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong with the config: where it stands (`config.yaml:12`, `SET`, `NODES`), its key, and what would be right."""
+    """One thing wrong with the config: its place (`config.yaml:12`, `SET`, `NODES`), its key, and what would be right."""
 
     line: int
     where: str
@@ -94,9 +94,9 @@ class ConfigError(TrainfleetError):
 
 
 class InputError(TrainfleetError, ValueError):
-    """Something written elsewhere is not what it must be: `where` is its file and line, `key` the key in it.
+    """Text that was written elsewhere is invalid: `where` is its file and line, `key` the key in it.
 
-    A ValueError too, so that whoever reads a file can turn it into the error of what the file is for.
+    It is a ValueError too, so that readers can turn it into the error of what the file is for.
     """
 
     def __init__(self, what: str, *, where: str = "", key: str = "", why: str = "", next: str = "") -> None:

@@ -1,10 +1,10 @@
-"""Every event that a run folder can hold: who writes it, and which fields it has.
+"""The table of events that a run folder can hold: who writes each, and which fields it has.
 
 events/<writer>.jsonl holds a line an event: its time (unix), its name and its fields. A file has one writer, because appending is
 not atomic over NFS:
 
-launcher-<host>    the launcher, on the host that it runs on; after a takeover that is another host, and another file
-node-<i>-<attempt> the ranks of one node in one attempt; they share a kernel, which keeps their lines whole
+launcher-<host>    the launcher on that host; after a takeover another host has another file
+node-<i>-<attempt> the ranks of one node in one attempt; they share a kernel, so their appends are atomic
 
 Readers merge the files by time (`merge`), with `events.jsonl`, the one file of a run that began before format 2.
 """
@@ -24,7 +24,7 @@ Kind = type | tuple[type, ...]
 
 
 class Owner(Enum):
-    """Which writers leave an event."""
+    """Who writes an event."""
 
     LAUNCHER = "launcher"
     RANK_0 = "rank 0"
@@ -33,7 +33,7 @@ class Owner(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """An event's writer, what it tells, the fields that it always has, and those that it may have."""
+    """An event's writer and meaning, the fields that it always has, and those that it may have."""
 
     owner: Owner
     tells: str
@@ -92,9 +92,9 @@ def node(number: int, attempt: int) -> str:
 
 
 def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The events of all files by time. What one writer wrote stays in its order, also where its clock was set back.
+    """The events of all files by time. One writer's events keep their order, even if its clock was set back.
 
-    What is no event, as it has no name or no time, is left out.
+    Records without a name or a time are left out.
     """
     timed: list[tuple[float, dict[str, Any]]] = []
     for lines in files:

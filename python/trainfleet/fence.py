@@ -1,12 +1,12 @@
-"""Which attempt of a run may run now: the ranks of all earlier ones, wherever they still are, see that they are over and leave.
+"""Fencing: only the newest attempt of a run may go on; ranks of earlier ones, wherever they still are, notice that and exit.
 
-heartbeats/attempts/<n>         attempt n, made by whoever claimed it: {order}, the number of the launcher's attempt that it is
-                                part of. It is linked into place, which is atomic, also over NFS, and fails where it is there
+heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt that it belongs to. Whoever claims the
+                                number creates the file by link(2), which is atomic, also over NFS, and fails if it exists
 heartbeats/attempts/<n>.taken   ranks have started as attempt n
 
-The launcher begins an attempt, and its number reaches the ranks as TRAINFLEET_ATTEMPT: their order. An engine that starts them
-again by itself (a Slurm requeue, the next attempt of an AWS Batch job) gives them the same order once more. So rank 0 enters an
-attempt: where its order was taken before, it claims the next number, and the ranks that were there before it leave.
+The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT: their order. An engine that restarts them
+by itself (a Slurm requeue, the next attempt of an AWS Batch job) passes the same order again. So rank 0 enters an attempt: if its
+order was taken before, it claims the next number, and the ranks of the previous start exit.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from .shapes import Range, fit
 BEATS = "heartbeats"
 FOLDER = "attempts"
 BEFORE = "attempt"  # of format 1: the number alone
-TO_LEAVE = 3.0  # seconds: ranks look once a second, and one of them for all of their node (heartbeat.py)
+TO_LEAVE = 3.0  # seconds: ranks check once a second, one for all of its node (heartbeat.py)
 VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
 MOST = 4 * door.KIBIBYTE  # of the file of an attempt
 NUMBER = re.compile("[0-9]{1,9}")
 Order = Annotated[int, Range(0, 10**9)]
-AGAIN = "TRAINFLEET_AGAIN"  # how often an engine has started it before, where it says so
+AGAIN = "TRAINFLEET_AGAIN"  # how often the engine has restarted it, if it says so
 
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """An attempt: that of the launcher's which it carries out, and its own number. The later order is newer, then the number."""
+    """An attempt: the launcher's order that it belongs to, and its own number. The later order is newer, then the number."""
 
     order: int
     number: int
 
 
 class Fenced(RunError):
-    """Another attempt has begun since this one was ordered."""
+    """A newer attempt has begun since the launcher ordered this one."""
 
     exit_code = 75
 
 
 def begin(folder: Path) -> int:
-    """The number of a new attempt of the launcher's. Older ranks end themselves within two beats (heartbeat.EVERY)."""
+    """The number of a new attempt of the launcher. Older ranks exit within two heartbeats (heartbeat.EVERY)."""
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
-    for path in _folder(folder).iterdir():  # of the order before the last: nobody can be about to enter it
+    for path in _folder(folder).iterdir():  # of the order before the last: no rank can be about to enter it
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
     for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
@@ -65,12 +65,12 @@ def begin(folder: Path) -> int:
 
 
 def enter(folder: Path, order: int, least: int = 0) -> int:
-    """The number of the attempt that starts now by this order; called by rank 0, before the ranks meet.
+    """The number of the attempt that starts now under this order; called by rank 0, before the ranks meet.
 
-    Where the order was started before, this returns once the ranks of then have had the time to leave.
+    If the order was started before, it returns once the ranks of that start have had time to exit.
 
-    `least`: how often the engine says that it has started this order before. On a folder that every start finds empty, as a node
-    of its own disk has it, that alone tells the starts apart.
+    `least`: how often the engine says that it has restarted this order. Where each start finds an empty folder, as on a node's
+    own disk, only that tells the starts apart.
 
     Raises:
         Fenced: the launcher has begun another attempt since.
@@ -87,7 +87,7 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 
 def current(folder: Path) -> Attempt:
-    """The newest attempt; 0 before the first. Costs the listing of a folder of a few small files, and their reading."""
+    """The newest attempt; 0 before the first. Costs one listing and the reading of a few small files."""
     with suppress(OSError):
         names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
         if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
@@ -107,7 +107,7 @@ def _read(folder: Path, number: int) -> Attempt:
 
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
-    """The first number from `number` on that nobody has claimed; `order` None: an order of its own."""
+    """Claims the first free number from `number` on and returns it; `order` None: the number is its own order."""
     while not _made(_folder(folder) / str(number), json.dumps({"order": number if order is None else order})):
         number += 1
     return number
@@ -119,7 +119,7 @@ def _folder(folder: Path) -> Path:
 
 
 def _made(path: Path, text: str) -> bool:
-    """Whether this call has made the file, whole; False where it was there."""
+    """Creates a file with this text atomically; False if it existed."""
     part = path.with_name(f".{secrets.token_hex(8)}")
     try:
         part.write_text(text, encoding="utf-8")

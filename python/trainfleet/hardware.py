@@ -1,4 +1,4 @@
-"""What machines are: the table of EC2 types and accelerators, and what this machine has.
+"""The tables of EC2 instance types and accelerators, and what this machine has.
 
 Sources: instance figures, EC2 instance type pages (docs.aws.amazon.com/ec2/latest/instancetypes); EFA interfaces, EC2 user guide
 "Elastic Fabric Adapter"; prices, On-Demand Linux in us-east-1 in US dollars an hour (aws.amazon.com/ec2/pricing/on-demand), None
@@ -23,8 +23,8 @@ class Accelerator:
     `bf16` and `fp8` are None where there are no such instructions, or nothing here that uses them. `fp32` is that of fp32
     products as the engine has them computed: by TensorFloat-32 where the device has it (devices/cuda.py). `links` is empty where
     neighbours meet over PCIe; `neighbours` is what a rank sends to them, and `bandwidth` what its memory moves, in bytes/s.
-    `efficiency` is the part of the peak that large products reach in training and `attention` the part of that which attention
-    reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, and else those of its kin.
+    `efficiency` is the fraction of the peak that large products reach in training, and `attention` the fraction of that which
+    attention reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, else taken from a similar device.
     """
 
     name: str
@@ -68,9 +68,9 @@ ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, B300, A10G, L4, L40S, 
 
 
 def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
-    """The row for a device by the name that its driver gives (`NVIDIA H200`) and, among several, the nearest in memory.
+    """The row for a device by its driver's name (`NVIDIA H200`) and, among several, the nearest in memory.
 
-    Where the memory is not known, the name may say it (`A100-SXM4-80GB`); else it is the smallest.
+    Where the memory is unknown, the name may have it (`A100-SXM4-80GB`); else the smallest is taken.
     """
     words = name.replace("-", " ").split()
     rows = [row for row in ACCELERATORS if row.name.split("-")[0] in words]
@@ -127,9 +127,9 @@ def instance(name: str | None) -> InstanceType | None:
 
 @dataclass(frozen=True)
 class Node:
-    """What one node offers a job: ranks to run on it, the stack of versions that they need, and what both are derived from.
+    """What one node offers a job: its ranks, the stack of versions that they need, and the reason for both.
 
-    `cores`: of a node that this machine plays, where its ranks compute on them; else 0.
+    `cores`: of a node simulated on this machine, if its ranks compute on CPU cores; else 0.
     """
 
     ranks: int
@@ -139,7 +139,7 @@ class Node:
 
 
 def node(instance_type: str | None, nodes: int) -> Node:
-    """The node that an EC2 type makes; without a type, an even share of this machine, which then plays all `nodes`."""
+    """A node of an EC2 type; without a type, an even share of this machine, which then simulates all `nodes`."""
     if row := instance(instance_type):
         unit = row.accelerator.name if row.accelerator else "CPU node"
         return Node(
@@ -152,7 +152,7 @@ def node(instance_type: str | None, nodes: int) -> Node:
 
 
 def local_accelerators() -> int:
-    """Accelerators of this machine, counted from the driver's files: no library to load, and no driver to wake."""
+    """The number of accelerators of this machine, from the driver's files: no library is loaded and no driver woken."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
@@ -173,7 +173,7 @@ def local_chip() -> tuple[Accelerator | None, int]:
 
 @functools.cache
 def local_accelerator() -> Accelerator | None:
-    """The row for this machine's accelerators, by what the driver calls the first of them; None when the table lacks it."""
+    """The row for this machine's accelerators, by the driver's name of the first; None when the table lacks it."""
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     models = [line.partition(":")[2] for file in files[:1] for line in file.read_text().splitlines() if line.startswith("Model")]
     if not local_accelerators():
@@ -182,18 +182,18 @@ def local_accelerator() -> Accelerator | None:
 
 
 def accelerator_of(instance_type: str | None) -> Accelerator | None:
-    """What a rank computes on: of an EC2 type, or of this machine without one; None for a CPU or an unknown device."""
+    """A rank's accelerator on an EC2 type, or on this machine without one; None for a CPU or an unknown device."""
     row = instance(instance_type)
     return row.accelerator if row else None if instance_type else local_accelerator()
 
 
 def on_local_cpus(instance_type: str | None) -> bool:
-    """Whether ranks of that type would compute on this machine's CPUs, as far as is known here."""
+    """Whether ranks of that type would compute on this machine's CPUs, as far as is known."""
     return instance_type is None and not local_accelerators()
 
 
 def local_cores() -> int:
-    """Cores that this process may use: its CPU set, and its control group's quota where there is one."""
+    """Cores that this process may use: its CPU set, limited by its control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -203,13 +203,13 @@ def local_cores() -> int:
 
 
 def local_memory() -> int:
-    """Bytes of memory that this process may use: this machine's, or less where a control group limits it (v2, and v1's root)."""
+    """Bytes of memory that this process may use: this machine's, or a control group's limit (v2, and v1's root)."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *memory_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
 
 
 def spare_memory() -> int | None:
-    """Bytes that new processes could have now without others losing theirs; None where the kernel does not tell (no Linux)."""
+    """Bytes available to new processes without swapping; None where the kernel does not say (not Linux)."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -219,7 +219,7 @@ def spare_memory() -> int | None:
 
 
 def memory_limits(root: Path, membership: Path) -> Iterator[int]:
-    """What this process's control group and those above it allow; docs.kernel.org/admin-guide/cgroup-v2.html, memory.max."""
+    """The limits of this process's control group and its ancestors; docs.kernel.org/admin-guide/cgroup-v2.html, memory.max."""
     try:
         groups = [line.split(":", 2)[2].lstrip("/") for line in membership.read_text().splitlines() if line.startswith("0::")]
     except OSError:
@@ -248,12 +248,12 @@ def _local_stack() -> str:
 
 
 def _stack_for(accelerator: Accelerator) -> str:
-    old = {V100.name: "cuda-volta", TRAINIUM1.name: "neuron-xla"}  # what the newest CUDA and Neuron no longer run on
+    old = {V100.name: "cuda-volta", TRAINIUM1.name: "neuron-xla"}  # the newest CUDA and Neuron no longer support these
     return old.get(accelerator.name, accelerator.kind)
 
 
 def device_of(stack: str) -> str:
-    """The kind of device (devices/) that ranks open with a stack: this, and nothing else that a node may have."""
+    """The kind of device (devices/) that ranks open with a stack, whatever else a node may have."""
     return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(stack, stack)
 
 

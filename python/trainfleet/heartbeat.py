@@ -1,12 +1,12 @@
-"""A rank's heart: says once a second where the rank is, and sees what all ranks have to obey.
+"""A rank's heartbeat: reports once a second where the rank is, and obeys what the run folder tells all ranks.
 
-The ranks of a node first leave their beats in a folder in the node's memory. Whichever of them finds that nobody has done so for
-a second then does the node's round: it gathers the beats of all into the node's one file of the run folder (beats.py), and looks
-there for what was said to the ranks: that their attempt is over (fence.py), that their stacks are wanted (stacks.py), that their
-launcher is gone (lease.py). So the run folder has one writer and one reader a node, and no rank's death or standstill ends that.
+The ranks of a node write their beats to a folder in the node's memory. Whichever of them finds that no one has done so for a
+second does the node's round: it gathers all beats into the node's one file of the run folder (beats.py), and reads there the
+instructions to the ranks: that their attempt is over (fence.py), that their stacks are wanted (stacks.py), that their launcher is
+gone (lease.py). So the run folder has one writer and one reader per node, whichever rank dies or hangs.
 
-A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale tells how a rank died: its
-beat, when the process does not run (stopped, dead, or its node is); what it says, when the process runs and does not get on.
+A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale shows how a rank died: the
+beat, when the process does not run (stopped, dead, or its node is); its position, when the process runs but makes no progress.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import door, fence, stacks, temporary, wires
+from . import door, fence, links, stacks, temporary
 from .beats import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .errors import InputError
 from .fence import Attempt
-from .lease import Vigil, newest_tenure
+from .lease import Vacancy, newest_holder
 from .shapes import fit
 
 EVERY = 1.0  # seconds between two beats
 FENCED = fence.Fenced.exit_code  # of a rank whose attempt is over
-LEASE_EVERY = 5.0  # seconds between two looks at the launcher's lease
-TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and leave
+LEASE_EVERY = 5.0  # seconds between two polls of the launcher's lease
+TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and exit
 MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What the node's last round found in the run folder, for all its ranks."""
+class Instructions:
+    """What the node's last round read from the run folder, for all its ranks."""
 
     order: int = 0  # of the newest attempt
     number: int = 0
     stacks: str = ""  # when they were asked for
-    lease: Vigil = field(default_factory=Vigil)
-    looked: float = 0.0  # at the lease, by the node's monotonic clock
+    lease: Vacancy = field(default_factory=Vacancy)
+    looked: float = 0.0  # when the lease was polled, by the node's monotonic clock
 
 
-class Node:
-    """What the ranks of one node know of each other: files in its memory, each replaced whole."""
+class NodeMemory:
+    """What the ranks of one node share: files in the node's memory, each replaced atomically."""
 
     def __init__(self, folder: Path, node: int, order: int) -> None:
         self.folder, self.number = folder, node
@@ -63,7 +63,7 @@ class Node:
         replace_file(self.place / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def begin_round(self) -> bool:
-        """Whether a round is due; it is then for the caller to do, and the next is due EVERY seconds later."""
+        """Whether a round is due; the caller must then do it, and the next is due EVERY seconds later."""
         turn = self.place / "round"
         with suppress(FileNotFoundError):
             if abs(time.time() - turn.stat().st_mtime) < 0.9 * EVERY:
@@ -72,7 +72,7 @@ class Node:
         return True
 
     def publish(self, attempt: int) -> list[Beat]:
-        """The beats of all ranks here, which are now in the run folder too."""
+        """Copies the beats of all ranks here to the run folder, and returns them."""
         found: list[Beat] = []
         for path in self.place.glob("rank-*"):
             with suppress(FileNotFoundError):
@@ -81,24 +81,24 @@ class Node:
             write_beats(self.folder, self.number, attempt, sorted(found))
         return found
 
-    def look_at_wires(self, attempt: int) -> None:
-        """Leaves in the run folder how this node's links are, where that is due."""
-        turn = self.place / "wires"
+    def record_links(self, attempt: int) -> None:
+        """Records the state of this node's links in the run folder, if that is due."""
+        turn = self.place / "links"
         with suppress(FileNotFoundError):
-            if abs(time.time() - turn.stat().st_mtime) < wires.EVERY:
+            if abs(time.time() - turn.stat().st_mtime) < links.EVERY:
                 return
         turn.touch()
-        wires.write_wires(self.folder, self.number, attempt)
+        links.write_links(self.folder, self.number, attempt)
 
-    def tell(self, orders: Orders) -> None:
+    def write_instructions(self, orders: Instructions) -> None:
         replace_file(self.place / "orders", json.dumps(asdict(orders)).encode())
 
-    def heed(self) -> Orders:
-        """What the last round found."""
+    def read_instructions(self) -> Instructions:
+        """What the last round read."""
         try:
-            return fit(Orders, door.read_json(self.place / "orders", door.KIBIBYTE))
+            return fit(Instructions, door.read_json(self.place / "orders", door.KIBIBYTE))
         except (OSError, InputError):
-            return Orders()
+            return Instructions()
 
     def forget(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)
@@ -106,22 +106,22 @@ class Node:
 
 
 class Heart:
-    """A rank's heart: beats from its making until `stop`, in a thread of its own."""
+    """Sends a rank's heartbeat from construction to `stop`, in a thread of its own."""
 
     def __init__(self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0) -> None:
-        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher that `alone` is called after;
+        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher until `alone` is called;
         0: it may be without one."""
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        self.met = False  # the other ranks; until then the attempt may turn out to have another number
+        self.met = False  # until the ranks have met, the attempt may turn out to have another number
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
         self.place: tuple[str, int, float] = ("start", 0, time.monotonic())
         self.took = self.busy = 0.0
-        self.node = Node(folder, node, order)
+        self.node = NodeMemory(folder, node, order)
         self._stacks = stacks.asked(folder)
         self._complained = self._told = False
         self._end = threading.Event()
-        self._try(self._leave)  # before a rank that is already done finds that all are
+        self._try(self._leave)  # before a rank that is already done can conclude that all are
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
 
@@ -133,11 +133,11 @@ class Heart:
         self.place = (phase, step, now)
 
     def meet(self, number: int) -> None:
-        """The ranks have met, as attempt `number` (fence.enter)."""
+        """Records that the ranks have met, as attempt `number` (fence.enter)."""
         self.attempt, self.met = Attempt(self.attempt.order, number), True
 
     def stop(self) -> None:
-        """The last beat: from here on silence means nothing."""
+        """Sends the last beat: silence means nothing from here on."""
         self.at("end", self.place[1])
         self._end.set()
         self._thread.join()
@@ -146,16 +146,16 @@ class Heart:
     def _run(self) -> None:
         while True:
             self._try(self._beat)
-            self._obey(self.node.heed())
+            self._obey(self.node.read_instructions())
             if self._end.wait(EVERY):
                 return
 
     def _beat(self) -> None:
         self._leave()
         if self.node.begin_round():
-            self.node.tell(self._look(self.node.heed()))
+            self.node.write_instructions(self._look(self.node.read_instructions()))
             self.node.publish(self.attempt.number)
-            self.node.look_at_wires(self.attempt.number)
+            self.node.record_links(self.attempt.number)
 
     def _leave(self) -> None:
         phase, step, since = self.place
@@ -169,14 +169,14 @@ class Heart:
         if all(beat.phase == "end" for beat in self.node.publish(self.attempt.number)):
             self.node.forget()
 
-    def _look(self, before: Orders) -> Orders:
-        """What the run folder says to the ranks now."""
+    def _look(self, before: Instructions) -> Instructions:
+        """The instructions that the run folder holds for the ranks now."""
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
-            lease, looked = lease.look(newest_tenure(self.folder), LEASE_EVERY), time.monotonic()
-        return Orders(newest.order, newest.number, stacks.asked(self.folder), lease, looked)
+            lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
+        return Instructions(newest.order, newest.number, stacks.asked(self.folder), lease, looked)
 
-    def _obey(self, orders: Orders) -> None:
+    def _obey(self, orders: Instructions) -> None:
         newest = Attempt(orders.order, orders.number)
         if newest > self.attempt if self.met else newest.order > self.attempt.order:
             self._leave_for_good(f"attempt {self.attempt.number} is over; this rank was out of reach and leaves")
@@ -191,12 +191,12 @@ class Heart:
                 self._leave_for_good(f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this rank could leave")
 
     def _leave_for_good(self, words: str) -> None:
-        with suppress(OSError):  # a log that can't be written must not keep it
+        with suppress(OSError):  # a log that can't be written must not keep it from exiting
             print(words, file=sys.stderr, flush=True)
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Does what needs a disk. A disk is the training's to complain about: a beat that is lost must not end it."""
+        """Calls what needs a disk, and reports its first failure only: a lost heartbeat must not end training."""
         try:
             do()
         except OSError as error:
@@ -207,7 +207,7 @@ class Heart:
 
 
 def _memory(folder: Path, node: int, order: int) -> Path:
-    """The folder for what the ranks of a node tell each other: in memory, this user's alone; else in the run folder."""
+    """The folder that the ranks of a node share: in memory and private to this user, else in the run folder."""
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"
     with suppress(OSError):

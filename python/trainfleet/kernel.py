@@ -1,7 +1,7 @@
-"""What the kernel of a node says of a failure that the program itself could not: killed for memory, a device off the bus, a disk.
+"""A node's kernel messages on what killed a program that could not say so itself: out of memory, a lost device, a bad disk.
 
-It is read where it happened, as the node may be gone a minute later. Not everybody may read the kernel's log (Amazon Linux 2023
-and Ubuntu restrict it): so /dev/kmsg, else dmesg as root where sudo asks no password, else the journal. Standard library only.
+They are read on the node at once, as it may be gone a minute later. Not every user may read the kernel's log (Amazon Linux 2023
+and Ubuntu restrict it): it tries /dev/kmsg, then dmesg by sudo without a password, then the journal. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 KMSG = Path("/dev/kmsg")
 VMSTAT = Path("/proc/vmstat")
 COMMANDS = (("sudo", "-n", "dmesg"), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "2000"))
-TIMEOUT = 5.0  # seconds that each of them may take
+TIMEOUT = 5.0  # seconds for each of them
 TELLING = re.compile(
     r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa[_ ]\d?|EXT4-fs error|Remounting filesystem"
     r"|XFS .*(Corruption|shut|I/O)|nfs: server|neuron|nvme.*(timeout|I/O|down|not ready)|I/O error|segfault at|traps: "
@@ -28,34 +28,34 @@ _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\] (?:\S+ kernel: )?(.*)")
 
 
 @dataclass(frozen=True)
-class Words:
-    """What the kernel said, and when (unix time)."""
+class Message:
+    """A message of the kernel and its time (unix)."""
 
     time: float
     text: str
 
 
 class Kernel:
-    """The kernel's words from the making of this on."""
+    """The kernel's messages since construction."""
 
     def __init__(self) -> None:
         self.began = time.clock_gettime(time.CLOCK_MONOTONIC)  # the clock of the kernel's stamps
         self.kills, self.kills_of_all = oom_kills(), all_oom_kills()
 
-    def words(self) -> list[Words]:
-        """Telling lines since then, oldest first, with what the counts of processes killed for memory add to them."""
+    def words(self) -> list[Message]:
+        """The relevant messages since then, oldest first, and the counters of out-of-memory kills."""
         apart = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
         messages = _messages()
-        found = [Words(when + apart, line) for when, line in messages or () if when >= self.began and TELLING.search(line)][
+        found = [Message(when + apart, line) for when, line in messages or () if when >= self.began and TELLING.search(line)][
             -LINES:
         ]
         now, killed, of_all = time.time(), oom_kills() - self.kills, all_oom_kills() - self.kills_of_all
         if killed > 0:
-            found.append(Words(now, f"memory.events: oom_kill {killed} in this control group"))
+            found.append(Message(now, f"memory.events: oom_kill {killed} in this control group"))
         if messages is None:
-            found.append(Words(now, "the kernel's log can't be read by this user; next: sysctl kernel.dmesg_restrict=0"))
+            found.append(Message(now, "the kernel's log can't be read by this user; next: sysctl kernel.dmesg_restrict=0"))
             if of_all > 0:
-                found.append(Words(now, f"vmstat: oom_kill {of_all} on this node"))
+                found.append(Message(now, f"vmstat: oom_kill {of_all} on this node"))
         return found
 
 
@@ -68,7 +68,7 @@ def oom_kills() -> int:
 
 
 def all_oom_kills() -> int:
-    """How many processes of this node were killed for memory since it was started; everybody may read that."""
+    """How many processes of this node were killed for memory since it booted; every user may read that."""
     return _count(VMSTAT)
 
 
@@ -81,7 +81,7 @@ def _count(counters: Path) -> int:
 
 
 def _messages() -> list[tuple[float, str]] | None:
-    """Seconds since boot and text of each record of the kernel's log; None when this user has no way to read it."""
+    """Seconds since boot and text of each record of the kernel's log; None when this user can't read it."""
     with contextlib.suppress(OSError):
         return _kmsg()
     for command in COMMANDS:
@@ -112,7 +112,7 @@ def _kmsg() -> list[tuple[float, str]]:
         while True:
             try:
                 record = file.read(8192)
-            except BrokenPipeError:  # this record was overwritten meanwhile; the next one follows
+            except BrokenPipeError:  # this record was overwritten; the next one follows
                 continue
             except PermissionError:
                 raise

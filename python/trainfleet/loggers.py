@@ -1,9 +1,9 @@
-"""Metrics for the services that people look at: Weights & Biases, MLflow and Trackio (train.loggers).
+"""Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a thread of its own behind a queue, so that neither an error nor a network that hangs reaches training. A
+Each library runs in a thread of its own behind a queue, so that neither its errors nor a hanging network reach training. A
 failure is reported once, in the node's log; the run's own files have every line in any case. The libraries' own environment
-variables say where they send to and with which key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets takes them
-to the nodes.
+variables configure destination and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets passes them to the
+nodes.
 
 docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html, huggingface.co/docs/trackio
 """
@@ -20,20 +20,20 @@ from typing import Any, Protocol
 from .origin import installing_package
 
 PROJECT = "trainfleet"
-PATIENCE = 30.0  # seconds that the last lines get to be sent at the end
-MOST = 10_000  # lines that wait for a service: older ones than these go first
+PATIENCE = 30.0  # seconds for the last lines to be sent at the end
+MOST = 10_000  # lines that wait for a service: then the oldest are dropped
 Metrics = Mapping[str, float]
 
 
 class Service(Protocol):
-    """A library that was opened for one run."""
+    """A tracking service, opened for one run."""
 
     def log(self, step: int, metrics: Metrics) -> None: ...
     def close(self, status: str) -> None: ...
 
 
 class Wandb:
-    """A run of wandb's, which a resume goes on with."""
+    """A run of Weights & Biases, which a resume continues."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -47,7 +47,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of MLflow's, found again by its tag."""
+    """A run of MLflow, found again by its tag."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.mlflow = importlib.import_module("mlflow")
@@ -66,7 +66,7 @@ class Mlflow:
 
 
 class Trackio:
-    """A run of Trackio's, known by its name."""
+    """A run of Trackio, found again by its name."""
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.trackio = importlib.import_module("trackio")
@@ -109,7 +109,7 @@ class Logger:
             while not isinstance(item := self.lines.get(), str):
                 service.log(*item)
             service.close(item)
-        except BaseException as error:  # SystemExit too: whatever such a library does, the run goes on
+        except BaseException as error:  # SystemExit too: whatever a library does, the run goes on
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
             told = f"is not installed; {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
             print(f"logger {self.kind} has failed, training continues without it: {' '.join(told.split())[:400]}", flush=True)
@@ -119,7 +119,7 @@ class Loggers:
     """All services of a run."""
 
     def __init__(self, kinds: Sequence[str], name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
-        """`identity` tells the run from others of its name; `config`: dotted keys and their values."""
+        """`identity` distinguishes the run from others of its name; `config`: dotted keys and their values."""
         self.all = [Logger(kind, name, identity, config, folder) for kind in kinds]
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -127,7 +127,7 @@ class Loggers:
             logger.put((step, metrics))
 
     def close(self, status: str, patience: float = PATIENCE) -> None:
-        """Has what waits sent; a service that does not answer is left after `patience` seconds."""
+        """Flushes every queue; a service that does not answer is abandoned after `patience` seconds."""
         for logger in self.all:
             logger.put(status)
         for logger in self.all:

@@ -1,11 +1,11 @@
-"""All nodes of a job are there, or it is known which is not: before torchrun, which would wait for ten minutes and name nobody.
+"""Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait ten minutes and name none.
 
 An engine starts nodes minutes apart, and sometimes never. Node 0 listens where the ranks will meet; every other node connects,
-says which it is and stays until node 0 answers. So this also tries the very address and port that the ranks need. Standard
-library only.
+says which it is and waits for node 0's answer. So this also tests the very address and port that the ranks need. Standard library
+only.
 
-What goes over a connection, in lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE seconds, and
-at last `go`, or `missing 3 5`. A node that hears nothing for long connects again.
+The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE seconds, and at last `go`, or
+`missing 3 5`. A node that hears nothing for SILENCE seconds reconnects.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .errors import BackendError
 from .seat import Seat
 
 PACE = 5.0  # seconds
-SILENCE = 4 * PACE  # without a word of node 0: the connection is dead
-AGAIN = 1.0  # seconds between two tries to reach node 0
+SILENCE = 4 * PACE  # without a line from node 0 the connection counts as dead
+AGAIN = 1.0  # seconds between two attempts to reach node 0
 LINE = 512  # bytes of a line at most
-NAMED = 16  # of the nodes that did not come
+NAMED = 16  # missing nodes that a message lists
 Say = Callable[[str], None]
 
 
@@ -35,10 +35,10 @@ class Missing(BackendError):
 
 
 def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
-    """Returns when all nodes of `job` are there. `say` is told how it stands.
+    """Returns when all nodes of `job` are there; reports progress through `say`.
 
     Raises:
-        Missing: after `seconds` node 0 has not come, or others have not; every node that came is told which.
+        Missing: after `seconds` node 0 or others have not come; every node that came gets their numbers.
     """
     if seat.nodes > 1:
         asyncio.run(_gather(seat, job, seconds, say) if seat.node == 0 else _report(seat, job, seconds, say))
@@ -46,25 +46,25 @@ def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
 
 async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
     _allow_connections(seat.nodes)
-    door, began, told = Door(job, seat.nodes), time.monotonic(), 0.0
-    async with await _listen(door.greet, seat) as server:
-        while (count := len(door.here) + 1) < seat.nodes and time.monotonic() - began < seconds:
+    roll, began, told = RollCall(job, seat.nodes), time.monotonic(), 0.0
+    async with await _listen(roll.greet, seat) as server:
+        while (count := len(roll.here) + 1) < seat.nodes and time.monotonic() - began < seconds:
             if time.monotonic() - told > PACE:
                 told = time.monotonic()
                 say(f"{count} of {seat.nodes} nodes are here after {told - began:.0f} s")
-                await door.tell(f"wait {count}")
+                await roll.tell(f"wait {count}")
             await asyncio.sleep(0.05)
         server.close()
-        missing = [node for node in range(1, seat.nodes) if node not in door.here]
-        await door.tell(f"missing {' '.join(map(str, missing))}" if missing else "go")
-        await door.close()
+        missing = [node for node in range(1, seat.nodes) if node not in roll.here]
+        await roll.tell(f"missing {' '.join(map(str, missing))}" if missing else "go")
+        await roll.close()
     if missing:
         _raise_missing(missing, seat, time.monotonic() - began)
     say(f"all {seat.nodes} nodes are here after {time.monotonic() - began:.1f} s")
 
 
-class Door:
-    """Node 0's: who stands at it. `here`: the nodes of this job; `visits`: all connections, also those of others."""
+class RollCall:
+    """Node 0's connections. `here`: nodes of this job that are there; `visits`: all connections, also of strangers."""
 
     def __init__(self, job: str, nodes: int) -> None:
         self.job, self.nodes = job, nodes
@@ -72,16 +72,16 @@ class Door:
         self.visits = dict[asyncio.Task[None], asyncio.StreamWriter]()
 
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its beginning to its end."""
+        """Serves one connection until it closes."""
         task = asyncio.current_task()
         assert task
         self.visits[task], node = writer, 0
         try:
             node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
             self.here[node] = writer
-            await reader.read()  # it says no more: this returns when it has left
+            await reader.read()  # returns when the node disconnects, as it sends no more
         except (OSError, ValueError, TimeoutError):
-            pass  # it left otherwise, or is none of us
+            pass  # the connection broke, or is not of this job
         finally:
             if self.here.get(node) is writer:
                 del self.here[node]
@@ -89,14 +89,14 @@ class Door:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """Which node says this. ValueError: none of this job that has to come."""
+        """The node that sent this line. ValueError: not a node that this job expects."""
         job, _, node = line.decode().strip().rpartition(" ")
         if job != self.job or not 0 < int(node) < self.nodes:
             raise ValueError(line)
         return int(node)
 
     async def tell(self, words: str) -> None:
-        """Sends every node a line; who has left does not get it."""
+        """Sends a line to every node that is still connected."""
         writers = list(self.here.values())
         for writer in writers:
             writer.write(f"{words}\n".encode())
@@ -147,11 +147,11 @@ async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
 
 
 def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
-    """Whether node 0 has said that all are there.
+    """Whether node 0 says that all are there.
 
     Raises:
-        Missing: it has said who is not.
-        ValueError: this is not what node 0 says, so that somebody else listens there.
+        Missing: it lists those that are not.
+        ValueError: node 0 sends no such line, so another program listens there.
     """
     match line:
         case ["go"]:
@@ -174,7 +174,7 @@ def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoR
 
 
 def _allow_connections(nodes: int) -> None:
-    """A connection is an open file, and a container is often given 1024 of them at first."""
+    """Raises the limit of open files to one per node: containers often start with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

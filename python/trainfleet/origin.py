@@ -1,4 +1,4 @@
-"""Where the program's own files lie: in a checkout, or in an installed package, which carries the rest of one."""
+"""Where the program's own files are: in a checkout, or in an installed package, which bundles the rest of one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 CODE = PACKAGE.parent  # what PYTHONPATH names
-_CARRIED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
-IS_INSTALLED = _CARRIED.is_dir()
-ROOT = _CARRIED if IS_INSTALLED else PACKAGE.parents[1]
+_BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
+IS_INSTALLED = _BUNDLED.is_dir()
+ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def version() -> str:
@@ -21,10 +21,10 @@ def version() -> str:
         return metadata.version("trainfleet")
     try:
         lines = (ROOT / "pyproject.toml").read_text().splitlines()
-    except FileNotFoundError:  # the code alone, as it is sent to hosts
+    except FileNotFoundError:  # only the package, as it is sent to hosts
         return "unknown release"
     release = next(line.split('"')[1] for line in lines if line.startswith("version"))
-    if not (ROOT / ".git").exists():  # nor one that some folder above may belong to
+    if not (ROOT / ".git").exists():  # a repository above this folder is another project's
         return release
     words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=, changed", "--exclude=*"]
     try:
@@ -35,7 +35,7 @@ def version() -> str:
 
 
 def installing(extra: str) -> str:
-    """The command that installs what an extra of pyproject.toml names, for the Python that runs this."""
+    """The command that installs an extra of pyproject.toml for the Python that runs this."""
     if IS_INSTALLED:  # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
         return installing_package(f"'trainfleet[{extra}]'")
     return "scripts/venv.sh apply requirements-extras.lock"

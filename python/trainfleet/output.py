@@ -1,9 +1,9 @@
-"""What leaves a process as text: without the values of secrets, and foreign words with their control characters made visible.
+"""Guards what a process prints: secrets are hidden, and control characters in foreign text are made visible.
 
-TRAINFLEET_SECRETS names the variables whose values are secret (fleet.secrets). A value is hidden whole and in the spellings of
-JSON, Python, HTML, URLs, hexadecimal and base64, there also as a part of what was encoded, as headers have it; of one of several
-lines each longer line too, as logs are written by line. Where secrets overlap, all that any of them covers is hidden. Standard
-library only: supervisors start with it.
+TRAINFLEET_SECRETS names the variables whose values are secret (fleet.secrets). A value is hidden as it is and in the spellings of
+JSON, Python, HTML, URLs, hexadecimal and base64, also as a part of what was base64-encoded, as in headers; of a value of several
+lines each longer line too, as logs are written line by line. Where secrets overlap, their union is hidden. Standard library only:
+supervisors start with it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from urllib.parse import quote
 
 NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
-LEAST, LEAST_LINE = 4, 8  # letters of a value, and of one of its lines: shorter ones would hide half of every text
+LEAST, LEAST_LINE = 4, 8  # characters of a value, and of one of its lines: shorter ones would hide half of every text
 WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
-# Control characters but for the end of a line and the tab; what turns the direction of text around; what ends a line elsewhere.
 COMMANDS = re.compile(  # of our Makefile, wherever a text names one
     r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|stop"
     r"|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
+# Control characters except newline and tab; characters that change the direction of text; Unicode line separators.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
 def keep_secret(names: Iterable[str]) -> None:
-    """From now on the values of these variables are hidden, here and in every process that this one starts."""
+    """Registers variables whose values are hidden from now on, here and in every process that this one starts."""
     known = filter(None, os.environ.get(NAMES, "").split(","))
     if all_names := list(dict.fromkeys((*known, *names))):
         os.environ[NAMES] = ",".join(all_names)
@@ -54,12 +54,12 @@ def hide(text: str) -> str:
 
 
 def hide_bytes(line: bytes) -> bytes:
-    """As `hide`, of bytes that need not be text."""
+    """As `hide`, for bytes, which need not be UTF-8."""
     return hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") if _patterns() else line
 
 
 def hide_all(value: Any) -> Any:
-    """A JSON value with the secrets hidden in all its texts; keys are ours."""
+    """A JSON value with the secrets hidden in all its strings; keys are ours."""
     match value:
         case str():
             return hide(value)
@@ -71,7 +71,7 @@ def hide_all(value: Any) -> Any:
 
 
 def visible(text: object) -> str:
-    r"""Foreign words as a terminal may show them: what would move its cursor or turn text around is written as \x1b, \u202e."""
+    r"""Foreign text made safe for a terminal: characters that move the cursor or change direction are written as \x1b, \u202e."""
     return CONTROLS.sub(lambda match: _escaped(match[0]), str(text).replace("\r\n", "\n"))
 
 
@@ -85,7 +85,7 @@ def _patterns() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _spellings(values: tuple[str, ...]) -> tuple[str, ...]:
-    """All that is to be hidden for these values."""
+    """All strings to hide for these values."""
     found: dict[str, None] = {}
     for value in (value.strip() for value in values):
         lines = [line.strip() for line in value.splitlines()]
@@ -97,7 +97,7 @@ def _spellings(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """A value in hexadecimal and base64: the letters that are its own, after whatever it was encoded, and by lines if alone."""
+    """A value in hexadecimal and base64: the digits that depend on it alone at each offset, and wrapped lines at offset 0."""
     texts = [value.hex(), value.hex().upper()]
     for before in range(3):
         first, last = -(-8 * before // 6), 8 * (before + len(value)) // 6
@@ -108,7 +108,7 @@ def _encoded(value: bytes) -> Iterator[str]:
 
 
 def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
-    """Where a pattern stands, also where it overlaps itself."""
+    """Where a pattern occurs, overlapping itself too."""
     start = text.find(pattern)
     while start >= 0:
         yield start, start + len(pattern)
@@ -116,14 +116,14 @@ def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
 
 
 def shown(text: object) -> str:
-    """Foreign words without secrets and with their control characters made visible: for what draws on a terminal itself."""
+    """Foreign text without secrets and control characters: for code that draws on a terminal itself."""
     return visible(hide(str(text)))
 
 
 class Stream:
-    """A text stream that hides secrets and shows control characters.
+    """A text stream that hides secrets and makes control characters visible.
 
-    A secret may come in several writes: what may be the beginning of one is held back.
+    A secret may be split over several writes: text that may begin one is held back.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -149,7 +149,7 @@ class Stream:
         self._stream.flush()
 
     def release(self) -> None:
-        """What was held back was no secret."""
+        """Writes what was held back, which turned out to be no secret."""
         with self._turn:
             held, self._held = self._held, ""
             self._stream.write(shown(held))
@@ -165,7 +165,7 @@ def _as_typed(text: str) -> str:
 
 
 def _begun(text: str) -> int:
-    """How many of the last letters may not be written yet: they are the beginning of a secret, or stand in one that goes on."""
+    """How many of the last characters must be held back, as a secret may begin in them."""
     keep = 0
     for pattern in _patterns():
         longest = min(len(pattern) - 1, len(text))
@@ -177,12 +177,12 @@ def _begun(text: str) -> int:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """The stream behind a guarded one: for what moves the cursor itself, and passes foreign words through `shown`."""
+    """The stream behind a guarded one: for code that moves the cursor itself, and passes foreign text through `shown`."""
     return stream._stream if isinstance(stream, Stream) else stream
 
 
 def install() -> None:
-    """From now on, and to its end, this process's stdout and stderr are guarded."""
+    """Guards this process's stdout and stderr until it ends."""
     import atexit
 
     guard = guarded()
@@ -192,7 +192,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Within it, stdout and stderr hide secrets and show control characters; what is held back comes at its end."""
+    """Guards stdout and stderr within `with`, and flushes what is held back at its end."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         setattr(sys, name, stream if isinstance(stream, Stream) else Stream(stream))

@@ -1,8 +1,8 @@
-"""That a run is at work on a host, told to every user of it: by the name of a socket, for as long as its process lives.
+"""Announces a run to all users of a host by the name of an abstract socket, for as long as its process lives.
 
-The names of abstract sockets stand in /proc/net/unix for all to read, end with their process however that ends, and no two are
-alike. So nobody needs rights to see whose run it is, and of two that begin at once one is the first. Linux only; elsewhere, and
-for what is no job on a host of a fleet, nothing is told.
+The names of abstract sockets are in /proc/net/unix for all to read, vanish with their process, and are unique. So no privileges
+are needed to see whose run it is, and of two that start at once one is first. Linux only; elsewhere, and for a process that is no
+job on a host of a fleet, nothing is announced.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import sys
 import time
 
 JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (nodes/jobs.py)
-ALONE = "TRAINFLEET_ALONE"  # no other run may be at work on this host (fleet.exclusive)
+ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
 ANNOUNCED, ONLY = "trainfleet:", "trainfleet-alone"  # begin a socket's name: of any run, and of the one that must be alone
 NAME = 107  # bytes of a socket's name, by unix(7)
-PATIENCE = 5.0  # seconds that what was fenced on this host gets to be gone
+PATIENCE = 5.0  # seconds for a fenced run on this host to be gone
 _held: list[socket.socket] = []  # as long as this process lives
 
 
 def announce() -> bool:
-    """Whether this process may run here; from now on all users of this host can see that it does."""
+    """Announces this process to all users of this host; False when it may not run here."""
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
         return True
@@ -37,7 +37,7 @@ def announce() -> bool:
 
 
 def _hold(name: str) -> bool:
-    """Whether this process has the socket of this name from now on; False where another one has it."""
+    """Takes the socket of this name for this process; False where another one has it."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(b"\0" + name.encode()[:NAME])

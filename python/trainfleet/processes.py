@@ -1,4 +1,4 @@
-"""What keeps a process tree whole: children that die with their parent, and groups that are stopped to the last member."""
+"""Process trees without orphans: children that die with their parent, and groups that are signalled as a whole."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent() -> None:
-    """From now on this process is killed when its parent dies, however that happens.
+    """Has this process killed when its parent dies, however that happens.
 
-    A torchrun agent that is killed leaves its worker training on alone (seen with torch 2.13); nothing but the kernel
-    can be relied on to end it. Elsewhere than on Linux a thread looks twice a second for a change of parent.
+    The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel can be relied on to end it.
+    On other systems than Linux a thread checks twice a second for a change of parent.
     """
     parent = os.getppid()
     if sys.platform == "linux":
@@ -36,16 +36,16 @@ def _watch_parent(parent: int) -> None:
 
 
 def run_module(module: str, *words: str, **environment: str) -> int:
-    """The exit code of `python -m module words`, in a process of its own that dies with this one.
+    """Runs `python -m module words` in a process that dies with this one; its exit code.
 
-    So a verb has work done that needs torch: the control plane itself never loads it.
+    Verbs run code that needs torch this way: the control plane itself never loads it.
     """
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
 
 
 def identity(pid: int) -> str:
-    """What tells this process from any other that will ever have its number: `pid start boot`; "" when it has ended."""
+    """A unique identity of a process, even if its pid is reused: `pid start boot`; "" when it has ended."""
     if sys.platform != "linux":
         said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
         return f"{pid} {'-'.join(said.split())} -" if said.strip() else ""
@@ -53,7 +53,7 @@ def identity(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
         return ""
-    if fields[0] in "ZX":  # it has ended, and its parent has not looked yet
+    if fields[0] in "ZX":  # it has ended, and its parent has not waited for it yet
         return ""
     return f"{pid} {fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"  # field 22, in ticks since boot
 

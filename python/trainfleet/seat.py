@@ -1,4 +1,4 @@
-"""Which node of a job this is, where the ranks of all nodes meet, and torchrun's line for it: the same on every backend.
+"""A node's seat: which node of a job this is, where its ranks meet the others, and its torchrun line, the same on every backend.
 
 A backend's engine tells a node these things in its own way; a reader each makes a `Seat` of them. `torchrun` is a pure function
 of the seat: `make plan` prints its words, and the node runs them. Standard library only: it is imported before anything else.
@@ -44,9 +44,9 @@ class Seat:
 
 
 def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None) -> tuple[str, ...]:
-    """torchrun's words for one node, before the module's own. `scratch`: the logs have a prefix a rank, and lie there meanwhile.
+    """torchrun's command line for one node, up to the module. With `scratch`, lines get a prefix per rank, and logs lie there.
 
-    Static rendezvous: node ranks are ours to number, and no host name is looked up.
+    The rendezvous is static: node ranks are ours, and no host name is looked up.
     """
     own = [f"--local-addr={seat.address}"] if seat.address else []
     logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
@@ -59,7 +59,7 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
 
 
 def lone_rank(seat: Seat) -> dict[str, str]:
-    """What torchrun would say to the one rank of a node, for a job that needs nothing else of it: it takes as long to start."""
+    """The environment that torchrun would give a node's only rank, for a job that need not wait for torchrun to start."""
     told = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
     return {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": seat.meet, "MASTER_PORT": str(seat.port)}
 

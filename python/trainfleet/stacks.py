@@ -1,7 +1,7 @@
-"""Where the ranks are when none gets on: their stacks, which they leave when they are asked to, and the one that is elsewhere.
+"""Stack dumps of ranks that hang: requested through the run folder, and searched for the one rank that is elsewhere.
 
-heartbeats/dump            asks every rank, by being new, for its stacks
-logs/stacks-rank-<r>.txt   where it leaves them
+heartbeats/dump            a new time in it requests a dump from every rank
+logs/stacks-rank-<r>.txt   a rank's dump
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .errors import InputError
 
 DUMP = "dump"
 _RANK = re.compile("[0-9]{1,9}")
-MOST = 1 << 16  # bytes that are read of a rank's stacks, from their end: the main thread is printed last
+MOST = 1 << 16  # bytes read from the end of a dump: the main thread is printed last
 
 
 def ask(folder: Path) -> None:
-    """Every rank that still runs writes its stacks within two beats (heartbeat.EVERY)."""
+    """Requests a dump: every live rank writes it within two heartbeats (heartbeat.EVERY)."""
     path = folder / FOLDER / DUMP
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(str(time.time()))
 
 
 def asked(folder: Path) -> str:
-    """When stacks were asked for last; empty when they never were."""
+    """The time of the last request, as text; "" when there was none."""
     try:
         return door.read_text(folder / FOLDER / DUMP, door.KIBIBYTE)
     except (FileNotFoundError, InputError):
@@ -40,7 +40,7 @@ def asked(folder: Path) -> str:
 
 
 def dump(folder: Path, rank: int) -> None:
-    """Leaves the Python stacks of all threads of this process."""
+    """Writes the Python stacks of all threads of this process."""
     path = folder / "logs" / f"stacks-rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
@@ -48,14 +48,14 @@ def dump(folder: Path, rank: int) -> None:
 
 
 class Stacks:
-    """The stacks that ranks write after `since` (unix time); each file is read once."""
+    """The dumps that ranks write after `since` (unix time); each file is read once."""
 
     def __init__(self, folder: Path, since: float) -> None:
         self.folder, self.since = folder / "logs", since
         self.found: dict[int, str] = {}
 
     def read(self) -> dict[int, str]:
-        """All that are there by now, by rank."""
+        """The dumps so far, by rank."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 rank = entry.name.removeprefix("stacks-rank-").removesuffix(".txt")
@@ -75,7 +75,7 @@ def read_end(path: Path, most: int) -> str:
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """The one rank whose main thread is where no other's is, and where that is; None when there is no such single rank."""
+    """The only rank whose main thread is at a place of its own, and that place; None when there is not exactly one."""
     places = {rank: innermost(text) for rank, text in stacks.items()}
     counts = Counter(places.values())
     alone = [rank for rank, place in places.items() if place and counts[place] == 1]
@@ -83,7 +83,7 @@ def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
 
 
 def innermost(stacks: str) -> str:
-    """Where the main thread is, as `file.py:12 name`: it is the last that faulthandler prints."""
+    """The main thread's innermost frame as `file.py:12 name`: faulthandler prints that thread last."""
     threads = stacks.split("most recent call first):\n")
     frame = threads[-1].strip().splitlines()[0] if len(threads) > 1 else ""
     parts = frame.strip().split('"')

@@ -1,15 +1,14 @@
-"""One node's process: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this node's part of a job.
+"""A node's supervisor: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this node's part of a job.
 
-It keeps everything that the command prints in LOG, each line with its time and rank; passes requests to leave on; and when it
-ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in a few milliseconds
-anywhere.
+It writes everything that the command prints to LOG, each line with its time and rank, passes on requests to stop, and when it
+ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in milliseconds.
 
-entrypoint.py is the same for a node of a job, which knows its command and its log from its seat.
+entrypoint.py does the same for a node that derives its command and log from its seat.
 
-As `--detach FILE < ORDER` it returns at once, and what it started goes on alone, in a session of its own, so that nothing that
-happens to who started it changes anything. ORDER is {script, environment, token} as JSON (by stdin: a process list shows no value
-of it). FILE.sh is the script, FILE then says `pid start boot token` (when that pid started, the kernel's boot id), FILE.said what
-the script says before it is a supervisor, and FILE.exit the exit code. The same token again starts nothing.
+With `--detach FILE < TASK` it returns at once, and the task goes on in a session of its own, whatever happens to its starter.
+TASK is {script, environment, token} as JSON (through stdin: a process list shows none of it). FILE.sh is the script, FILE has
+`pid start boot token` (when that pid started, the kernel's boot id), FILE.said what the script prints before it becomes a
+supervisor, and FILE.exit the exit code. The same token again starts nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from types import FrameType
 from typing import Any
 
 from . import door, fence, temporary
-from .courier import courier
+from .cloudwatch import forwarding
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
 from .output import hide_bytes
@@ -41,13 +40,13 @@ from .presence import announce
 from .processes import die_with_parent, identity, signal_group
 from .runs import Run
 from .runs import scratch as scratch_of
-from .uplink import carrier
+from .uplink import uplink_for
 from .watchdog import Alarm, Sentry
 
-ASKED, LATE = "asked to leave", "killed, as it has not left"  # how a node's log tells of a stop from outside
+ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
-EXIT = "TRAINFLEET_EXIT"  # names the file that is to say how it ended
-OCCUPIED = 75  # the exit code where another run was faster (sysexits.h: a temporary failure)
+EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
+OCCUPIED = 75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
@@ -65,11 +64,11 @@ _RANKED = re.compile(rb"^(rank \d+) \| ?")
 def main(arguments: list[str]) -> int:
     if arguments[0] == "--detach":
         return detach(Path(arguments[1]), json.load(sys.stdin))
-    return ending(lambda: supervise(arguments))
+    return run_part(lambda: supervise(arguments))
 
 
-def ending(part: Callable[[], int]) -> int:
-    """Does a process's part; its exit code, which is left in the file that EXIT names too. It dies with its parent."""
+def run_part(part: Callable[[], int]) -> int:
+    """Runs a node's part in this process, which dies with its parent; the exit code, also written to the file that EXIT names."""
     if os.getpid() != 1:  # the first process of a container: its parent is a thread of the runtime, which may come and go
         die_with_parent()
     if not announce():
@@ -92,17 +91,17 @@ def supervise(arguments: list[str]) -> int:
     """Runs `LOG -- COMMAND...` to its end; its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
-    with on_own_disk(scratch_of(Path(log))), carrier(Path(log)), courier(Path(log)):
+    with on_own_disk(scratch_of(Path(log))), uplink_for(Path(log)), forwarding(Path(log)):
         return run(Log(Path(log)), command)
 
 
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
-    """`scratch` leads to a folder on this node's own disk: ranks print into it, and a full shared disk must not end them."""
+    """Links `scratch` to a folder on this node's own disk: ranks print into it, and a full shared disk must not end them."""
     temporary.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
-    remove(scratch)  # of one that was killed
+    remove(scratch)  # left by a supervisor that was killed
     with contextlib.ExitStack() as stack:
-        folder = scratch  # where none can be made on the own disk
+        folder = scratch  # if none can be made on the node's own disk
         with contextlib.suppress(OSError):
             made = Path(tempfile.mkdtemp(prefix=SCRATCH))
             stack.callback(os.close, temporary.hold(made))
@@ -115,7 +114,7 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
 
 
 def remove(scratch: Path, folder: Path | None = None) -> None:
-    """Takes `scratch` away; where `folder` is told only if it still leads there, and not to that of a later attempt."""
+    """Removes `scratch`; given `folder`, only if it still links there, and not to the folder of a later attempt."""
     with contextlib.suppress(OSError):
         if not scratch.is_symlink():
             shutil.rmtree(scratch)
@@ -123,14 +122,14 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
             scratch.unlink()
 
 
-def detach(file: Path, order: dict[str, Any]) -> int:
-    """Carries `order` out in a process of its own; 0 as soon as `file` says which."""
+def detach(file: Path, task: dict[str, Any]) -> int:
+    """Runs `task` in a process of its own; 0 as soon as `file` names that."""
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
-    if token == order["token"] and (exit_file.exists() or said == identity(pid)):
+    if token == task["token"] and (exit_file.exists() or said == identity(pid)):
         return 0
     exit_file.unlink(missing_ok=True)
-    write(script, order["script"])
+    write(script, task["script"])
     ready, started = os.pipe()
     starter = os.getpid()
     if os.fork():
@@ -140,22 +139,22 @@ def detach(file: Path, order: dict[str, Any]) -> int:
     said_by_script = os.open(file.with_name(f"{file.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
         os.dup2(target, descriptor)
-    write(file, f"{identity(os.getpid())} {order['token']}")
+    write(file, f"{identity(os.getpid())} {task['token']}")
     os.write(started, b".")
-    while os.getppid() == starter:  # what it becomes dies with its parent, and that one is about to end
+    while os.getppid() == starter:  # the supervisor dies with its parent, so this must be reparented first
         time.sleep(0.001)
-    os.execve("/bin/sh", ["sh", str(script)], os.environ | order["environment"] | {EXIT: str(exit_file)})
+    os.execve("/bin/sh", ["sh", str(script)], os.environ | task["environment"] | {EXIT: str(exit_file)})
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces a small file whole; its last line ends."""
+    """Replaces a small file atomically; its last line ends with a newline."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(f"{text.rstrip()}\n")
     temporary.replace(path)
 
 
 def read(path: Path) -> str:
-    """What `write` left; nothing where it never did."""
+    """The text that `write` wrote; "" without a file."""
     try:
         return door.read_text(path, SMALL).strip()
     except FileNotFoundError:
@@ -163,13 +162,13 @@ def read(path: Path) -> str:
 
 
 def process_in(file: Path) -> tuple[int, str, str]:
-    """Pid, identity and token that a node's file says, `pid start boot token`; 0 and nothing where it says no such thing."""
+    """Pid, identity and token from a node's file (`pid start boot token`); 0 and empty texts if it has none."""
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
-    """The command's exit code (128 + n for signal n), once nothing of it is left. `grace`: seconds that it has to leave in."""
+    """The command's exit code (128 + n for signal n), once no process of it is left. `grace`: seconds from SIGTERM to SIGKILL."""
     kernel, folder = Kernel(), file.path.parent.parent
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -194,9 +193,9 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
 
 
 class Guard(threading.Thread):
-    """Watches over the ranks of all nodes from this one, where WATCH says that no launcher does, and ends its part at an alarm.
+    """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills its part at an alarm.
 
-    The engine then starts the job again, or gives it up; the node's log says why (watch/verdict.py).
+    The engine then retries the job or gives it up; the node's log says why (watch/verdict.py).
     """
 
     def __init__(self, folder: Path, group: int) -> None:
@@ -211,7 +210,7 @@ class Guard(threading.Thread):
         while not self.ended.wait(POLL):
             try:
                 self.alarm = self.sentry.look()
-            except OSError:  # the shared folder is away: ranks that need it say so
+            except OSError:  # the shared folder is unavailable: ranks that need it report that
                 continue
             if self.alarm:
                 signal_group(self.group, signal.SIGKILL)
@@ -219,21 +218,21 @@ class Guard(threading.Thread):
 
 
 class Log:
-    """A node's log. It never ends what it logs: lines that can't be written wait in memory until they can, the newest of them.
+    """A node's log. It never ends what it logs: lines that can't be written wait in memory, and the oldest are dropped.
 
-    `echo`: an open file that gets each line too, as long as it takes them.
+    `echo`: an open file that gets each line too, until a write to it fails.
     """
 
     def __init__(self, path: Path, echo: int | None = None) -> None:
         self.path, self.echo = path, echo
         self.waiting = deque[bytes]()
-        self.size = self.lost = 0  # bytes that wait; lines that had no room even here
+        self.size = self.lost = 0  # bytes that wait; lines that were dropped
         self.file: io.FileIO | None = None
-        self.failed: float | None = None  # since when lines are refused
+        self.failed: float | None = None  # since when writes fail
         self.tried, self.why = 0.0, ""
 
     def write(self, line: bytes) -> None:
-        """Takes a line. Where lines are refused, they are tried again once in TRY_EVERY seconds."""
+        """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
         if self.echo is not None:
             try:
                 os.write(self.echo, line)
@@ -248,11 +247,11 @@ class Log:
             self._flush()
 
     def note(self, who: str, text: str, when: float | None = None) -> None:
-        """A line that the command did not write, with the time of what it tells of."""
+        """Writes a line of another author than the command, with the time of the event."""
         self.write(stamp(f"{text}\n".encode(), when).replace(b"agent  ", who.ljust(7).encode(), 1))
 
     def close(self) -> bool:
-        """Whether all of it is in the file now."""
+        """Flushes and closes the file; whether all lines are in it."""
         self._flush()
         if self.file is not None:
             self.file.close()
@@ -278,7 +277,7 @@ class Log:
             line = self.waiting[0]
             done = self.file.write(line)
             self.size -= done
-            self.waiting[0] = line[done:]  # of the last one a full disk may take a part
+            self.waiting[0] = line[done:]  # a full disk may take a part of a line
             if done == len(line):
                 self.waiting.popleft()
 
@@ -294,11 +293,11 @@ class Log:
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
-    """From now on SIGTERM ends the child: politely, and after `grace` for certain; SIGUSR1, Slurm's early notice, only asks.
+    """Has SIGTERM end the child: politely, and after `grace` by SIGKILL; SIGUSR1, Slurm's early notice, only asks.
 
-    The log says when, so that it is known of a node that was killed before its time (watch/verdict.py). The ranks of a `run` are
-    asked by its stop file. A torchrun that is signalled itself takes its own ranks away from those of other nodes, and leaves
-    without the barrier at which the other nodes' torchruns then wait for five minutes.
+    The log says when, so that a verdict can tell that a node was killed before its time (watch/verdict.py). The ranks of a `run`
+    are asked by its stop file: a torchrun that gets a signal kills its own ranks and skips the barrier at which the other nodes'
+    torchruns then wait for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -326,7 +325,7 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
 
 
 def say(log: Path, words: str) -> None:
-    """A line in a node's log by a signal's handler, which may have come while another is written."""
+    """Appends a line to a node's log from a signal handler, which may interrupt another write."""
     with contextlib.suppress(OSError), open(log, "ab", buffering=0) as file:
         file.write(stamp(f"{words}\n".encode()).replace(b"agent  ", b"node   ", 1))
 

@@ -1,7 +1,7 @@
-"""Folders on a node's own disk, or in its memory, that last as long as some process uses them.
+"""Folders on a node's own disk, or in its memory, that last as long as a process uses them.
 
-A process holds a lock on the folder, which the kernel gives back however the process ends. What a kill has left is removed by the
-next process that makes such a folder, in whatever container of the node it is.
+A process holds a lock on the folder, which the kernel releases however the process ends. The folders of killed processes are
+removed by the next process that makes such a folder, in any container of the node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 def hold(folder: Path) -> int:
-    """The lock of the folder, which is there now and stays as long as this descriptor is open."""
+    """Makes and locks the folder; it stays as long as the returned descriptor is open."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # one who sweeps was faster
+        with suppress(FileNotFoundError):  # another process swept it
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
@@ -28,7 +28,7 @@ def hold(folder: Path) -> int:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Removes those of this user's that no process holds."""
+    """Removes those of this user's folders that no process holds."""
     for folder in folders:
         with suppress(OSError):  # held, another user's, or gone meanwhile
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,7 +1,7 @@
-"""The files of a run folder that travel between machines, and how they are written where they arrive.
+"""The files of a run folder that are copied between machines, and how they are written at their destination.
 
-What comes is not believed: only these names are written, none larger than such a file may be, and no link below the run folder is
-followed, also none that is made meanwhile. Standard library only.
+What comes is not trusted: only these names are written, none larger than such a file may be, and no link below the run folder is
+followed, not even one made meanwhile. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from .runs import unwritable
 
 MIB = 1 << 20
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
-# The small files of a run folder, and how many bytes of one are brought at most. What is missing here stays where it is:
-# checkpoints, heartbeats, locks; configs, which each side has of its own; report.html, which each side draws for itself, as a
-# browser runs what it says.
+# The small files of a run folder, and the most bytes that are copied of one. Everything else stays on its machine: checkpoints,
+# heartbeats, locks; configs, as each side has its own; report.html, which each side draws for itself, as a browser runs it.
 KINDS = {
     r"(results|search|head|handle|request|scaling)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
@@ -31,13 +30,13 @@ KINDS = {
     rf"tensorboard/{NAME}": 1024 * MIB,
     rf"profile/{NAME}\.json(\.gz)?": 1024 * MIB,
 }
-GROWING = (".log", ".jsonl")  # these are cut off where they are too large; others are not sent then
+GROWING = (".log", ".jsonl")  # these are truncated when too large; others are then not sent
 FILES = 50_000  # of one run folder
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def limit(name: str) -> int | None:
-    """How many bytes of this file of a run folder are brought at most; None when it is none that is brought."""
+    """The most bytes that are copied of this file of a run folder; None when it is not copied."""
     return next((most for pattern, most in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
@@ -65,7 +64,7 @@ def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None =
 
 
 def remove(root: Path, name: str) -> None:
-    """Takes a file away, if it is there. RunError as `write`."""
+    """Removes a file, if it is there. RunError as `write`."""
     with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
         os.unlink(last, dir_fd=folder)
 

@@ -1,12 +1,12 @@
-"""A node's uplink: while a job runs, what the node writes in its folders goes to S3, and what is asked of it comes from there.
+"""A node's uplink: while a job runs, it synchronizes the node's folders with S3, and fetches requests to the node from there.
 
-Where nodes share no disk, TRAINFLEET_BUCKET names the place in S3 below which runs/<name> and data/<name> are for all machines.
-The supervisor then has a `python -m trainfleet.uplink ...` beside its command. It first brings what the command needs, then looks
-every EVERY seconds, and once more when its stdin ends: when the supervisor ends, however it does. So engine, data and heartbeat
-know of their local folder alone. A node costs S3 a listing and about three small writes every EVERY seconds.
+Where nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all machines. The supervisor then
+starts `python -m trainfleet.uplink ...` beside its command. That first downloads what the command needs, then polls every EVERY
+seconds, and once more when its stdin closes: when the supervisor ends, however it does. So engine, data and heartbeat know only
+their local folder. A node costs S3 a listing and about three small writes every EVERY seconds.
 
-Nothing here ends the command: when S3 is away, the node's log says so, and what waits goes when it is back. An uplink that is
-killed is started again, and goes on where it was (link.py).
+It never ends the command: while S3 is away, the node's log says so, and what waits is sent afterwards. An uplink that is killed
+is restarted, and continues where it was (folder_sync.py).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 
 from . import s3
 from .errors import BackendError, S3Error, TrainfleetError, telling
-from .link import ASKED, Link
+from .folder_sync import ASKED, FolderSync
 from .runs import RUNS
 
 BUCKET, RUN = "TRAINFLEET_BUCKET", "TRAINFLEET_RUN"  # s3://bucket/prefix, and whose config the command reads
-EVERY = 2.0  # seconds between two looks
-SIGN = 5.0  # seconds between two signs that this node is there
-TO_BEGIN = 600.0  # seconds that S3 gets to give what the command needs
-TO_END = 120.0  # seconds that the last look gets, when nothing of the command is left
-RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 goes on with on a node that has nothing
-# Not a node's to write. So is `stop`: what SIGTERM leaves is for this node's ranks, and no attempt that follows must see it.
+EVERY = 2.0  # seconds between two polls
+SIGN = 5.0  # seconds between two signs that this node is alive
+TO_BEGIN = 600.0  # seconds for S3 to deliver what the command needs
+TO_END = 120.0  # seconds for the last poll, when the command has ended
+RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 continues from on an empty node
+# Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later attempt may see it.
 OTHERS = re.compile(r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")
-NODES = "nodes"  # <address>/nodes/<i>: put again every SIGN seconds while node i is at work, gone when it has ended
+NODES = "nodes"  # <address>/nodes/<i>: put every SIGN seconds while node i is at work, removed when it has ended
 
 
-class Carrier:
-    """The uplink's process of one node, started again whenever it dies; a context, which is left when the last look is done."""
+class UplinkProcess:
+    """A node's uplink process, restarted whenever it dies; leaving the context waits for its last poll."""
 
     def __init__(self, log: Path) -> None:
         folders = dict.fromkeys((RUNS / os.environ[RUN], Path(*log.parent.parent.parts[-2:])))
@@ -46,10 +46,10 @@ class Carrier:
         self.closing = threading.Event()
 
     def __enter__(self) -> None:
-        """Returns when what the command needs is here.
+        """Returns when the command's files are here.
 
         Raises:
-            BackendError: it is not, and will not come.
+            BackendError: they will not come.
         """
         self.process = self._start("restore")
         assert self.process.stdout is not None
@@ -81,18 +81,18 @@ class Carrier:
             self.process.stdin.close()
 
 
-def carrier(log: Path) -> AbstractContextManager[None]:
-    """What keeps a node's folders the same as those in S3, where that is how its job's machines meet; else nothing."""
-    return Carrier(log) if BUCKET in os.environ else nullcontext()
+def uplink_for(log: Path) -> AbstractContextManager[None]:
+    """The uplink of a node whose job has its folders in S3; else a null context."""
+    return UplinkProcess(log) if BUCKET in os.environ else nullcontext()
 
 
 @telling
 def main(arguments: list[str]) -> int:
-    """`restore|go on LOG FOLDER...`: returns after the last look."""
+    """`restore|go on LOG FOLDER...`: returns after the last poll."""
     how, log, *folders = arguments
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
-    uplink = Uplink(Path(log), [Link(Path(folder), f"{os.environ[BUCKET].rstrip('/')}/{folder}") for folder in folders])
+    uplink = Uplink(Path(log), [FolderSync(Path(folder), f"{os.environ[BUCKET].rstrip('/')}/{folder}") for folder in folders])
     uplink.fetch(restore=how == "restore")
     with suppress(BrokenPipeError):
         print("ready", flush=True)
@@ -111,26 +111,26 @@ def await_end(ended: threading.Event) -> None:
 
 
 class Uplink:
-    """The folders of one node and theirs in S3; the first is the run's."""
+    """Synchronizes the folders of one node with S3; the first is the run's."""
 
-    def __init__(self, log: Path, links: list[Link]) -> None:
-        self.log, self.links = log, links
+    def __init__(self, log: Path, folders: list[FolderSync]) -> None:
+        self.log, self.folders = log, folders
         self.node = int(log.stem.rpartition("-")[2])
-        self.sign = f"{links[0].address}/{NODES}/{self.node}"
+        self.sign = f"{folders[0].address}/{NODES}/{self.node}"
         self.signed, self.trouble = 0.0, ""
 
     def fetch(self, restore: bool) -> None:
-        """Brings what is asked, and to a rank 0 that begins on a node with nothing, the record that it goes on with.
+        """Downloads requests, and for a rank 0 that starts on an empty node the record that it continues from.
 
         Raises:
-            S3Error: S3 has not given it in TO_BEGIN seconds.
+            S3Error: S3 has not delivered them in TO_BEGIN seconds.
         """
         until = time.monotonic() + TO_BEGIN
         while True:
             try:
-                self.links[0].pull(is_asked, "asked/")
+                self.folders[0].pull(is_asked, "asked/")
                 if restore and self.node == 0:
-                    self.links[0].pull(lambda name: bool(RESTORED.fullmatch(name)))
+                    self.folders[0].pull(lambda name: bool(RESTORED.fullmatch(name)))
                 return
             except S3Error:
                 if time.monotonic() > until:
@@ -138,11 +138,11 @@ class Uplink:
             time.sleep(EVERY)
 
     def look(self) -> bool:
-        """Sends what is new and brings what is asked; whether that went well. A change of that is said in the node's log."""
+        """Uploads what is new and downloads requests; whether that succeeded. The node's log says when that changes."""
         try:
-            for link in self.links:
-                link.push(is_node_s, is_obeyed)
-            self.links[0].pull(is_asked, "asked/")
+            for folder in self.folders:
+                folder.push(is_node_s, is_obeyed)
+            self.folders[0].pull(is_asked, "asked/")
             if time.monotonic() - self.signed > SIGN:
                 s3.write(self.sign, b"")
                 self.signed = time.monotonic()
@@ -157,9 +157,9 @@ class Uplink:
         return True
 
     def end(self) -> bool:
-        """The last look, repeated while S3 is away, and the sign taken back; False when that lasts for TO_END seconds."""
+        """The last poll, repeated while S3 is away, and the removal of the sign; False after TO_END seconds."""
         until = time.monotonic() + TO_END
-        while not self.look() or any(link.waits(is_node_s) for link in self.links):
+        while not self.look() or any(folder.waits(is_node_s) for folder in self.folders):
             if time.monotonic() > until:
                 return False
             time.sleep(EVERY)
@@ -178,7 +178,7 @@ def is_node_s(name: str) -> bool:
 
 
 def is_obeyed(name: str) -> bool:
-    """Whether a request is taken back by the node that has done what it asks."""
+    """Whether the node that obeys a request withdraws it."""
     return name == "stop"
 
 

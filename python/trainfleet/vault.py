@@ -1,4 +1,4 @@
-"""Secrets that a node takes by reference, where its engine hands over none: TRAINFLEET_SECRET_AT_<NAME> says where NAME's is.
+"""Secrets by reference, for engines that pass none to a node: TRAINFLEET_SECRET_AT_<NAME> says where NAME's value is.
 
 A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The node's role reads it; the
 value is in this process's environment and in those of the processes that it starts, and nowhere else.
@@ -18,7 +18,7 @@ TRIES = 5
 
 
 def take(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Puts the value of each secret that is referred to in its place.
+    """Replaces each reference in the environment by the secret's value.
 
     Raises:
         BackendError: one can't be read.

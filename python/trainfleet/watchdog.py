@@ -1,11 +1,12 @@
-"""Whether the ranks get on, judged from their heartbeats alone, and who does not when they don't. Pure but for reading files.
+"""Decides from heartbeats alone whether the ranks make progress, and if not, which one is to blame. Pure but for reading files.
 
-A rank is silent when its beat goes stale while nobody makes a step: its process is stopped or dead, or its node is. The ranks are
-stuck when all are alive and none gets on: then their stacks tell the odd one. How long is too long depends on the phase, and on
-how long this run's steps are. A stale file alone is no alarm: a shared file system may pause for a minute under one that trains.
+A rank is silent when its heartbeat goes stale while no rank completes a step: its process is stopped or dead, or its node is. The
+ranks are stuck when all are alive and none makes progress: then their stacks show the odd one. The time limit depends on the
+phase and on how long this run's steps take. A stale file alone is no alarm: a shared file system may pause for a minute during
+training.
 
-A look costs O(ranks), and next to nothing for those that left no new beat (tests/bench/bench_fleet.py). It runs wherever the run
-folder can be read: in the launcher, or on node 0 of a job that no launcher can see.
+A poll costs O(ranks), and next to nothing for ranks without a new heartbeat (tests/bench/bench_fleet.py). It runs wherever the
+run folder can be read: in the launcher, or on node 0 of a job that no launcher can see.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from . import fence, wires
+from . import fence, links
 from .beats import Beat, Beats, stage
 from .heartbeat import EVERY
 from .stacks import Stacks, ask, odd_one
@@ -27,7 +28,7 @@ STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
 SLOW_SHARE = 0.2  # if that costs at least this part of a step
 SLOW_LOOKS = 30  # beats in a row
-RECENT, ITSELF = 32, 1.5  # steps of all ranks: when these take so many times what steps took at their best, the run is slow
+RECENT, ITSELF = 32, 1.5  # the run is slow when its last RECENT steps take ITSELF times as long as at their best
 BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
 
 
@@ -69,7 +70,7 @@ class Alarm:
 
 @dataclass(slots=True)
 class Seen:
-    """What is remembered of one rank: its newest beat, and when (by our clock) that and its place were new."""
+    """The state of one rank: its newest beat, and when (by our clock) the beat and the position in it changed last."""
 
     beat: Beat
     heard: float
@@ -79,7 +80,7 @@ class Seen:
 
 @dataclass
 class Watchdog:
-    """Looks at the beats of one attempt of `ranks` ranks; `began` and every `now` are seconds of one clock, ours."""
+    """Watches one attempt of `ranks` ranks; `began` and every `now` are seconds of one clock, ours."""
 
     ranks: int
     began: float
@@ -89,10 +90,10 @@ class Watchdog:
     latest: Seen | None = None  # the rank that moved last
     looked: float = 0.0
     usual_step: float | None = None  # the median of the steps seen; None before there is one
-    best: float = float("inf")  # that, at its least
+    best: float = float("inf")  # the least that it has been
 
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
-        """Takes in the beats that may be new; an alarm when they are not those of a job that gets on."""
+        """Takes in beats that may be new; an alarm when the job makes no progress."""
         gap, self.looked = now - (self.looked or now), now
         moved = self._hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
@@ -102,12 +103,12 @@ class Watchdog:
         return self._missing(now) or self._silent(now, gap) or self._stuck() or self._over(now)
 
     def hear(self, beats: Mapping[int, Beat], now: float) -> None:
-        """Takes in the beats that may be new."""
+        """Takes in beats that may be new."""
         self._hear(beats.values(), now)
 
     @property
     def slower(self) -> float:
-        """How many times as long as at their best the newest steps take; 0 while that is no more than ITSELF."""
+        """The duration of the newest steps over their best; 0 while that is at most ITSELF."""
         recent = list(self.steps)[-RECENT:]
         times = median(recent) / self.best if len(recent) == RECENT else 0.0
         return times if times > ITSELF else 0.0
@@ -120,7 +121,7 @@ class Watchdog:
         return [seen.beat for seen in found]
 
     def _hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
-        """Takes beats in; the ranks that have moved since the one before."""
+        """Takes beats in; the ranks whose position has changed."""
         ranks, found = self.seen, []
         for beat in beats:
             rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = beat  # this is done for every rank
@@ -143,7 +144,7 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts, for each rank that has moved, in how many beats in a row it was slow."""
+        """Counts, for each rank whose position has changed, the beats in a row in which it was slow."""
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
@@ -162,7 +163,7 @@ class Watchdog:
         return Alarm(f"{who} gave no sign of life in {now - self.began:.0f} s", missing[0])
 
     def _silent(self, now: float, gap: float) -> Alarm | None:
-        """Ranks whose beat is stale, when nobody gets on meanwhile. Between two looks, `gap` seconds, nobody can be heard."""
+        """An alarm for ranks whose heartbeat is stale while none makes progress. `gap`: seconds since the last poll."""
         if self.latest is None or len(self.seen) < self.ranks:
             return None
         heard = [seen for seen in self.seen.values() if seen.beat.phase != "end"]
@@ -182,7 +183,7 @@ class Watchdog:
         return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
-        """All alive, and by their own word nobody has moved for longer than the phase may take."""
+        """An alarm when all are alive, and by their own word none has moved for longer than the phase may take."""
         latest = self.latest
         if latest is None or len(self.seen) < self.ranks:
             return None
@@ -195,7 +196,7 @@ class Watchdog:
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:
-        """All ranks have ended, and what they ran in goes on: an agent is stopped, and the others wait for it."""
+        """An alarm when all ranks have ended but torchrun has not: an agent is stopped, and the others wait for it."""
         latest = self.latest
         if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
             return None
@@ -210,7 +211,7 @@ def _heard(seen: Seen) -> float:
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
-    """Whether a rank's own work takes much longer than the others'. `busy`: of all ranks, in order, this one's among them."""
+    """Whether a rank's own work takes much longer than the others'. `busy`: the sorted times of all ranks, this one included."""
     if len(busy) < 2 or beat.phase != "step":
         return False
     usual = median_without(busy, bisect_left(busy, beat.busy_seconds))
@@ -230,13 +231,13 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 class Sentry:
     """A watchdog over the heartbeat files of a run folder, for one of the launcher's attempts.
 
-    Where an engine starts the ranks again by itself (fence.py), it watches the newest start, from the beginning.
+    When an engine restarts the ranks by itself (fence.py), it starts over with the newest start.
     """
 
     def __init__(self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None) -> None:
         self.folder, self.ranks, self.order, self.limits = folder, ranks, attempt, limits or Limits()
         self.looked, self.pause = 0.0, EVERY / 2
-        self.wires, self.asked, self.named = dict[int, wires.Wires](), 0.0, set[int]()
+        self.links, self.asked, self.named = dict[int, links.NodeLinks](), 0.0, set[int]()
         self._begin(attempt)
 
     def _begin(self, number: int) -> None:
@@ -244,9 +245,9 @@ class Sentry:
         self.beats, self.dog = Beats(self.folder, number), Watchdog(self.ranks, time.monotonic(), self.limits)
 
     def look(self) -> Alarm | None:
-        """An alarm, with the odd rank out named by its stacks where the heartbeats could not say. Looks at its own pace.
+        """An alarm, with the odd rank out named by its stacks where heartbeats don't show it. Polls at its own pace.
 
-        On a slow file system, or at many nodes, it looks less often, so that reading takes BUSY_SHARE of the time at most.
+        On a slow file system, or with many nodes, it polls less often, so that reading takes at most BUSY_SHARE of the time.
         """
         now = time.monotonic()
         if now - self.looked < self.pause:
@@ -261,7 +262,7 @@ class Sentry:
         return self._blame(alarm) if alarm else None
 
     def alive(self, within: float) -> frozenset[int]:
-        """The nodes of which a beat has come in the last `within` seconds, by this machine's clock."""
+        """The nodes with a new beat in the last `within` seconds, by this machine's clock."""
         now = time.monotonic()
         self.dog.hear({rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}, now)
         return frozenset(seen.beat.node for seen in self.dog.seen.values() if now - seen.heard < within)
@@ -271,12 +272,12 @@ class Sentry:
         return self.dog.slow()
 
     def slow_links(self) -> dict[int, str]:
-        """The nodes whose links turn out to be bad while the run is slower than it was, in words; each once in an attempt."""
+        """The nodes with bad links while the run is slower than it was, with the reason; each once in an attempt."""
         now = time.monotonic()
-        if not self.dog.slower or now - self.asked < 2 * wires.EVERY:
+        if not self.dog.slower or now - self.asked < 2 * links.EVERY:
             return {}
-        before, self.wires, self.asked = self.wires, wires.read_wires(self.folder, self.number), now
-        found = wires.slow_nodes(before, self.wires) if before else {}
+        before, self.links, self.asked = self.links, links.read_links(self.folder, self.number), now
+        found = links.slow_nodes(before, self.links) if before else {}
         told = f"; steps take {self.dog.slower:.1f} times what they took"
         new = {node: why + told for node, why in found.items() if node not in self.named}
         self.named |= set(new)

@@ -20,7 +20,7 @@ from pathlib import Path
 from trainfleet import events
 from trainfleet.beats import Beat, Beats, write_beats
 from trainfleet.engine.tree import FAN, levels
-from trainfleet.heartbeat import Node, Orders
+from trainfleet.heartbeat import Instructions, NodeMemory
 from trainfleet.nodes.pace import MOST_NODES
 from trainfleet.report.summary import status
 from trainfleet.runs import Run
@@ -66,13 +66,13 @@ def leave(folder: Path, ranks: int, step: int) -> int:
 
 def beat(folder: Path, ranks: int) -> str:
     """A node's second: its ranks leave their beats, and one of them does the round."""
-    node, mine = Node(folder, 0, 1), list(beats_of(min(ranks, LOCAL), 1).values())
+    node, mine = NodeMemory(folder, 0, 1), list(beats_of(min(ranks, LOCAL), 1).values())
 
     def second() -> None:
         for one in mine:
             node.leave(one)
-            node.heed()
-        node.tell(Orders())
+            node.read_instructions()
+        node.write_instructions(Instructions())
         node.publish(1)
 
     seconds = cpu(second)

@@ -49,7 +49,7 @@ ranks.run_all(sys.argv[1:])"""
 def test_ranks_whose_launcher_is_gone_save_a_step_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     run = bench.prepare("orphans", 2, **LONG)
     monkeypatch.setenv(lease.VARIABLE, "2")
-    with lease.Office(run):
+    with lease.Lease(run):
         process = bench.start(run, 2, "-c", QUICK.format(folder=str(Path(__file__).parent)))
         ranks.await_step(run, 3, process)
         time.sleep(4)

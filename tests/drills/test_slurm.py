@@ -19,7 +19,7 @@ from fleet.slurmlab import Slurm, cluster
 from trainfleet.backends import terms_of
 from trainfleet.backends.slurm import Slurm as Backend
 from trainfleet.config import Settings, load, load_resolved
-from trainfleet.lease import read_tenure
+from trainfleet.lease import read_holder
 from trainfleet.plan.estimate import list_price
 from trainfleet.plan.job import tokenize_job
 from trainfleet.plan.request import Request
@@ -354,7 +354,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     first.kill()
     first.communicate()
     second = begin(desk, "train")
-    until(lambda: read_tenure(run.folder).pid == second.pid, "the launcher that follows the job in the queue")  # type: ignore[union-attr]
+    until(lambda: read_holder(run.folder).pid == second.pid, "the launcher that follows the job in the queue")  # type: ignore[union-attr]
     (desk / "breaks").touch()
     hold.unlink()
     said = finish(second, code=1)

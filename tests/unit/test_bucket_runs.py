@@ -18,11 +18,10 @@ import pytest
 
 import trainfleet
 from s3server import Application, busy, serve
-from trainfleet import link as linking
-from trainfleet import runs, s3, uplink
+from trainfleet import folder_sync, runs, s3, uplink
 from trainfleet.backends.remote import Bucket
 from trainfleet.errors import BackendError, RunError, S3Error
-from trainfleet.link import PART, STATE, Link, travels
+from trainfleet.folder_sync import PART, STATE, FolderSync, travels
 
 ROOT = "s3://bucket/some"
 RUN = f"{ROOT}/runs/demo"
@@ -90,7 +89,7 @@ def write(folder: Path, name: str, content: str | bytes, mode: str = "w") -> Non
 
 
 def push(folder: Path) -> None:
-    Link(folder, RUN).push(uplink.is_node_s)
+    FolderSync(folder, RUN).push(uplink.is_node_s)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -172,8 +171,8 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
     server: Counting, here: Path, node: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files grow, are replaced and cut back; pushes and looks are cut off at any request; S3 is busy one time in ten."""
-    monkeypatch.setattr(linking, "PART", 50)
-    monkeypatch.setattr(linking, "ROOM", 3)
+    monkeypatch.setattr(folder_sync, "PART", 50)
+    monkeypatch.setattr(folder_sync, "ROOM", 3)
     draw, server.refuse = random.Random(seed), 0.1
     names = ("metrics.jsonl", "logs/node-0.log", "results.json", "events/node-0-1.jsonl", "tensorboard/a")
 
@@ -219,7 +218,7 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
                 cut_off(node_s)
             case "look":
                 cut_off(lambda: place().refresh())
-    link = Link(node, RUN)
+    link = FolderSync(node, RUN)
     link.push(uplink.is_node_s)
     while link.waits(uplink.is_node_s):
         link.push(uplink.is_node_s)
@@ -228,7 +227,7 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
 
 
 def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Counting, here: Path, node: Path) -> None:
-    link = Link(node, RUN)
+    link = FolderSync(node, RUN)
     for ask in (place().ask_to_stop, *[lambda: s3.write(f"{RUN}/asked/stop", b"")] * 2):  # by a person, and by launchers
         ask()
         link.pull(uplink.is_asked, "asked/")
@@ -244,7 +243,7 @@ def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Count
 
 def test_what_sigterm_leaves_on_a_node_stays_there(server: Counting, here: Path, node: Path) -> None:
     """An engine that ends an attempt sends it, and the next attempt must not be asked to stop."""
-    link = Link(node, RUN)
+    link = FolderSync(node, RUN)
     write(node, "stop", "")
     link.push(uplink.is_node_s, uplink.is_obeyed)
     assert s3.read(f"{RUN}/asked/stop") is None
@@ -260,7 +259,7 @@ def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counti
                        "heartbeats/dump": "12", "events/launcher-a.jsonl": "{}\n", "handle.json": "{}"}.items():  # fmt: skip
         write(mine.folder, name, text)
     launcher.refresh()
-    there = Link(node, RUN)
+    there = FolderSync(node, RUN)
     there.pull(uplink.is_asked, "asked/")
     there.pull(lambda name: bool(uplink.RESTORED.fullmatch(name)))
     assert sorted(files(node)) == ["config.yaml", "heartbeats/attempts/3", "heartbeats/dump", "results.json"]
@@ -340,7 +339,7 @@ def test_it_can_not_fill_this_disk_or_follow_a_link(server: Counting, here: Path
     with pytest.raises(RunError, match="is not what a run folder has there"):
         place().refresh()
     (here / "runs/demo/logs").unlink()
-    monkeypatch.setattr(linking, "SPARE", 1 << 60)
+    monkeypatch.setattr(folder_sync, "SPARE", 1 << 60)
     with pytest.raises(RunError, match="can't write"):
         place().refresh()
     assert not list(outside.iterdir()) and not (here / "runs/demo/results.json").exists()

@@ -98,7 +98,7 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
     costs = Budget(run, config, P5)
     assert not costs.is_spent(), "it has just begun"
     costs.price = 1e9
-    Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs).carry_out(request)  # type: ignore[arg-type]
+    Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs).run_attempt(request)  # type: ignore[arg-type]
     assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
 
 
@@ -148,5 +148,5 @@ def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Pat
     request, said = Request(Job("train", "x", run.folder, 1, 1, "m", (), True), (Artifact("node-0.sh", "x"),)), list[str]()
     follower = Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, P5))  # type: ignore[arg-type]
     follower.ends = time.time() + 301.0  # a second from the moment at which it has to save
-    follower.carry_out(request)
+    follower.run_attempt(request)
     assert run.stop.exists() and said[0].startswith("the capacity block ends; next: make setup") and follower.backend.looks > 2  # type: ignore[attr-defined]

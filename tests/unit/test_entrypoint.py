@@ -120,30 +120,30 @@ def sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def carry_out(home: Path, *words: str) -> int:
-    return entrypoint.carry_out(parse(["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--", *words]))
+def run_node(home: Path, *words: str) -> int:
+    return entrypoint.run_node(parse(["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--", *words]))
 
 
 def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
     sagemaker: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-01-01 0123456789ab")
-    assert carry_out(home, "part", "0") == 0, "who planned it did not say"
+    assert run_node(home, "part", "0") == 0, "who planned it did not say"
     monkeypatch.setenv(entrypoint.LOCK, "cpu 2026-11-20 ba9876543210")
     with pytest.raises(BackendError, match="other versions than the config's stack") as caught:
-        carry_out(home, "part", "0")
+        run_node(home, "part", "0")
     assert caught.value.why == "it is of the lock cpu 2026-01-01 0123456789ab, the config's stack of cpu 2026-11-20 ba9876543210"
     assert caught.value.why in sagemaker.read_text()
     log = (home / "runs/x/logs/node-0.log").read_text()
     assert caught.value.why in log and log.count("node 0 of 1") == 1, "the job did not start a second time"
     sagemaker.unlink()
     monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-11-20 ba9876543210")
-    assert carry_out(home, "part", "0") == 0 and not sagemaker.exists()
+    assert run_node(home, "part", "0") == 0 and not sagemaker.exists()
 
 
 def test_a_failure_s_reason_is_left_for_sagemaker(sagemaker: Path, home: Path) -> None:
-    assert carry_out(home, "part", "0") == 0 and not sagemaker.exists()
-    assert carry_out(home, "part", "3") == 3
+    assert run_node(home, "part", "0") == 0 and not sagemaker.exists()
+    assert run_node(home, "part", "3") == 3
     assert sagemaker.read_text().startswith("node 0: exit code 3; its last lines:\n") and "node 0 of 1" in sagemaker.read_text()
 
 
@@ -152,7 +152,7 @@ def test_what_a_rank_said_of_itself_is_the_reason(sagemaker: Path, home: Path) -
     for order, message in ((1, "old"), (2, "first"), (2, "second")):
         run.record("fault", order=order, rank=0, node=0, error="DataError", message=message * 999, why="w", next="make tokenize")
         time.sleep(0.01)
-    assert carry_out(home, "part", "1") == 1
+    assert run_node(home, "part", "1") == 1
     assert sagemaker.read_text().startswith("node 0: DataError: firstfirst") and len(sagemaker.read_text()) == entrypoint.REASON
 
 
@@ -161,10 +161,10 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
 ) -> None:
     monkeypatch.setenv("KEY", str(home))
     monkeypatch.setenv("TRAINFLEET_SECRETS", "KEY")
-    assert carry_out(home, "part", "1") == 1
+    assert run_node(home, "part", "1") == 1
     assert str(home) not in sagemaker.read_text() and "***" in sagemaker.read_text()
     monkeypatch.setitem(TERMS, "sagemaker", Terms(failure=Path("/proc/none/failure")))
-    assert carry_out(home, "part", "5") == 5
+    assert run_node(home, "part", "5") == 5
     assert "the reason of the failure can't be left" in capsys.readouterr().err
 
 
@@ -172,7 +172,7 @@ def test_a_node_that_can_t_begin_leaves_why(sagemaker: Path, home: Path, monkeyp
     monkeypatch.setitem(READERS, "sagemaker", lambda: Seat(1, 2, "127.0.0.1", 1))
     order = ["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--ranks", "1", "--wait", "0.3", "--", "part", "0"]
     with pytest.raises(BackendError, match="node 0 of 2 has not come"):
-        entrypoint.carry_out(parse(order))
+        entrypoint.run_node(parse(order))
     assert "node 0 of 2 has not come" in sagemaker.read_text() and "next: " in sagemaker.read_text()
     log = (home / "runs/x/logs/node-1.log").read_text()
     assert "waiting for node 0" in log and "node 0 of 2 has not come" in log

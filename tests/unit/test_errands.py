@@ -13,7 +13,7 @@ from trainfleet.errors import InputError
 from trainfleet.nodes import errand
 from trainfleet.nodes.answers import Untrue
 from trainfleet.nodes.fetch import read_listing
-from trainfleet.nodes.stream import MARK, _after_mark, said
+from trainfleet.nodes.stream import OUTPUT_BEGINS, _after_mark, said
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"
 
@@ -26,7 +26,7 @@ def sent(data: bytes) -> list[str]:
 
 def test_an_order_is_the_words_of_a_verb_and_shows_nothing_in_a_process_list() -> None:
     config = load(Settings(CONFIG))[0]
-    line = errand.order("sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"})
+    line = errand.encode("sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"})
     assert line.count(b"\n") == 1
     verb, config_word, prompt = sent(line)
     assert (verb, prompt) == ("sample", "PROMPT=a 'b'\n$(c)")
@@ -64,11 +64,11 @@ def test_a_list_of_files_names_plain_files_only() -> None:
 
 
 def test_a_greeting_is_no_part_of_an_answer_wherever_the_bytes_are_cut() -> None:
-    whole = b"Welcome\n" + MARK + b"yes\n" + MARK
-    assert said(whole) == b"yes\n" + MARK and said(b"no mark") == b"no mark"
+    whole = b"Welcome\n" + OUTPUT_BEGINS + b"yes\n" + OUTPUT_BEGINS
+    assert said(whole) == b"yes\n" + OUTPUT_BEGINS and said(b"no mark") == b"no mark"
     for cut in range(len(whole)):
         found: list[bytes] = []
         take = _after_mark(found.append)
         take(whole[:cut])
         take(whole[cut:])
-        assert b"".join(found) == b"yes\n" + MARK
+        assert b"".join(found) == b"yes\n" + OUTPUT_BEGINS

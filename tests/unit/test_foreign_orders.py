@@ -26,9 +26,9 @@ from trainfleet.cli import explained
 from trainfleet.config import Settings
 from trainfleet.errors import TrainfleetError
 from trainfleet.fence import Attempt
-from trainfleet.heartbeat import Node, Orders
+from trainfleet.heartbeat import Instructions, NodeMemory
 from trainfleet.launch.settings import config_of
-from trainfleet.lease import FILE, Tenure, Vigil, newest_tenure, read_tenure
+from trainfleet.lease import FILE, Holder, Vacancy, newest_holder, read_holder
 from trainfleet.plan.job import Job, Written, train_job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.runs import Run
@@ -41,7 +41,7 @@ def look(run: Run) -> None:
     order = Local()
     for read in (
         lambda: fence.current(run.folder), lambda: fence.begin(run.folder), lambda: stacks.asked(run.folder), lambda: stacks.Stacks(run.folder, 0).read(),
-        lambda: read_beats(run.folder, 1), lambda: read_tenure(run.folder), lambda: newest_tenure(run.folder), lambda: kept(run),
+        lambda: read_beats(run.folder, 1), lambda: read_holder(run.folder), lambda: newest_holder(run.folder), lambda: kept(run),
         lambda: order.status(order.find(run)), lambda: order.stop(order.find(run), at_once=False),
     ):  # fmt: skip
         try:
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Run:
     request = Request(train_job(config), (Artifact("node-0.sh", "#!/bin/sh\n"),))
     keep(run, Handle("local", str(run.folder), request.token, 1), request)
     fence.begin(run.folder)
-    for name, content in {FILE: json.dumps(asdict(Tenure("here", 1, 3, 5.0))), "heartbeats/dump": "5.0", "logs/stacks-rank-0.txt": "x\n",
+    for name, content in {FILE: json.dumps(asdict(Holder("here", 1, 3, 5.0))), "heartbeats/dump": "5.0", "logs/stacks-rank-0.txt": "x\n",
                           "nodes/node-0": f"4711 5 6 {request.token}\n", "nodes/node-0.exit": "0\n"}.items():  # fmt: skip
         (run.folder / name).parent.mkdir(exist_ok=True)
         (run.folder / name).write_text(content)
@@ -85,7 +85,7 @@ def test_a_job_is_kept_whole(run: Run) -> None:
 
 def test_what_is_right_is_read(run: Run) -> None:
     assert fence.current(run.folder) == Attempt(1, 1) and stacks.asked(run.folder) == "5.0"
-    assert read_beats(run.folder, 1) == {0: BEAT} and read_tenure(run.folder) == Tenure("here", 1, 3, 5.0)
+    assert read_beats(run.folder, 1) == {0: BEAT} and read_holder(run.folder) == Holder("here", 1, 3, 5.0)
     found = kept(run)
     assert found and found[0].nodes == 1 and found[0].token == found[1].token
     assert Local().status(Local().find(run)).exits == {0: 0}
@@ -119,7 +119,7 @@ def test_each_key_of_another_kind_is_refused_with_its_name(run: Run, name: str) 
         for value in (*VALUES, *RAW):
             path.write_bytes(encoded(record, key, value, None))
             try:
-                read_tenure(run.folder), kept(run)
+                read_holder(run.folder), kept(run)
             except TrainfleetError as error:
                 assert str(path) in str(error) and (isinstance(value, bytes) or key[-1] in str(error)), (key, value, str(error))
             else:
@@ -162,13 +162,13 @@ ORDERS: tuple[Callable[[Path], object], ...] = (
 
 @pytest.mark.parametrize("harm", ORDERS)
 def test_what_the_ranks_of_a_node_tell_each_other_is_not_believed_either(run: Run, harm: Callable[[Path], object]) -> None:
-    node = Node(run.folder, 0, 1)
-    told = Orders(3, 4, "x", Vigil(1.0, True, 2.0), 5.0)
-    node.tell(told)
-    assert node.heed() == told
+    node = NodeMemory(run.folder, 0, 1)
+    told = Instructions(3, 4, "x", Vacancy(1.0, True, 2.0), 5.0)
+    node.write_instructions(told)
+    assert node.read_instructions() == told
     (node.place / "orders").unlink()
     harm(node.place / "orders")
-    assert node.heed() == Orders()
+    assert node.read_instructions() == Instructions()
     node.forget()
 
 

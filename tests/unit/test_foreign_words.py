@@ -50,7 +50,7 @@ def test_no_escape_sequence_of_a_node_reaches_the_terminal(tmp_path: Path, verb:
 def test_the_launcher_s_words_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = plant(tmp_path)
     with guarded():
-        handover.Words(run).show()
+        handover.LauncherLogs(run).show()
     said = capsys.readouterr().out
     assert "\\x1b]0;owned\\x07" in said and not RAW.search(said)
 

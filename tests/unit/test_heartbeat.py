@@ -17,7 +17,7 @@ import pytest
 from trainfleet import beats, heartbeat, lease
 from trainfleet.beats import Beat, Beats, read_beats, write_beats
 from trainfleet.heartbeat import Heart
-from trainfleet.lease import Tenure, Vigil
+from trainfleet.lease import Holder, Vacancy
 
 RANK = """import sys, time; from pathlib import Path; from trainfleet import heartbeat
 heartbeat.EVERY = 0.1
@@ -133,26 +133,26 @@ def test_where_memory_is_another_user_s_the_run_folder_serves(tmp_path: Path, mo
     assert heart.node.place.is_relative_to(tmp_path / "run") and read_beats(tmp_path / "run", 1)
 
 
-def tenure(time: float, code: int | None = None) -> Tenure:
-    return Tenure("node0", 1, 1, time, code)
+def holder(time: float, code: int | None = None) -> Holder:
+    return Holder("node0", 1, 1, time, code)
 
 
 def test_a_lease_falls_vacant_when_it_was_renewed_and_is_no_more() -> None:
-    vigil = Vigil()
+    vigil = Vacancy()
     for moment in (1.0, 2.0, 3.0):
-        vigil = vigil.look(tenure(moment), 5.0)
+        vigil = vigil.look(holder(moment), 5.0)
         assert vigil.vacant == 0.0
     for looks in (1, 2, 3):
-        vigil = vigil.look(tenure(3.0), 5.0)
+        vigil = vigil.look(holder(3.0), 5.0)
         assert vigil.vacant == 5.0 * looks
-    assert vigil.look(tenure(4.0), 5.0).vacant == 0.0, "a standby has taken over"
+    assert vigil.look(holder(4.0), 5.0).vacant == 0.0, "a standby has taken over"
     assert vigil.look(None, 5.0).vacant == 0.0
 
 
 def test_what_a_launcher_of_another_day_left_is_not_waited_for() -> None:
-    vigil = Vigil()
+    vigil = Vacancy()
     for _ in range(100):
-        vigil = vigil.look(tenure(1.0), 5.0)
+        vigil = vigil.look(holder(1.0), 5.0)
     assert vigil.vacant == 0.0
 
 
@@ -163,7 +163,7 @@ class Alone:
         self.said = list[float]()
         self.heart = Heart(folder, 0, 0, 1, patience)
         self.heart.alone = self.said.append
-        self.office = lease.Office(folder)
+        self.lease = lease.Lease(folder)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_without_a_launcher_is_told_once(tmp_path: Path, quick: None) -> None:
     alone = Alone(tmp_path, patience=0.5)
-    with alone.office:
+    with alone.lease:
         time.sleep(1.0)
         assert not alone.said
     until(lambda: alone.said)
@@ -186,7 +186,7 @@ def test_a_rank_without_a_launcher_is_told_once(tmp_path: Path, quick: None) -> 
 
 def test_a_rank_that_may_be_without_a_launcher_is_not(tmp_path: Path, quick: None) -> None:
     alone = Alone(tmp_path, patience=0.0)
-    with alone.office:
+    with alone.lease:
         time.sleep(0.3)
     time.sleep(1.0)
     assert not alone.said
@@ -197,7 +197,7 @@ STUCK = """import sys, time; from pathlib import Path; from trainfleet import he
 heartbeat.EVERY, heartbeat.LEASE_EVERY, heartbeat.TO_LEAVE = 0.02, 0.1, 0.5
 heart = heartbeat.Heart(Path(sys.argv[1]), 0, 0, 1, 0.5)
 lease.EVERY = 0.02
-with lease.Office(Path(sys.argv[1])): time.sleep(0.5)
+with lease.Lease(Path(sys.argv[1])): time.sleep(0.5)
 time.sleep(60)"""
 
 

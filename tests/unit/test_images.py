@@ -223,7 +223,7 @@ def test_a_password_of_pip_s_is_shown_by_no_builder(
     building.hide_passwords({"extra-index-url": "https://a:canary-1@x https://b:canary-2@y"})
     fake(path, "buildah", "echo canary-1; echo canary-2 >&2; exit 3")
     with pytest.raises(ImageError):
-        building.carry_out(Builder("buildah"), ["buildah", "build"], "no", building.TROUBLES)
+        building.run_builder(Builder("buildah"), ["buildah", "build"], "no", building.TROUBLES)
     assert "canary" not in capsys.readouterr().out
     for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
         monkeypatch.delenv(name)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from s3server import serve
-from trainfleet import parting, s3, vault
+from trainfleet import exit_codes, s3, vault
 from trainfleet.errors import BackendError
-from trainfleet.parting import ELSEWHERE, Parting, code_of
+from trainfleet.exit_codes import ELSEWHERE, ExitCodes, code_of
 from trainfleet.supervisor import stamp
 from trainfleet.uplink import BUCKET
 from trainfleet.watch import alone
@@ -25,7 +25,7 @@ AGAIN = alone.AGAIN
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parting, "EVERY", 0.02)
+    monkeypatch.setattr(exit_codes, "EVERY", 0.02)
     with serve(lambda application: application):
         yield
 
@@ -49,7 +49,7 @@ def test_a_secret_that_can_t_be_read_is_named_with_what_the_role_needs(bucket: N
     assert caught.value.where == "/trainfleet/x/ABSENT" and "ssm:GetParameter" in caught.value.next
 
 
-# parting.py
+# exit_codes.py
 
 
 def signs(*nodes: int) -> None:
@@ -59,14 +59,14 @@ def signs(*nodes: int) -> None:
 
 def test_the_first_node_stays_until_the_others_have_left_and_knows_how(bucket: None) -> None:
     signs(1, 2)
-    first, said, found = Parting(ROOT, "job-1"), list[str](), dict[int, int | None]()
-    waiting = threading.Thread(target=lambda: found.update(first.gather(3, said.append)))
+    first, said, found = ExitCodes(ROOT, "job-1"), list[str](), dict[int, int | None]()
+    waiting = threading.Thread(target=lambda: found.update(first.collect(3, said.append)))
     waiting.start()
-    Parting(ROOT, "job-1").leave(1, 0, said.append)
-    Parting(ROOT, "job-0").leave(2, 5, said.append)  # of the attempt before
+    ExitCodes(ROOT, "job-1").publish(1, 0, said.append)
+    ExitCodes(ROOT, "job-0").publish(2, 5, said.append)  # of the attempt before
     waiting.join(0.5)
     assert waiting.is_alive() and not found
-    Parting(ROOT, "job-1").leave(2, 7, said.append)
+    ExitCodes(ROOT, "job-1").publish(2, 7, said.append)
     waiting.join(10)
     assert found == {1: 0, 2: 7}
     assert [one.address for one in s3.list_objects(f"{ROOT}/exits/")] == [f"{ROOT}/exits/job-0/2"], "its own are taken away"
@@ -74,14 +74,14 @@ def test_the_first_node_stays_until_the_others_have_left_and_knows_how(bucket: N
 
 def test_a_node_that_is_silent_is_not_waited_for(bucket: None, monkeypatch: pytest.MonkeyPatch) -> None:
     signs(1)
-    monkeypatch.setattr(parting, "SILENT", -1.0)
-    assert Parting(ROOT, "j").gather(2, lambda words: None) == {1: None}
+    monkeypatch.setattr(exit_codes, "SILENT", -1.0)
+    assert ExitCodes(ROOT, "j").collect(2, lambda words: None) == {1: None}
 
 
 def test_one_that_never_came_is_given_its_time(bucket: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parting, "LATE", 0.3)
+    monkeypatch.setattr(exit_codes, "LATE", 0.3)
     began = time.monotonic()
-    assert Parting(ROOT, "j").gather(2, lambda words: None) == {1: None}
+    assert ExitCodes(ROOT, "j").collect(2, lambda words: None) == {1: None}
     assert time.monotonic() - began >= 0.3
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_exit_code_counts_as_a_failure(text: bytes, bucket: None) -> 
     signs(1)
     s3.write(f"{ROOT}/exits/j/1", text)
     s3.write(f"{ROOT}/exits/j/not-a-node", b"0")
-    assert Parting(ROOT, "j").gather(2, lambda words: None) == {1: 1}
+    assert ExitCodes(ROOT, "j").collect(2, lambda words: None) == {1: 1}
 
 
 def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(monkeypatch: pyt
 
     monkeypatch.setattr(s3, "write", refuse)
     said: list[str] = []
-    Parting(ROOT, "j").leave(1, 0, said.append)
+    ExitCodes(ROOT, "j").publish(1, 0, said.append)
     assert said == ["node 0 does not know that this node has ended: gives no good answer"]
 
 

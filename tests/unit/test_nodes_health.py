@@ -18,7 +18,7 @@ from trainfleet.nodes.operations import Wanted
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
 from trainfleet.runs import Run
-from trainfleet.watch.nccl import Words
+from trainfleet.watch.nccl import FabricLog
 from unit.test_nodes_operations import P3DN_READY, PLAIN, READY, wanted
 
 
@@ -155,12 +155,12 @@ def test_a_job_s_own_words_are_heard_once_and_after_its_first_step(tmp_path: Pat
     run.logs.mkdir()
     log = run.logs / "node-0.log"
     log.write_text(GOOD)  # of an earlier attempt
-    words = Words(run, tmp_path, "p4d.24xlarge")
+    words = FabricLog(run, tmp_path, "p4d.24xlarge")
     log.write_text(GOOD + "x NCCL INFO NET/Socket : Using [0]ens5:172.31.0.112<0>\n")
     assert words.wrong() == []
     run.metrics.write_text("{}\n")
     assert [why.partition(":")[0] for why in words.wrong()] == ["NCCL did not choose EFA"] and words.wrong() == []
-    silent = Words(run, tmp_path, "p4d.24xlarge")
+    silent = FabricLog(run, tmp_path, "p4d.24xlarge")
     run.metrics.write_text("{}\n")
     assert silent.wrong() == [], "who was not asked to speak is no fault of the fabric"
 

@@ -87,13 +87,13 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def carry_out(run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int) -> Outcome:
+def run_attempt(run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int) -> Outcome:
     request = Request(Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),))
     asked = Interrupts()
     asked.pressed = sum(interrupts)
     run.update_results(status="running", unattended=True)
     run.record("launched", nodes=2, ranks_per_node=1)
-    return Follower(backend, Here(run), run, asked, show, lambda text: None, costs).carry_out(request)  # type: ignore[arg-type]
+    return Follower(backend, Here(run), run, asked, show, lambda text: None, costs).run_attempt(request)  # type: ignore[arg-type]
 
 
 def money(run: Run, limit: float | None = None) -> Budget:
@@ -111,7 +111,7 @@ def test_a_quarter_of_an_hour_in_the_queue_is_no_fault_and_costs_nothing(run: Ru
             assert costs.spent(time.time()) == 0, "nobody is paid for a queue"
             assert f"queued: {REASON}" in summary(run)
 
-    outcome = carry_out(run, Queue(clock, QUARTER), show, costs)
+    outcome = run_attempt(run, Queue(clock, QUARTER), show, costs)
     assert not outcome.failed and outcome.alarm is None
     assert shown[0] == REASON and shown.count(REASON) >= QUARTER / 5 and "the image is pulled" in shown
     events = [(event["event"], event.get("reason", "")) for event in run.read_events()]
@@ -129,26 +129,26 @@ def test_its_ranks_are_watched_from_the_moment_that_it_runs(run: Run, clock: Clo
             super().__init__(*words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(follow, "Sentry", Sentry)
-    carry_out(run, Queue(clock, QUARTER, retries=True), lambda waits: None, money(run))
+    run_attempt(run, Queue(clock, QUARTER, retries=True), lambda waits: None, money(run))
     assert [round(moment - QUARTER) for moment in began] == [60, 300], "and anew in the attempt that the engine starts by itself"
 
 
 def test_what_an_engine_queues_again_is_not_paid_for_meanwhile(run: Run, clock: Clock) -> None:
     costs = money(run)
-    carry_out(run, Queue(clock, 0.0, retries=True), lambda waits: None, costs)
+    run_attempt(run, Queue(clock, 0.0, retries=True), lambda waits: None, costs)
     run.record("finished", step=1)
     assert costs.spent() == pytest.approx(2 * (180 + 180), abs=2 * 10.1)
 
 
 def test_a_request_to_stop_ends_a_job_that_only_waits(run: Run, clock: Clock) -> None:
     backend = Queue(clock, 0.0, forever=True)
-    carry_out(run, backend, lambda waits: None, money(run), 1)
+    run_attempt(run, backend, lambda waits: None, money(run), 1)
     assert backend.stopped == [True] and clock.passed < 60
 
 
 def test_money_is_spent_from_running_on_and_then_it_stops(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "LOOK_EVERY", 0.0)
-    carry_out(run, Queue(clock, QUARTER), lambda waits: None, money(run, limit=200.0))
+    run_attempt(run, Queue(clock, QUARTER), lambda waits: None, money(run, limit=200.0))
     assert run.stop.exists()
     asked = QUARTER + 100  # two nodes, two dollars a second
     assert clock.passed >= asked

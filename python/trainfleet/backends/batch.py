@@ -19,7 +19,7 @@ from ..cloud.prices import Prices
 from ..cloud.spending import Row
 from ..config import Config
 from ..errors import CloudError
-from ..parting import ELSEWHERE
+from ..exit_codes import ELSEWHERE
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run

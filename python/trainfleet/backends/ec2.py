@@ -18,8 +18,8 @@ from ..cloud import demands, reading, spending
 from ..cloud.fleet import Fleet, Node
 from ..cloud.region import region_of
 from ..cloud.storage import log_group
+from ..cloudwatch import LOGS
 from ..config import Config
-from ..courier import LOGS
 from ..errors import BackendError
 from ..nodes.fleet import hosts_of
 from ..nodes.operations import SCRATCH

@@ -12,7 +12,7 @@ from typing import Self
 
 from ..config import Config, exports
 from ..errors import BackendError
-from ..lease import is_held, read_tenure
+from ..lease import is_held, read_holder
 from ..nodes import errand, removal, traces
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.fetch import fetch, require_new
@@ -81,7 +81,7 @@ class Hosts:
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        return is_held(read_tenure(self.run.folder), self.now)
+        return is_held(read_holder(self.run.folder), self.now)
 
     def ask_to_stop(self) -> None:
         self.head.ask_to_stop(self.door or self.transport.hosts[0])
@@ -97,7 +97,7 @@ class Hosts:
     def remove(self, folders: Iterable[str]) -> None:
         self._at_the_door(removal.remove(self.folder, [folder.removeprefix(f"{self.folder}/") for folder in folders]))
 
-    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """On the first host that answers, in the shared folder; a model that is exported there comes here."""
         host = self._answering()
         if verb != "export":
@@ -119,7 +119,7 @@ class Hosts:
     def _send(self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink) -> int:
         """The exit code of a verb that a host carries out; what goes wrong there is said here."""
         code = send_code(self.transport, self.folder, [host])
-        command, order = errand.command(self.head.python, code, self.folder), errand.order(verb, config, variables)
+        command, order = errand.command(self.head.python, code, self.folder), errand.encode(verb, config, variables)
         ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
         if isinstance(ended, Failure):
             raise BackendError(str(ended), where=host.name, next=f"make {verb} again")

@@ -26,7 +26,7 @@ class Place(Protocol):
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
     remove        deletes such folders
-    carry_out     the exit code of a verb that needs what a run has made, carried out where that is, with its words shown here;
+    forward     the exit code of a verb that needs what a run has made, carried out where that is, with its words shown here;
                   None where it is to be had here. `config` is the run's
     """
 
@@ -43,7 +43,7 @@ class Place(Protocol):
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
     def remove(self, folders: Iterable[str]) -> None: ...
-    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None: ...
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None: ...
 
 
 class Here:
@@ -76,5 +76,5 @@ class Here:
 
     def remove(self, folders: Iterable[str]) -> None: ...
 
-    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         return None

@@ -13,8 +13,8 @@ from typing import Self
 from .. import s3
 from ..config import Config
 from ..errors import BackendError, S3Error
-from ..lease import read_tenure
-from ..link import Link
+from ..folder_sync import FolderSync
+from ..lease import read_holder
 from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
 
@@ -38,7 +38,10 @@ class Bucket:
         consoles: Callable[[Path, str], None] = lambda folder, address: None,
     ) -> None:  # fmt: skip
         self.run, self.root, self.others, self.has_job, self.consoles = run, root.rstrip("/"), tuple(others), has_job, consoles
-        self.links = [Link(run.folder, f"{self.root}/runs/{run.name}"), Link(DATA / dataset, f"{self.root}/data/{dataset}")]
+        self.links = [
+            FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
+            FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
+        ]
         self.address, self.leads = self.links[0].address, False
 
     def __enter__(self) -> Self:
@@ -52,10 +55,10 @@ class Bucket:
         Raises:
             BackendError: another launcher is at work, or S3 does not answer.
         """
-        tenure = read_tenure(self.run.folder)
-        if tenure and self._is_led():
+        holder = read_holder(self.run.folder)
+        if holder and self._is_led():
             what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
-            raise BackendError(what, where=f"{self.address}, launched on {tenure.host}", next=next)
+            raise BackendError(what, where=f"{self.address}, launched on {holder.host}", next=next)
         self.leads = True
 
     def refresh(self) -> None:
@@ -88,8 +91,8 @@ class Bucket:
 
     def _is_led(self) -> bool:
         """Whether a launcher holds the run, as the last refresh has brought its lease."""
-        tenure = read_tenure(self.run.folder)
-        return tenure is not None and tenure.code is None and self._is_new("head.json", VACANT)
+        holder = read_holder(self.run.folder)
+        return holder is not None and holder.code is None and self._is_new("head.json", VACANT)
 
     def _is_new(self, name: str, seconds: float) -> bool:
         with _as_backend():
@@ -116,7 +119,7 @@ class Bucket:
             with _as_backend():
                 s3.remove_all(found.address for found in s3.list_objects(f"{address}/"))
 
-    def carry_out(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """Here: all of it is in S3. A machine that looks at the run for the first time brings its small files."""
         if not self.run.config.exists():
             self.refresh()

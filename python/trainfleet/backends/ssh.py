@@ -182,7 +182,7 @@ class Ssh:
         self._fence(hosts)
         starting = jobs.start(handle.id, self.mark, self.interpreter, self.code, self.folder)
         orders = {
-            host: jobs.order(artifact.text, {**request.environment, **secrets}, handle.token)
+            host: jobs.task(artifact.text, {**request.environment, **secrets}, handle.token)
             for host, artifact in zip(hosts, request.artifacts, strict=True)
         }
         answers = self.transport.each(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..checkpoints.catalogue import Entry, look
 from ..errors import RunError
 from ..launch.settings import store_named
-from ..launch.whereabouts import carried_out
+from ..launch.whereabouts import forwarded
 from ..report.history import decimal, layout, moment, size
 from .variables import Variables
 
@@ -13,7 +13,7 @@ HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")
 
 
 def main(variables: Variables, started: float) -> int:
-    if (code := carried_out("checkpoints", variables)) is not None:
+    if (code := forwarded("checkpoints", variables)) is not None:
         return code
     name, store = store_named(variables)
     entries = list(look(store))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..launch.harness import evaluate
 from ..launch.settings import run_started
-from ..launch.whereabouts import carried_out
+from ..launch.whereabouts import forwarded
 from ..processes import run_module
 from .variables import Variables
 
@@ -12,6 +12,6 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     if "TASKS" in variables:
         return evaluate(variables, variables["TASKS"])
-    if (code := carried_out("eval", variables)) is not None:
+    if (code := forwarded("eval", variables)) is not None:
         return code
     return run_module("trainfleet.engine.evaluate", str(run_started(variables).folder))

@@ -6,7 +6,7 @@ from tempfile import NamedTemporaryFile
 
 from ..config import dump_resolved
 from ..launch.settings import config_of, settings_of
-from ..launch.whereabouts import carried_out
+from ..launch.whereabouts import forwarded
 from ..processes import run_module
 from .variables import Variables, flag, number
 
@@ -14,7 +14,7 @@ from .variables import Variables, flag, number
 def main(variables: Variables, started: float) -> int:
     sample = number(variables, "SAMPLE", 0)
     config, _ = config_of(settings_of(variables))
-    if (code := carried_out("inspect", variables, config)) is not None:
+    if (code := forwarded("inspect", variables, config)) is not None:
         return code
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:  # a look leaves nothing in the run's folder
         file.write(dump_resolved(config))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..launch.settings import run_started
-from ..launch.whereabouts import carried_out
+from ..launch.whereabouts import forwarded
 from ..processes import run_module
 from .variables import Variables, amount, number
 
 
 def main(variables: Variables, started: float) -> int:
-    if (code := carried_out("sample", variables)) is not None:
+    if (code := forwarded("sample", variables)) is not None:
         return code
     run = run_started(variables)
     length, temperature = number(variables, "LENGTH", 200, least=1), amount(variables, "TEMPERATURE", least=0)

@@ -16,7 +16,7 @@ from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import Store
 from ..errors import ConfigError, Problem, RunError
 from ..launch.settings import store_named
-from ..launch.whereabouts import carried_out
+from ..launch.whereabouts import forwarded
 from ..output import unguarded
 from ..processes import run_module
 from ..report.history import layout, size
@@ -24,7 +24,7 @@ from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    if (code := carried_out("verify", variables)) is not None:
+    if (code := forwarded("verify", variables)) is not None:
         return code
     name, store = store_named(variables)
     step = chosen(variables, store, name)

@@ -116,7 +116,7 @@ def _link(path: str, address: str, **policy: Any) -> Resource:
 
 
 def log_group(config: Config) -> str:
-    """The name of the stack's log group, to which nodes send what they log (courier.py)."""
+    """The name of the stack's log group, to which nodes send what they log (cloudwatch.py)."""
     return f"/trainfleet/{slug(config.name)}"
 
 

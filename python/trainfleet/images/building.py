@@ -91,7 +91,7 @@ def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
         context = Path(folder) / "context"
         write_context(recipe, context)
         words = builder.build(recipe.reference, arguments, secrets, str(context))
-        carry_out(builder, words, "the image could not be built", TROUBLES, recipe.base)
+        run_builder(builder, words, "the image could not be built", TROUBLES, recipe.base)
     found = builder.find(recipe.reference)
     if found is None:
         raise ImageError(f"{builder.name} has built no {recipe.reference}", next=f"{builder.name} images")
@@ -141,7 +141,7 @@ def describe(found: Found) -> str:
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
 
-def carry_out(builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = "") -> None:
+def run_builder(builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = "") -> None:
     """Runs a builder's command, whose lines are shown as they come.
 
     Raises:

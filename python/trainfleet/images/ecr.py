@@ -18,7 +18,7 @@ from ..cloud.calls import Calls
 from ..door import parse_json
 from ..errors import CloudError, ImageError, InputError
 from .builders import Builder, last_line
-from .building import PUSHES, Say, carry_out
+from .building import PUSHES, Say, run_builder
 from .recipe import NAME, Recipe
 
 HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
@@ -171,7 +171,7 @@ class Registry:
                 next="aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?",
             )
         for words in builder.push(recipe.reference, target):
-            carry_out(builder, words, f"{target} could not be pushed", PUSHES)
+            run_builder(builder, words, f"{target} could not be pushed", PUSHES)
         if not (stored := self.find(recipe.tag)):
             raise ImageError("was pushed, and the registry does not have it", where=target, next="make push again")
         say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")

@@ -16,7 +16,7 @@ from .. import output
 from ..backends.base import Phase, Status, kept
 from ..backends.slurm import traces
 from ..errors import TrainfleetError, telling
-from ..lease import is_held, read_tenure
+from ..lease import is_held, read_holder
 from ..plan.request import Request
 from ..runs import Run
 from ..watch.attempts import conclude, worth_it
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if near:
         done = run.read_results().get("status") == "finished" if job else not any(exits.values())
         return say(OVER, "it is finished") if done else say(AGAIN, "its time limit came: it is queued again")
-    if job is None or is_held(read_tenure(folder), time.time()):
+    if job is None or is_held(read_holder(folder), time.time()):
         return say(OVER, "who launched it decides what follows")
     return AGAIN if is_worth_it(run, job[1], exits, start) else OVER
 

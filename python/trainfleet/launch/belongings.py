@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import TrainfleetError
-from ..link import STATE
+from ..folder_sync import STATE
 from ..runs import DATA, RUNS
 
 LEFT_BY_A_RUN = (
@@ -35,7 +35,7 @@ OF_A_DATASET = (
     r"nodes/node-\d+(\.sh|\.exit)?",
     re.escape(STATE), r"cache/[0-9a-f]{16}-\d+(\.\d+\.partial)?", r"(units/)?\.[a-z0-9]+\.json\.\d+",
 )  # fmt: skip
-MARKS_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json", STATE)
+SIGNATURE_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json", STATE)
 
 
 def is_inside(path: Path, root: Path) -> bool:
@@ -63,7 +63,7 @@ def is_run(folder: Path) -> bool:
 
 def is_dataset(folder: Path) -> bool:
     """Whether tokenizing has made something in a folder of data/."""
-    return folder.is_dir() and is_inside(folder, DATA) and any((folder / name).is_file() for name in MARKS_OF_A_DATASET)
+    return folder.is_dir() and is_inside(folder, DATA) and any((folder / name).is_file() for name in SIGNATURE_OF_A_DATASET)
 
 
 def remakeable(run: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from ..backends.place import Place
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
 from ..errors import BackendError, JobFailed
-from ..lease import Office
+from ..lease import Lease
 from ..plan.job import tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
@@ -28,26 +28,26 @@ from ..watch.budget import Budget
 from ..watch.follow import ENDS, Follower, Sequel
 from ..watch.interrupts import Interrupts
 
-TAKEOVER = 20.0  # seconds that a launcher which has lost its office gets to be gone
+TAKEOVER = 20.0  # seconds that a launcher which has lost its lease gets to be gone
 COMPILES = 14400.0  # seconds that compiling one program takes at most
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
 
 @contextmanager
-def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Office]:
+def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
     """Holds the run's lock, or refuses because another command is at work in it.
 
-    Where nodes share the folder with other machines than this, it holds the launcher's office too.
+    Where nodes share the folder with other machines than this, it holds the launcher's lease too.
     """
     place.lead()
-    office = Office(run.folder)
+    lease = Lease(run.folder)
     try:
         if backend_of(config).is_here:
             with held(run):
-                yield office
+                yield lease
             return
-        with office, held(run, patience=TAKEOVER):  # the office first: it makes a launcher leave that was wrongly taken for dead
-            yield office
+        with lease, held(run, patience=TAKEOVER):  # the lease first: it makes a launcher leave that was wrongly taken for dead
+            yield lease
     finally:
         try:
             place.refresh()  # its last words

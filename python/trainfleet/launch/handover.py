@@ -20,7 +20,7 @@ from ..backends.ssh import Ssh
 from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved
 from ..errors import BackendError, ConfigError, RunError
-from ..lease import read_tenure
+from ..lease import read_holder
 from ..nodes.answers import Host
 from ..nodes.gate import examine
 from ..nodes.head import HEADS
@@ -34,7 +34,7 @@ from . import execution
 
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
-TO_BEGIN = 20.0  # seconds that a launcher gets to take its office
+TO_BEGIN = 20.0  # seconds that a launcher gets to take its lease
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
 DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,10 +52,10 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
         if finished:
             return execution.say_finished(plan, run)
         if place.is_running():
-            tenure = read_tenure(run.folder)
-            print(f"{run.name} is at work on {tenure.host if tenure else 'the fleet'}; looking on", flush=True)
+            holder = read_holder(run.folder)
+            print(f"{run.name} is at work on {holder.host if holder else 'the fleet'}; looking on", flush=True)
             try:
-                return attend(place, backend, Words(run), summarize)
+                return attend(place, backend, LauncherLogs(run), summarize)
             except RunError as error:
                 if not is_vacant(place):
                     raise
@@ -89,7 +89,7 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
         raise RunError(f"{state}, with another config", where=run.name, why=why, next=next)
 
 
-def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> Words:
+def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> LauncherLogs:
     """Examines the hosts, and has the first of them launch the run. What it says from then on.
 
     Raises:
@@ -109,16 +109,16 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     runs.write_atomic(run.config, dump_resolved(plan.config))
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
     place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
-    before, words = read_tenure(run.folder), Words(run).from_now_on()
+    before, words = read_holder(run.folder), LauncherLogs(run).from_now_on()
     ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}
     place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token, ends)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
-    await_office(place, sound[0], before.term if before else 0, words)
+    await_lease(place, sound[0], before.term if before else 0, words)
     return words
 
 
-def await_office(place: Hosts, host: Host, term: int, words: Words) -> None:
-    """Returns once the launcher has taken its office, with a term after `term`.
+def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
+    """Returns once the launcher has taken its lease, with a term after `term`.
 
     Raises:
         BackendError: it has ended before that, or takes too long; with its words.
@@ -127,8 +127,8 @@ def await_office(place: Hosts, host: Host, term: int, words: Words) -> None:
     while True:
         ended = place.head.has_ended(host)
         place.refresh()
-        tenure = read_tenure(place.run.folder)
-        if tenure and tenure.term > term:
+        holder = read_holder(place.run.folder)
+        if holder and holder.term > term:
             return
         if ended or time.monotonic() > deadline:
             words.show()
@@ -170,7 +170,7 @@ class LeftAlone(Exception):
     """The person here turned away; the run goes on."""
 
 
-class Words:
+class LauncherLogs:
     """What the run's launcher says in its log, and the host that stands by in its own: after a takeover that one launches."""
 
     def __init__(self, run: Run) -> None:
@@ -190,7 +190,7 @@ class Words:
                 print(line.decode(errors="replace").partition(" | ")[2], flush=True)
 
 
-def attend(place: Hosts, backend: Ssh, words: Words, summarize: bool) -> int:
+def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> int:
     """Shows the launcher's words until it has ended; its exit code. Ctrl-C only ends the looking on."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -198,7 +198,7 @@ def attend(place: Hosts, backend: Ssh, words: Words, summarize: bool) -> int:
 
     before = [signal.signal(number, leave) for number in DETACHED]
     try:
-        code = look_on(place, words)
+        code = follow_launcher(place, words)
         backend.learn(place.run)
         if summarize and code != 1 and place.run.metrics.exists():
             html.write(place.run)  # the head's own is not brought: a browser would run what it says
@@ -213,7 +213,7 @@ def attend(place: Hosts, backend: Ssh, words: Words, summarize: bool) -> int:
             signal.signal(number, handler)
 
 
-def look_on(place: Hosts, words: Words) -> int:
+def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
     """Shows the launcher's words until it has ended; its exit code.
 
     Raises:
@@ -229,19 +229,19 @@ def look_on(place: Hosts, words: Words) -> int:
             if time.monotonic() - heard > SILENCE:
                 raise
         words.show()
-        tenure = read_tenure(place.run.folder)
-        if tenure and tenure.code is not None:
+        holder = read_holder(place.run.folder)
+        if holder and holder.code is not None:
             time.sleep(LOOK_EVERY)  # its last words follow
             place.refresh()
             words.show()
-            return tenure.code
-        if tenure and is_vacant(place):
+            return holder.code
+        if holder and is_vacant(place):
             next = "make train resumes from the last checkpoint"
-            raise RunError("its launcher is gone, and no other took over", where=tenure.host, next=next)
+            raise RunError("its launcher is gone, and no other took over", where=holder.host, next=next)
         time.sleep(LOOK_EVERY)
 
 
 def is_vacant(place: Hosts) -> bool:
     """Whether the launcher has been silent for so long that no host will take over any more."""
-    tenure = read_tenure(place.run.folder)
-    return tenure is not None and tenure.code is None and place.now - tenure.time > SILENCE
+    holder = read_holder(place.run.folder)
+    return holder is not None and holder.code is None and place.now - holder.time > SILENCE

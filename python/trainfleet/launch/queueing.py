@@ -65,9 +65,9 @@ class Waiting:
         if execution.is_finished(plan, self.run):
             return
         training.require_able(plan.config, self.run)
-        with execution.in_charge(plan.config, self.run, place) as office:
+        with execution.in_charge(plan.config, self.run, place) as lease:
             self._submit(plan, first)
-            office.leave()
+            lease.leave()
         print(f"{self.run.name} is queued behind it", flush=True)
 
     def _submit(self, plan: Plan, first: Handle) -> None:

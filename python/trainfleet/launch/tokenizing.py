@@ -22,14 +22,14 @@ def tokenize(plan: Plan, started: float) -> int:
         return hand_over("tokenize", plan, started, summarize=False)
     place = backend_of(plan.config).place(run)
     place.refresh()
-    with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
+    with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
         for request in plan.requests:
             runs.write_atomic(run.config, dump_resolved(plan.config))
             if not execution.tokenize(plan, request, place, interrupts):
                 print("stopped; the units that were done stay: make tokenize resumes from there")
-                office.code = execution.STOPPED
-                return office.code
-        office.code = 0
+                lease.code = execution.STOPPED
+                return lease.code
+        lease.code = 0
     describe(plan)
     return 0
 

@@ -15,7 +15,7 @@ from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config, dump_given, dump_resolved, exports
 from ..errors import InputError, JobFailed, RunError, TrainfleetError
-from ..lease import Office, Tenure
+from ..lease import Holder, Lease
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..processes import run_module
@@ -45,9 +45,9 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
     if execution.is_finished(plan, run):
         return execution.say_finished(plan, run)
     require_able(plan.config, run)
-    with execution.in_charge(plan.config, run, place) as office, Interrupts() as interrupts:
+    with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
         try:
-            office.code = launch(plan, run, place, interrupts, started, office, sequel)
+            lease.code = launch(plan, run, place, interrupts, started, lease, sequel)
         except TrainfleetError:
             report(run, plan.config, "failed")
             raise
@@ -57,7 +57,7 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
                 backend.learn(run)
     if summarize and (backend.is_here or Can.SHARED not in backend.can):  # on a head it is printed where the command was typed
         print_summary(run)
-    return office.code
+    return lease.code
 
 
 def require_same(config: Config, run: Run) -> None:
@@ -83,19 +83,19 @@ def require_able(config: Config, run: Run) -> None:
 
 
 def launch(
-    plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, office: Office, sequel: Sequel | None
+    plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, lease: Lease, sequel: Sequel | None
 ) -> int:
     """The command's exit code, once nothing of the run is running any more."""
-    running = execution.left_running(plan.config, run) if office.predecessor else None
-    if office.predecessor and not running:
+    running = execution.left_running(plan.config, run) if lease.predecessor else None
+    if lease.predecessor and not running:
         plan = execution.take_over(plan, run)
-    restarts = restarts_of(run, None if running else office.predecessor)
+    restarts = restarts_of(run, None if running else lease.predecessor)
     if not running:
         prepare(plan, run)
     describe(plan, run, started, restarts=restarts, **({} if running else {"status": "running"}))  # else the ranks say it
     seconds = {}
     for request in plan.requests:
-        began, done = time.time(), carry_out(plan, request, run, place, interrupts, running, sequel)
+        began, done = time.time(), run_request(plan, request, run, place, interrupts, running, sequel)
         if request.job.kind == "tokenize":
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
@@ -141,7 +141,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
     run.update_results(status="finished")
 
 
-def carry_out(
+def run_request(
     plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, running: tuple[Handle, Request] | None,
     sequel: Sequel | None,
 ) -> bool:  # fmt: skip
@@ -164,7 +164,7 @@ def record_launch(run: Run, request: Request) -> None:
     run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
 
 
-def restarts_of(run: Run, predecessor: Tenure | None) -> int:
+def restarts_of(run: Run, predecessor: Holder | None) -> int:
     """How often the run has been restarted, now that the launcher before this one, if one did, died at its work."""
     if predecessor is None:
         return 0

@@ -25,19 +25,19 @@ def place_of(variables: Variables) -> Place:
     return Here(run) if config is None or is_nowhere(config) else backend_of(config).place(run)
 
 
-def carried_out(verb: str, variables: Variables, config: Config | None = None) -> int | None:
+def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
     """The exit code of a verb that needs what a run has made, where another machine has that and carries it out; else None."""
     run = run_named(variables)
     config = config or config_known(run, variables)
     if config is None or is_nowhere(config):
         return None
     with backend_of(config).place(run) as place:
-        return place.carry_out(verb, config, dict(variables))
+        return place.forward(verb, config, dict(variables))
 
 
 def export(variables: Variables) -> int:
     """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint is; the exit code."""
-    if (code := carried_out("export", variables)) is not None:
+    if (code := forwarded("export", variables)) is not None:
         return code
     form = variables.get("FORMAT") or exports.HUGGINGFACE
     return run_module("trainfleet.engine.export", str(run_started(variables).folder), variables["OUT"], form)

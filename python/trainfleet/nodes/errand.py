@@ -25,7 +25,7 @@ PREFIX = "trainfleet-errand-"
 OURS = ("CONFIG", "RUN", "SET", "NODES")  # the config that is sent has them in it
 
 
-def order(verb: str, config: Config, variables: dict[str, str]) -> bytes:
+def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
     """The line that `received` understands."""
     kept = {name: value for name, value in variables.items() if name not in OURS}
     return json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode() + b"\n"

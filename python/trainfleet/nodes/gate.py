@@ -31,7 +31,7 @@ from .transport import Transport
 PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that runs is not in its way
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
-MARK = "== bandwidth "
+BANDWIDTH = "== bandwidth "
 TOLD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # so that NCCL says over what it talks
 SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
@@ -171,7 +171,7 @@ def judge_trial(
     lines: Sequence[str], instance_type: str | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
     """The bandwidth that the trial's first node printed, and what is wrong with it; None where it has printed none. Pure."""
-    report = next((line[len(MARK) :] for line in lines if line.startswith(MARK)), None)
+    report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
         return None
     try:

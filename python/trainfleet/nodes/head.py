@@ -93,7 +93,7 @@ class Head:
             text = script([f"the {log} of {self.config.name}, on {host}"], self.folder, environment, words)
             mark = jobs.mark_of(self.folder, self.config.name)
             command = jobs.start(f"{self.config.name}-{log}", mark, self.python, self.code, self.folder, jobs.LAUNCHER)
-            answers = self.transport.run(command, stdin=jobs.order(text, secrets, token), timeout=TIMEOUT, hosts=[host])
+            answers = self.transport.run(command, stdin=jobs.task(text, secrets, token), timeout=TIMEOUT, hosts=[host])
             _require(answers, "the launcher could not be started")
 
     def has_ended(self, host: Host) -> bool:

@@ -38,7 +38,7 @@ def _require_mark(mark: str) -> str:
     return mark
 
 
-def order(script: str, environment: Mapping[str, str], token: str) -> str:
+def task(script: str, environment: Mapping[str, str], token: str) -> str:
     """What the supervisor reads from its stdin. No value of it shows in a process list."""
     return json.dumps({"script": script, "environment": dict(environment), "token": token})
 

@@ -108,7 +108,7 @@ class Application:
         facts = dict(self.found.facts)
         if busy:
             self.scripts = self.send_scripts(busy)
-            self.carry_out(busy)
+            self.run_phases(busy)
             facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
         for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):  # which no step can mend
             if finding.host and finding.host not in self.failed:
@@ -126,7 +126,7 @@ class Application:
             self.fail(host, str(failure))
         return f"{folder}/{SCRIPTS}"
 
-    def carry_out(self, busy: list[Host]) -> None:
+    def run_phases(self, busy: list[Host]) -> None:
         for phase in PHASES:
             if phase != "node" and self.head in self.failed:  # what comes now needs what the head makes
                 for host in busy:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Sink = Callable[[bytes], object]
-MARK = b"== trainfleet\n"  # what comes before it is not the command's: a login shell may greet whoever enters
+OUTPUT_BEGINS = b"== trainfleet\n"  # what comes before it is not the command's: a login shell may greet whoever enters
 GREETING = 1 << 20  # bytes in which it must come
 
 
@@ -41,7 +41,7 @@ def _after_mark(sink: Sink) -> Sink:
             return
         held.append(data)
         whole = b"".join(held)
-        before, found, rest = whole.partition(MARK)
+        before, found, rest = whole.partition(OUTPUT_BEGINS)
         if found or len(before) > GREETING:
             held = None
             sink(rest if found else whole)
@@ -51,7 +51,7 @@ def _after_mark(sink: Sink) -> Sink:
 
 def said(output: bytes) -> bytes:
     """Of a whole output, what the command itself has printed."""
-    before, found, rest = output.partition(MARK)
+    before, found, rest = output.partition(OUTPUT_BEGINS)
     return rest if found else before
 
 

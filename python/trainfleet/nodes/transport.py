@@ -28,7 +28,7 @@ from ..config.types import Ssh
 from . import ssh_config
 from .answers import Answers, Failure, Host, Result
 from .keys import KnownHosts
-from .stream import MARK, Sink, said, stream
+from .stream import OUTPUT_BEGINS, Sink, said, stream
 from .tar import pack
 from .trouble import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain
 
@@ -264,7 +264,7 @@ class Transport:
 
 def bounded(command: str, timeout: float) -> str:
     """The command as it is sent: run by sh whatever the login shell is, and ended on the node itself when its time is over."""
-    mark = f"echo '{MARK.decode().strip()}'"
+    mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
     marked = f"{mark}\n{mark} >&2\n{command}"  # behind what a login shell says to whoever enters
     return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c {shlex.quote(marked)}"
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from .. import door
 from ..errors import ConfigError, InputError
-from ..lease import read_tenure
+from ..lease import read_holder
 from ..runs import Record, Run, is_locked
 from ..watch.ledger import ledger
 
@@ -162,7 +162,7 @@ def read(run: Run) -> History:
     results = run.read_results()
     status = str(results.get("status") or "not started")
     goes_on = (
-        results.get("unattended") or read_tenure(run.folder) is not None
+        results.get("unattended") or read_holder(run.folder) is not None
     )  # also while no launcher of this machine is at work
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended

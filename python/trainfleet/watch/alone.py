@@ -19,7 +19,7 @@ from .. import temporary
 from ..backends.base import REQUEST, Phase, Status
 from ..door import parse_line
 from ..errors import InputError, telling
-from ..link import Link
+from ..folder_sync import FolderSync
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run, read_json
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
         held = temporary.hold(Path(own))
         os.chdir(own)
-        Link(folder, f"{os.environ[BUCKET].rstrip('/')}/{folder}").pull(lambda name: True)
+        FolderSync(folder, f"{os.environ[BUCKET].rstrip('/')}/{folder}").pull(lambda name: True)
         for log in (folder / "logs").glob("node-*.log"):
             cut(log, began)
         for feed in (folder / "events").glob("*.jsonl"):

@@ -45,7 +45,7 @@ def persevere(
         saved, since, told = progress(run), start_now(request), len(notices(run))
         if not running:
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
-        outcome, running = follower.carry_out(request, running), None
+        outcome, running = follower.run_attempt(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.beats):
             if following := without_taken(follower, request, outcome, jobs, broken, told):
                 request, restarts = following, restarts + 1

@@ -16,7 +16,7 @@ from ..runs import Run
 from ..watchdog import Alarm, Limits, Sentry
 from .budget import Budget
 from .interrupts import Interrupts
-from .nccl import Words
+from .nccl import FabricLog
 
 POLL = 0.2  # seconds
 ENDS = "TRAINFLEET_ENDS"  # unix time at which all machines are reclaimed, where that is known
@@ -82,10 +82,10 @@ class Follower:
     sequel: Sequel | None = None
     trouble: bool = False  # the run folder can't be brought up to date
     instance_type: str | None = None  # of the nodes
-    nccl: Words | None = None
+    nccl: FabricLog | None = None
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer but whose ranks still beat
 
-    def carry_out(self, request: Request, running: Handle | None = None) -> Outcome:
+    def run_attempt(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, no process of it is left on any reachable node."""
         self.seen = self.sentry = None
         self.unreachable, self.signed = frozenset(), (None, time.monotonic())
@@ -179,7 +179,7 @@ class Follower:
             attempt = fence.current(self.run.folder).order
             ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.place.lag)
             self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.beats else None
-            self.nccl = Words(self.run, job.folder, self.instance_type) if job.torchrun and job.nodes > 1 else None
+            self.nccl = FabricLog(self.run, job.folder, self.instance_type) if job.torchrun and job.nodes > 1 else None
 
     def _hear_nccl(self) -> None:
         """Reports what is wrong with the fabric by NCCL's log: the run goes on, but slower than it could."""

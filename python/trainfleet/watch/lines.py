@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..courier import COURIER
+from ..cloudwatch import FORWARDER
 
 DAY = 86400.0
 HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start and before its end
@@ -80,7 +80,7 @@ def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterato
         text = text[:LONGEST]
         if match := _STAMP.fullmatch(text):
             number, other, clock, text = match.groups()
-            if other == COURIER:  # which says nothing of the job
+            if other == FORWARDER:  # which says nothing of the job
                 continue
             time, rank, who = _seconds(clock, began), int(number) if number else None, other or "rank"
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
@@ -93,7 +93,7 @@ def _told(text: str, began: float) -> float | None:
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
         return _seconds(match[1], began)
-    return None if match is None or match[2] == COURIER else _seconds(match[3], began)
+    return None if match is None or match[2] == FORWARDER else _seconds(match[3], began)
 
 
 def stamp_of(text: str) -> float | None:

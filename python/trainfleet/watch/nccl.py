@@ -16,7 +16,7 @@ MOST = 1 << 22  # bytes of a log's beginning that are read
 SAID = "NCCL INFO"
 
 
-class Words:
+class FabricLog:
     """What the ranks of node 0 log of NCCL from now on."""
 
     def __init__(self, run: Run, folder: Path, instance_type: str | None) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..lease import PATIENCE, read_tenure
+from ..lease import PATIENCE, read_holder
 from ..output import install
 from ..processes import die_with_parent
 
@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> int:
 
 def take_over(folder: Path, command: list[str]) -> int:
     """The exit code of the next launcher. While hosts are missing it can't begin, and is started again for HOSTS_MAY_RETURN."""
-    before, deadline = read_tenure(folder), time.monotonic() + HOSTS_MAY_RETURN
+    before, deadline = read_holder(folder), time.monotonic() + HOSTS_MAY_RETURN
     while True:
         code = subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
-        if read_tenure(folder) != before or time.monotonic() > deadline:
+        if read_holder(folder) != before or time.monotonic() > deadline:
             return code
         time.sleep(TYPE_AGAIN)
 
@@ -43,10 +43,10 @@ def vacant(folder: Path) -> bool:
 
     It counts polls and compares no clocks, so that a file system that pauses for a minute costs one poll and is no death.
     """
-    silent, last = 0.0, read_tenure(folder)
+    silent, last = 0.0, read_holder(folder)
     while silent < PATIENCE:
         time.sleep(LOOK_EVERY)
-        newest = read_tenure(folder)
+        newest = read_holder(folder)
         if newest and newest.code is not None and last is not None and newest.time != last.time:
             return False
         silent = silent + LOOK_EVERY if newest == last else 0.0

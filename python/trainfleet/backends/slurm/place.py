@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ...errors import BackendError
-from ...lease import Tenure, is_held, read_tenure
+from ...lease import Holder, is_held, read_holder
 from ...processes import identity
 from ...runs import Run
 from ..place import Here
@@ -25,18 +25,18 @@ class Shared(Here):
 
     def lead(self) -> None:
         """BackendError while another launcher is at work on the run, on whatever machine."""
-        tenure = read_tenure(self.run.folder)
-        if tenure and _is_alive(tenure):
+        holder = read_holder(self.run.folder)
+        if holder and _is_alive(holder):
             what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
-            raise BackendError(what, where=f"{self.run.folder}, launched on {tenure.host}", next=next)
+            raise BackendError(what, where=f"{self.run.folder}, launched on {holder.host}", next=next)
 
     def is_running(self) -> bool:
-        tenure = read_tenure(self.run.folder)
-        return (tenure is not None and _is_alive(tenure)) or self.has_job()
+        holder = read_holder(self.run.folder)
+        return (holder is not None and _is_alive(holder)) or self.has_job()
 
 
-def _is_alive(tenure: Tenure) -> bool:
+def _is_alive(holder: Holder) -> bool:
     """Whether a launcher holds its office: by its own machine at once, by others once it is silent."""
-    if tenure.host == platform.node() and tenure.pid != os.getpid() and not identity(tenure.pid):
+    if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False
-    return is_held(tenure, time.time())
+    return is_held(holder, time.time())

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import watchdog, wires
+from trainfleet import links, watchdog
 from trainfleet.beats import Beat
-from trainfleet.wires import Wire, Wires, read_wires, slow_nodes
+from trainfleet.links import NodeLinks, PeerLink, read_links, slow_nodes
 
 
-def fleet(nodes: int, bad: int | None = None, ms: float = 0.3, lost: float = 0.0, sent: int = 1000) -> dict[int, Wires]:
+def fleet(nodes: int, bad: int | None = None, ms: float = 0.3, lost: float = 0.0, sent: int = 1000) -> dict[int, NodeLinks]:
     """A ring of nodes; all links of `bad` take so many ms, or lose that share."""
     found = {}
     for node in range(nodes):
         peers = {}
         for other in {(node + 1) % nodes, (node - 1) % nodes} - {node}:
             is_bad = bad in (node, other)
-            peers[f"10.0.0.{other}"] = Wire(ms if is_bad else 0.3, sent, round(sent * lost) if is_bad else 1)
-        found[node] = Wires(node, 1, (f"10.0.0.{node}",), peers)
+            peers[f"10.0.0.{other}"] = PeerLink(ms if is_bad else 0.3, sent, round(sent * lost) if is_bad else 1)
+        found[node] = NodeLinks(node, 1, (f"10.0.0.{node}",), peers)
     return found
 
 
-BEFORE = {node: Wires(node, 1, (f"10.0.0.{node}",), {}) for node in range(8)}
+BEFORE = {node: NodeLinks(node, 1, (f"10.0.0.{node}",), {}) for node in range(8)}
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8])
@@ -51,13 +51,13 @@ def test_what_nodes_leave_is_read_only_where_it_can_be_true(tmp_path: Path) -> N
     (tmp_path / "heartbeats").mkdir()
     good = {"node": 1, "attempt": 3, "addresses": ["10.0.0.1"], "peers": {"10.0.0.2": {"ms": 0.5, "sent": 5, "again": 0}}}
     for number, record in enumerate((good, good | {"attempt": 2}, good | {"node": "x"}, good | {"peers": {"a": 1}}, [])):
-        (tmp_path / f"heartbeats/wires-{number}").write_text(json.dumps(record))
-    assert read_wires(tmp_path, 3) == {1: Wires(1, 3, ("10.0.0.1",), {"10.0.0.2": Wire(0.5, 5, 0)})}
+        (tmp_path / f"heartbeats/links-{number}").write_text(json.dumps(record))
+    assert read_links(tmp_path, 3) == {1: NodeLinks(1, 3, ("10.0.0.1",), {"10.0.0.2": PeerLink(0.5, 5, 0)})}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
 def test_this_machine_s_kernel_tells_of_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wires.ipaddress, "ip_address", lambda text: type("Outer", (), {"is_loopback": False}))
+    monkeypatch.setattr(links.ipaddress, "ip_address", lambda text: type("Outer", (), {"is_loopback": False}))
     with socket.create_server(("127.0.0.2", 0)) as server, socket.socket() as near:
         near.bind(("127.0.0.3", 0))
         near.connect(server.getsockname())
@@ -65,7 +65,7 @@ def test_this_machine_s_kernel_tells_of_its_connections(monkeypatch: pytest.Monk
         for _ in range(50):
             near.sendall(b"x" * 100)
             far.recv(100)
-        found = [told for told in wires.connections() if told[:2] == ("127.0.0.3", "127.0.0.2")]
+        found = [told for told in links.connections() if told[:2] == ("127.0.0.3", "127.0.0.2")]
         seen = subprocess.run(["ss", "-tinH", "src", "127.0.0.3"], capture_output=True, text=True, check=False).stdout
         far.close()
     assert found and found[0][3] >= 50 and found[0][4] == 0 and 0 < found[0][2] < 100
@@ -81,7 +81,7 @@ def test_a_run_that_is_slower_than_it_was_names_the_node_once(tmp_path: Path, mo
 
     def leave(sent: int, bad: int | None) -> None:
         for node, told in fleet(4, bad, ms=80, sent=sent).items():
-            (tmp_path / f"heartbeats/wires-{node}").write_text(json.dumps(asdict(told)))
+            (tmp_path / f"heartbeats/links-{node}").write_text(json.dumps(asdict(told)))
 
     def steps(seconds: float) -> None:
         for number in range(64):

@@ -13,9 +13,9 @@ import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
+import trainfleet
 from s3server import serve
-from trainfleet import courier
-from trainfleet.courier import BESIDE, LOGS, LONGEST, MOST_LINES, Courier
+from trainfleet.cloudwatch import BESIDE, LOGS, LONGEST, MOST_LINES, Forwarder
 from trainfleet.watch.lines import parse
 
 GROUP, STREAM = "/trainfleet/cloudy", "runs/x/node-0"
@@ -47,7 +47,7 @@ def sent(client: Any) -> list[str]:
 
 def supervise(log: Path, group: str) -> int:
     words = [sys.executable, "-m", "trainfleet.supervisor", str(log), "--", sys.executable, "-c", WORDS]
-    environment = os.environ | {"PYTHONPATH": str(Path(courier.__file__).parents[1]), LOGS: f"us-east-1 {group}"}
+    environment = os.environ | {"PYTHONPATH": str(Path(trainfleet.__file__).parents[1]), LOGS: f"us-east-1 {group}"}
     return subprocess.run(words, env=environment, timeout=60, check=False).returncode
 
 
@@ -84,7 +84,7 @@ class Away:
 
 def test_while_cloudwatch_is_away_lines_wait_and_none_is_lost(client: Any, log: Path) -> None:
     away = Away(client, range(1, 3))
-    said = Courier(log, 0, away, GROUP, STREAM)
+    said = Forwarder(log, 0, away, GROUP, STREAM)
     assert said.look(), "no log yet"
     for number in range(5):
         with open(log, "a") as file:
@@ -99,7 +99,7 @@ def test_long_lines_many_lines_and_half_a_line(client: Any, log: Path) -> None:
     lines = [f"{number}" for number in range(MOST_LINES + 5)] + ["x" * (LONGEST + 9), "", "é" * 900_000, "last"]
     log.write_text("\n".join(lines) + "\nhal")
     away = Away(client)
-    said = Courier(log, 0, away, GROUP, STREAM)
+    said = Forwarder(log, 0, away, GROUP, STREAM)
     assert said.look()
     found = [event["message"] for request in away.requests for event in request]
     assert found[: MOST_LINES + 5] == lines[: MOST_LINES + 5] and found[-1] == "last" and "hal" not in found

@@ -1,12 +1,12 @@
-"""A run folder on this machine and the same folder in S3, each brought up to date from the other.
+"""Synchronizes a run folder on this machine with the same folder in S3, in both directions.
 
-    <address>/results.json                    what is replaced whole, replaced whole
-    <address>/logs/node-0.log/1-00000042      what grows, in numbered parts of PART bytes: only the last is ever put again
-    <address>/asked/stop  asked/heartbeats/…  what nodes are asked: one listing shows a node all of it
+    <address>/results.json                    a file that is replaced is one object
+    <address>/logs/node-0.log/1-00000042      a file that grows is numbered parts of PART bytes: only the last is ever put again
+    <address>/asked/stop  asked/heartbeats/…  requests to nodes: one listing shows a node all of them
 
-A file has one writer, so no two machines put the same object. Where a growing file is not continued but replaced (metrics.jsonl
-is, by a resume), its parts get the next number before the dash. What was sent and brought is kept in the folder (STATE), so a
-process that is killed goes on where it was, and a look brings only what is new: bytes, and one listing.
+A file has one writer, so no two machines put the same object. When a growing file is replaced (metrics.jsonl is, by a resume),
+its parts get the next number before the dash. The state of both directions is kept in the folder (STATE), so that a process that
+was killed continues where it was, and a poll costs one listing and the new bytes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any
 from . import runs, s3, travel
 from .errors import S3Error
 
-PART = 2**18  # bytes: what is put again and again of a growing file while its last part fills
+PART = 2**18  # bytes: the last part of a growing file is put again until it is full
 ROOM = 64  # parts of one file that one `push` sends at most; the rest goes with the next
-WHOLE = 2**24  # bytes: what is larger is brought in pieces
-SPARE = 1 << 30  # bytes of this disk that are left alone
+WHOLE = 2**24  # bytes: larger objects are downloaded in pieces
+SPARE = 1 << 30  # bytes of this disk that must stay free
 STATE = ".link.json"
 ASKED = re.compile(r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)")
 SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
-SMALL = 16 * travel.MIB  # bytes of a file of these two kinds
+SMALL = 16 * travel.MIB  # bytes: the most of a file of these two kinds
 FOLDERS = ("", "events", "heartbeats", "heartbeats/attempts", "logs", "plots", "profile", "tensorboard")
 _PART = re.compile(r"(.+)/([0-9]{1,9})-([0-9]{8})")
 
 
 @dataclass
 class Sent:
-    """What S3 has of a file of this machine; of a growing one all before byte `start` for good, then part `number`."""
+    """What S3 has of a local file; of a growing file all before byte `start`, then part `number`."""
 
     inode: int
     size: int
@@ -48,12 +48,12 @@ class Sent:
     generation: int = 1
     number: int = 0
     start: int = 0
-    ending: int = 0  # CRC-32 of the last PART bytes before `size`: a file that was replaced can have the inode of the one before
+    ending: int = 0  # CRC-32 of the last PART bytes before `size`: a replaced file can have the inode of the one before
 
 
 @dataclass
 class Brought:
-    """What this machine has of a file in S3: the object's ETag, or the bytes of each part."""
+    """What this machine has of a file in S3: the object's ETag, or the size of each part."""
 
     version: str = ""
     generation: int = 0
@@ -62,14 +62,14 @@ class Brought:
 
 @dataclass(frozen=True)
 class There:
-    """A file in S3: one object, or the parts of the newest generation (from 1 on) in their order, up to the first gap."""
+    """A file in S3: one object, or the parts of its newest generation (from 1 on) in order, up to the first gap."""
 
     objects: tuple[s3.Object, ...]
     generation: int = 0
 
 
 def travels(name: str) -> int | None:
-    """How many bytes of this file go to or come from S3 at most; None when it stays where it is."""
+    """The most bytes of this file that are synchronized; None when it stays on its machine."""
     return SMALL if ASKED.fullmatch(name) or SIGNS.fullmatch(name) else travel.limit(name)
 
 
@@ -78,47 +78,47 @@ def grows(name: str) -> bool:
     return name.endswith(travel.GROWING) or name.startswith("tensorboard/")
 
 
-class Link:
-    """One folder here, and its address in S3."""
+class FolderSync:
+    """One local folder and its address in S3."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address.rstrip("/")
         self.sent, self.brought = dict[str, Sent](), dict[str, Brought]()
-        self.there: dict[str, There] | None = None  # as this process found it first
+        self.there: dict[str, There] | None = None  # at this process's first listing
         self._recall()
         self.kept = self._state()
 
     def push(self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False) -> None:
-        """Puts what is new in files of these names; small ones first. S3Error leaves the rest for the next time.
+        """Uploads what is new in files of these names, small ones first. After an S3Error the next call sends the rest.
 
-        `obeyed`: requests that are taken back when they are gone here, though they are not put.
+        `obeyed`: requests that are withdrawn when they are gone here, though they are not uploaded.
         """
         self.there = self.look() if self.there is None else self.there
         names = [name for name in self._names() if mine(name)]
         for name in sorted(names, key=grows):
-            with suppress(FileNotFoundError):  # it was taken away just now
+            with suppress(FileNotFoundError):  # it was removed just now
                 self._push(name)
         gone = [name for name in self.sent if ASKED.fullmatch(name) and not (self.folder / name).exists()]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
-            s3.remove(self._object(name))  # a request that was taken back
+            s3.remove(self._object(name))  # a request that was withdrawn
             del self.sent[name]
         self._keep()
 
     def pull(self, theirs: Callable[[str], bool], below: str = "") -> None:
-        """Brings what is new in files of these names, of those whose objects begin so. RunError when it can't be written here."""
+        """Downloads what is new in files of these names `below` a prefix. RunError when it can't be written here."""
         found = self.look(below)
         for name, there in found.items():
             if theirs(name):
                 self._pull_parts(name, there) if there.generation else self._pull_object(name, there.objects[0])
         for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
-            del self.brought[name]  # when it is asked for again, it is news
+            del self.brought[name]  # the next such request is new
             if name == "stop":  # it was obeyed
                 travel.remove(self.folder, name)
                 self.sent.pop(name, None)
         self._keep()
 
     def look(self, below: str = "") -> dict[str, There]:
-        """What S3 has, by the names of files."""
+        """The files in S3 by name."""
         parts: dict[str, dict[int, dict[int, s3.Object]]] = {}
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
@@ -137,11 +137,11 @@ class Link:
         return {name: there for name, there in found.items() if there.objects}
 
     def waits(self, mine: Callable[[str], bool]) -> bool:
-        """Whether there is more of a growing file than the last `push` sent."""
+        """Whether a growing file has more than the last `push` sent."""
         return any(not sent.stamp and mine(name) and (self.folder / name).exists() for name, sent in self.sent.items())
 
     def _names(self) -> Iterator[str]:
-        """The files here that may travel."""
+        """The names of local files that are synchronized."""
         for inner in FOLDERS:
             folder = self.folder / inner
             for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
@@ -169,9 +169,9 @@ class Link:
         replaced = before is not None and not self._continues(name, before, stat)
         if before is None or replaced:
             after = before.generation + 1 if before else there.generation if there else 1
-            number = len(there.objects) if there and not before else 0  # behind what an earlier writer has put
+            number = len(there.objects) if there and not before else 0  # after the parts of an earlier writer
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
-            self._keep()  # so that one that is killed now puts the same parts again, and not others behind them
+            self._keep()  # so that a process that is killed now puts the same parts again, and not others after them
         sent = self.sent[name]
         with open(self.folder / name, "rb") as file:
             file.seek(sent.start)
@@ -185,7 +185,7 @@ class Link:
             self._forget_before(name, sent.generation)
 
     def _continues(self, name: str, before: Sent, stat: os.stat_result) -> bool:
-        """Whether a growing file still begins with what was sent of it."""
+        """Whether a growing file still begins with the bytes that were sent."""
         same = before.inode == stat.st_ino and before.size <= stat.st_size
         return same and before.ending == self._ending(name, before.size)
 
@@ -213,7 +213,7 @@ class Link:
         for start in range(0, max(found.size, 1), WHOLE):
             data = s3.read_range(found.address, start, min(start + WHOLE, found.size), found.version, s3.ABSENT + s3.CHANGED)
             if not data and found.size:
-                return  # another one came meanwhile: the next look brings it
+                return  # it was replaced meanwhile: the next poll fetches the new one
             self._land(name, start, data)
         self._note(name, Brought(found.version), 0)
 
@@ -229,20 +229,20 @@ class Link:
                 continue
             data = s3.read_range(part.address, known, end, unless=s3.ABSENT)
             if len(data) != end - known:
-                break  # its file is being replaced there: the next look brings that
+                break  # its file is being replaced there: the next poll fetches that
             self._land(name, whole, data)
             have.sizes[number:] = [end]
             self._note(name, have, len(there.objects))
 
     def _land(self, name: str, offset: int, data: bytes) -> None:
-        """As travel.write. RunError when this disk would be full: a bucket can't fill it."""
+        """As travel.write, but RunError where it would fill this disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self.folder).free - len(data) < SPARE:
             raise runs.unwritable(self.folder, OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"))
         travel.write(self.folder, name, offset, data)
 
     def _note(self, name: str, have: Brought, parts: int) -> None:
-        """Keeps what was brought; it is not to be sent back."""
+        """Remembers what was downloaded, so that it is not uploaded again."""
         self.brought[name] = have
         stat = (self.folder / name).stat()
         ending = self._ending(name, stat.st_size) if grows(name) else 0
@@ -265,7 +265,7 @@ class Link:
             if record.get("address") == self.address:
                 self.sent = {name: Sent(**fields) for name, fields in record["sent"].items()}
                 self.brought = {name: Brought(**fields) for name, fields in record["brought"].items()}
-        except (KeyError, TypeError, AttributeError):  # of another version: everything is looked at anew
+        except (KeyError, TypeError, AttributeError):  # of another version: start from nothing
             self.sent, self.brought = {}, {}
 
     def _keep(self) -> None:

@@ -1,11 +1,11 @@
-"""A node's courier: while a job runs, the lines of the node's log go to Amazon CloudWatch too.
+"""Forwards a node's log to Amazon CloudWatch while its job runs.
 
-TRAINFLEET_LOGS names the place, `us-east-1 /trainfleet/my-run`: region and log group. The supervisor then has a
-`python -m trainfleet.courier LOG START` beside its command. It looks every EVERY seconds for what stands behind byte START, and
-once more when its stdin ends: when the supervisor ends, however it does. The stream is named as the log, `runs/x/node-0`.
+TRAINFLEET_LOGS names the destination, `us-east-1 /trainfleet/my-run`: region and log group. The supervisor then starts
+`python -m trainfleet.cloudwatch LOG START` beside its command. That polls for lines behind byte START every EVERY seconds, and
+once more when its stdin closes: when the supervisor ends, however it does. The stream is named as the log, `runs/x/node-0`.
 
-Nothing here ends the command, or keeps it waiting for more than TO_END: verdicts and reports read the log itself. What can't be
-sent yet is tried again; what may not be is given up, and the node's log says so once.
+It never ends the command, and delays it by TO_END at most: verdicts and reports read the log itself. A request that fails is
+retried; one that CloudWatch forbids is given up, and the node's log says so once.
 
 Limits of a request and its size, by which this cuts: CloudWatch Logs' API reference, PutLogEvents (read 2026-11-22).
 """
@@ -28,23 +28,23 @@ from .output import install
 from .uplink import await_end, say
 
 LOGS = "TRAINFLEET_LOGS"
-COURIER = "logs"  # who writes its own words into a log
-EVERY = 5.0  # seconds between two looks
-TO_END = 20.0  # seconds that the last look gets
+FORWARDER = "logs"  # the author of its own lines in the node's log
+EVERY = 5.0  # seconds between two polls
+TO_END = 20.0  # seconds for the last poll
 ANSWER = 3.0  # seconds for CloudWatch to answer
-MOST_BYTES, MOST_LINES, BESIDE = 1_000_000, 10_000, 26  # of a request: a line counts so many bytes more than it has
+MOST_BYTES, MOST_LINES, BESIDE = 1_000_000, 10_000, 26  # limits of a request; CloudWatch counts 26 bytes more for each line
 LONGEST = 256 * 1024 - BESIDE  # bytes of a line
 NEVER = ("AccessDeniedException", "ResourceNotFoundException", "InvalidParameterException", "UnrecognizedClientException")
 
 
 @contextmanager
-def courier(log: Path) -> Iterator[None]:
-    """What sends a node's log to CloudWatch, where its job says so; else nothing."""
+def forwarding(log: Path) -> Iterator[None]:
+    """Forwards a node's log to CloudWatch within `with`, if TRAINFLEET_LOGS is set."""
     if LOGS not in os.environ:
         yield
         return
     begins = log.stat().st_size if log.exists() else 0
-    process = subprocess.Popen([sys.executable, "-m", "trainfleet.courier", str(log), str(begins)], stdin=subprocess.PIPE,
+    process = subprocess.Popen([sys.executable, "-m", "trainfleet.cloudwatch", str(log), str(begins)], stdin=subprocess.PIPE,
                                start_new_session=True)  # fmt: skip
     try:
         yield
@@ -59,12 +59,12 @@ def courier(log: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """`LOG START`: returns after the last look, or once CloudWatch has said that it takes nothing from here."""
+    """`LOG START`: returns after the last poll, or once CloudWatch forbids it for good."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
     region, _, group = os.environ[LOGS].partition(" ")
     log = Path(arguments[0])
-    sent = Courier(log, int(arguments[1]), _client(region), group, f"{'/'.join(log.parent.parent.parts[-2:])}/{log.stem}")
+    sent = Forwarder(log, int(arguments[1]), _client(region), group, f"{'/'.join(log.parent.parent.parts[-2:])}/{log.stem}")
     ended = threading.Event()
     threading.Thread(target=await_end, args=(ended,), daemon=True).start()
     while sent.look() and not ended.wait(EVERY):
@@ -73,8 +73,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class Courier:
-    """Where in a log the sending is, and the stream that it goes to."""
+class Forwarder:
+    """The position in a log up to which lines were sent, and the stream that they go to."""
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
@@ -82,7 +82,7 @@ class Courier:
         self.made = self.closed = self.troubled = False
 
     def look(self) -> bool:
-        """Sends whole lines that have come since; False once nothing is taken from here."""
+        """Sends the complete lines that are new; False once CloudWatch has forbidden it."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if not self.log.exists():
@@ -97,12 +97,12 @@ class Courier:
             self.closed = code in NEVER
             if not self.troubled:
                 goes = "this log is not sent there" if self.closed else "it is tried again"
-                say(self.log, f"CloudWatch takes no lines ({' '.join(str(error).split())}); {goes}", COURIER)
+                say(self.log, f"CloudWatch takes no lines ({' '.join(str(error).split())}); {goes}", FORWARDER)
             self.troubled = True
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """The next lines, each with its end, as many as one request takes; none where no line is whole yet."""
+        """The next lines with their ends, as many as one request takes; [] where no line is complete yet."""
         with open(self.log, "rb") as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
@@ -128,7 +128,7 @@ class Courier:
 
 
 def _client(region: str) -> Any:
-    """With the credentials of the node's own role."""
+    """A CloudWatch Logs client with the credentials of the node's role."""
     import boto3
     from botocore.config import Config
 

@@ -1,10 +1,10 @@
-"""How the links between nodes are, as their kernels know from the connections that train over them: no probe, no traffic.
+"""The state of the links between nodes, from the kernels' figures on the connections that train over them: no probe, no traffic.
 
-heartbeats/wires-<i>   each node's: its addresses and, by peer, a packet's milliseconds there and back, and the packets sent and
-                       sent again. Left once in EVERY seconds by whoever does the node's round (heartbeat.py)
+heartbeats/links-<i>   node i's addresses and, by peer, the round trip in milliseconds and the packets sent and retransmitted;
+                       written every EVERY seconds by the rank that does the node's round (heartbeat.py)
 
-The kernel tells it over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows at its end). Traffic by EFA or
-InfiniBand goes past the kernel, and is not in it. Linux only; elsewhere nothing is told. Standard library only.
+The kernel reports them over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows at its end). Traffic by EFA or
+InfiniBand bypasses the kernel, and is not counted. Linux only; elsewhere nothing is recorded. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NET
 HEAD, ASKED, TOLD = struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
 MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
-FEW = 20  # packets, which tell nothing yet
-SLOW_TIMES, SLOW_MS = 5.0, 5.0  # so many times the others' way there and back, and at least that much more
-LOSSY_TIMES, LOSSY = 5.0, 0.01  # so many times the others' share of packets sent again, and at least that much
+FEW = 20  # packets, below which nothing is concluded
+SLOW_TIMES, SLOW_MS = 5.0, 5.0  # slow: this many times the others' round trip, and at least that much more
+LOSSY_TIMES, LOSSY = 5.0, 0.01  # lossy: this many times the others' share of retransmitted packets, and at least that share
 
 
 @dataclass(frozen=True)
-class Wire:
+class PeerLink:
     """One node's connections to one peer: the milliseconds of their median, and their packets so far."""
 
     ms: float
@@ -46,45 +46,45 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Wires:
-    """What one node knows of its links: its own addresses, and the wires by the peers' addresses."""
+class NodeLinks:
+    """What one node knows of its links: its own addresses, and the links by the peers' addresses."""
 
     node: int
     attempt: int
     addresses: tuple[str, ...]
-    peers: dict[str, Wire]
+    peers: dict[str, PeerLink]
 
 
-def write_wires(folder: Path, node: int, attempt: int) -> None:
-    """Leaves what this node's kernel knows now; nothing where there is no other node, or no telling."""
+def write_links(folder: Path, node: int, attempt: int) -> None:
+    """Records what this node's kernel knows now; nothing if it has no connection to another node."""
     found = list(connections())
     peers: dict[str, list[tuple[float, int, int]]] = {}
     for _, peer, *told in found:
         peers.setdefault(peer, []).append((told[0], int(told[1]), int(told[2])))
-    wires = {peer: [median(ms for ms, _, _ in all), sum(s for _, s, _ in all), sum(a for _, _, a in all)]
+    links = {peer: [median(ms for ms, _, _ in all), sum(s for _, s, _ in all), sum(a for _, _, a in all)]
              for peer, all in peers.items()}  # fmt: skip
-    most = sorted(wires, key=lambda peer: -wires[peer][1])[:PEERS]
+    most = sorted(links, key=lambda peer: -links[peer][1])[:PEERS]
     if most:
         from .beats import replace_file
 
         record = {"node": node, "attempt": attempt, "addresses": sorted({own for own, *_ in found}),
-                  "peers": {peer: dict(zip(("ms", "sent", "again"), wires[peer], strict=True)) for peer in most}}  # fmt: skip
-        replace_file(folder / FOLDER / f"wires-{node}", json.dumps(record).encode())
+                  "peers": {peer: dict(zip(("ms", "sent", "again"), links[peer], strict=True)) for peer in most}}  # fmt: skip
+        replace_file(folder / FOLDER / f"links-{node}", json.dumps(record).encode())
 
 
-def read_wires(folder: Path, attempt: int) -> dict[int, Wires]:
-    """What the nodes of an attempt have left, by node."""
+def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
+    """The records of an attempt, by node."""
     found = {}
-    for path in sorted((folder / FOLDER).glob("wires-*")):
+    for path in sorted((folder / FOLDER).glob("links-*")):
         with suppress(OSError, InputError):
-            wires = fit(Wires, door.read_json(path, door.MEBIBYTE))
-            if wires.attempt == attempt:
-                found[wires.node] = wires
+            links = fit(NodeLinks, door.read_json(path, door.MEBIBYTE))
+            if links.attempt == attempt:
+                found[links.node] = links
     return found
 
 
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
-    """This machine's TCP connections to others: own address, the peer's, ms, packets sent, packets sent again."""
+    """This machine's TCP connections to others: own address, the peer's, ms, packets sent, packets retransmitted."""
     if sys.platform != "linux":
         return
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -108,7 +108,7 @@ def _told(asked: socket.socket, family: int) -> Iterator[tuple[str, str, float, 
 
 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
-    """A connection, of a kernel's message about it; None of one within this machine, or without what is wanted."""
+    """The connection in a netlink message; None for one within this machine, or without tcp_info."""
     size = 4 if family == socket.AF_INET else 16
     own, peer = (socket.inet_ntop(family, message[start : start + size]).removeprefix(MAPPED) for start in (8, 24))
     if ipaddress.ip_address(peer).is_loopback or own == peer:
@@ -125,7 +125,7 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
     return None
 
 
-def slow_nodes(before: Mapping[int, Wires], now: Mapping[int, Wires]) -> dict[int, str]:
+def slow_nodes(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]) -> dict[int, str]:
     """The nodes whose links are far worse than the others', in words. Pure.
 
     A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad.
@@ -148,17 +148,17 @@ def slow_nodes(before: Mapping[int, Wires], now: Mapping[int, Wires]) -> dict[in
     return found
 
 
-def _pairs(before: Mapping[int, Wires], now: Mapping[int, Wires]) -> Iterable[tuple[int, int, float, float]]:
-    """Each pair of nodes that has sent since `before`, its worse direction: milliseconds, the share of packets sent again."""
-    nodes = {address: node for node, wires in now.items() for address in wires.addresses}
+def _pairs(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]) -> Iterable[tuple[int, int, float, float]]:
+    """Each pair of nodes with traffic since `before`, by its worse direction: milliseconds, share of packets retransmitted."""
+    nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}
-    for node, wires in now.items():
-        for peer, wire in wires.peers.items():
-            old = before[node].peers.get(peer, Wire(0.0, 0, 0)) if node in before else Wire(0.0, 0, 0)
-            sent, again = wire.sent - old.sent, wire.again - old.again
+    for node, links in now.items():
+        for peer, link in links.peers.items():
+            old = before[node].peers.get(peer, PeerLink(0.0, 0, 0)) if node in before else PeerLink(0.0, 0, 0)
+            sent, again = link.sent - old.sent, link.again - old.again
             if (other := nodes.get(peer)) is None or other == node or sent < FEW:
                 continue
             pair = min(node, other), max(node, other)
             way, share = pairs.get(pair, (0.0, 0.0))
-            pairs[pair] = max(way, wire.ms), max(share, max(0, again) / sent)
+            pairs[pair] = max(way, link.ms), max(share, max(0, again) / sent)
     return [(a, b, way, share) for (a, b), (way, share) in pairs.items()]

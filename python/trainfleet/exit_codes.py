@@ -1,7 +1,7 @@
-"""Nodes leave a job together where its engine goes by the first one: AWS Batch stops all others as soon as the main node ends.
+"""Exit codes of the nodes, exchanged through S3: AWS Batch stops all other nodes as soon as the main node ends.
 
-<bucket>/<folder>/exits/<job and attempt>/<i> is the exit code of node i, written when its part has ended and its last words are
-in S3. Node 0 stays until all have left, and takes the files away.
+<bucket>/<folder>/exits/<job and attempt>/<i> is the exit code of node i, written when its part has ended and its last lines are
+in S3. Node 0 waits for all of them, and removes the files.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from . import s3
 from .errors import S3Error
 from .uplink import EVERY, NODES, SIGN
 
-ELSEWHERE = 76  # the exit code of node 0 when its own part has ended well, and another node's has not
-SILENT = 6 * SIGN  # seconds without a sign of a node that has not left after which it is taken for lost
-NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # of a node, and how it ended
-LATE = 900.0  # seconds that a node may take to give its first sign
+ELSEWHERE = 76  # the exit code of node 0 when it has succeeded, and another node has failed
+SILENT = 6 * SIGN  # seconds without a sign after which a node that has not ended counts as lost
+NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # of a node, and its exit code
+LATE = 900.0  # seconds for a node's first sign
 Say = Callable[[str], None]
 
 
-class Parting:
+class ExitCodes:
     """The exit codes of one attempt of a job, below `folder`, the address of the run's or dataset's folder."""
 
     def __init__(self, folder: str, attempt: str) -> None:
         self.folder, self.exits = folder, f"{folder}/exits/{attempt}"
         self.codes: dict[int, int | None] = {}
 
-    def leave(self, node: int, code: int, say: Say) -> None:
-        """Says how a node's part has ended. Where S3 is away, the node's silence will say that it is not there."""
+    def publish(self, node: int, code: int, say: Say) -> None:
+        """Writes a node's exit code. If S3 is away, node 0 concludes from the node's silence that it is gone."""
         try:
             s3.write(f"{self.exits}/{node}", str(code).encode())
         except S3Error as error:
             say(f"node 0 does not know that this node has ended: {error.what}")
 
-    def gather(self, nodes: int, say: Say) -> dict[int, int | None]:
-        """The exit codes of nodes 1 to `nodes` - 1, once all have left; None of one that is silent."""
+    def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
+        """The exit codes of nodes 1 to `nodes` - 1, once all have ended; None for a silent node."""
         began, told = time.monotonic(), False
         while True:
             with suppress(S3Error):  # the next look finds out
@@ -53,7 +53,7 @@ class Parting:
             time.sleep(EVERY)
 
     def _look(self) -> None:
-        """Reads the codes that have come since the last look."""
+        """Reads the codes that are new."""
         for found in s3.list_objects(f"{self.exits}/"):
             node = found.address.rpartition("/")[2]
             if NUMBER.fullmatch(node) and int(node) not in self.codes:
@@ -61,14 +61,14 @@ class Parting:
                 self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
-        """Those who gave a sign and give none any more, and those who never gave one in LATE seconds."""
+        """The nodes whose signs have stopped, and those that gave none in LATE seconds."""
         signs = {entry.address.rpartition("/")[2]: entry.modified for entry in s3.list_objects(f"{self.folder}/{NODES}/")}
         now = s3.clock(self.folder)
         return {node for node in away if (now - signs[str(node)] > SILENT if str(node) in signs else waited > LATE)}
 
 
 def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
-    """Node 0's exit code: its own, or one that says how others have ended; `again` where a machine went away."""
+    """Node 0's exit code: its own, or one that says how others have ended; `again` if a machine was lost."""
     if own:
         return own
     if any(code is None or code in (again, 137) for code in others.values()):
