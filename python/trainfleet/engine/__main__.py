@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 
 def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
-    """Trains the run to its end or to a stop. `moments`: when the start had come how far, in unix time."""
+    """Trains the run to its end or to a stop. `moments`: unix times of the stages of the start."""
     profile = Profile(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(run.read_results().get("started") or moments["loaded"], heart, world.device.clock, profile.at)
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
@@ -100,14 +100,14 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
 
 
 def heed(run: Run, vote: Vote, node: int, notice: str) -> None:
-    """Makes all ranks save and leave, as this node is about to be taken away."""
+    """Makes all ranks save and stop, as this node is about to be reclaimed."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
     run.record("notice", node=node, notice=notice)
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
-    """Makes all ranks save and leave, as no launcher is left that would notice a hang, or end them."""
+    """Makes all ranks save and stop, as no launcher is left to notice a hang."""
     vote.heard = True
     if world.first:
         print(f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave", flush=True)
@@ -115,7 +115,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
 
 
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
-    """The recorder, with all that is known before the first step in results.json."""
+    """The recorder; results.json has all that is known before the first step."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
@@ -147,7 +147,7 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
 
 
 def open_loggers(run: Run, config: Config) -> Loggers | None:
-    """The services that train.loggers names; a run that goes on is the same one to them."""
+    """The services of train.loggers; a resumed run continues the same run there."""
     if not config.train.loggers:
         return None
     identity = run.read_results().get("identity") or f"{run.name}-{secrets.token_hex(4)}"
@@ -182,7 +182,7 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """A sample of the trained model; None where it writes none, or is divided among ranks and too large for one of them."""
+    """A sample of the trained model; None for a model that can't generate, or that is sharded and too large for one rank."""
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
@@ -194,9 +194,9 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
 
 
 def record_fault(run: Run, error: Exception) -> None:
-    """Records an event that says who failed and why; a defect of ours with the last lines of its traceback.
+    """Records a fault event: who failed and why; a defect of ours with the last lines of its traceback.
 
-    Where the disk is full there is none, and the words are in the log alone.
+    On a full disk there is no event, and only the log has the words.
     """
     told = isinstance(error, TrainfleetError)
     lines = [] if told else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """The named arguments of a model beside the inputs."""
+        """The model's keyword arguments beside the inputs."""
         return {"targets": self.targets} | ({} if self.documents is None else {"documents": self.documents})
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -45,7 +45,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def filled(batches: Iterable[Batch], passes: int, blank: Batch) -> Iterator[Batch]:
-    """So many batches of the size of `blank`: those given, the last filled up with blank sequences, and then blank ones."""
+    """`count` batches of the size of `blank`: those given, padded with blank sequences, then blank batches."""
     found = iter(batches)
     for _ in range(passes):
         given = next(found, None)
@@ -76,7 +76,7 @@ class Batches:
     """The training batches of data-parallel rank `rank` of `ranks`.
 
     Step s (from 1) takes the samples [(s - 1) G, s G) of the seed's order, G being the global batch; rank r of R has the r-th
-    of R equal parts of them. So what is trained on depends on the step alone, and any number of ranks can go on with it.
+    of R equal parts of them. So the data of a step depends on the step alone, and any number of ranks can resume.
     """
 
     def __init__(self, samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> None:
@@ -89,7 +89,7 @@ class Batches:
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, Batch]]:
-        """The rank's micro-batches of one step, each with how many come after it; the next step's are prefetched meanwhile."""
+        """The rank's micro-batches of one step, each with the number of those after it; prefetches the next step's meanwhile."""
         tokens, size = self._take(step), self.train.micro_batch
         for index in range(self.per_step):
             yield self.per_step - index - 1, split(self.device.upload(tokens[index * size : (index + 1) * size]), self.end)

@@ -1,4 +1,4 @@
-"""How well a run's model does on all of the validation split: `python -m trainfleet.engine.evaluate RUN_FOLDER`."""
+"""Evaluates a run's model on all of the validation split: `python -m trainfleet.engine.evaluate RUN_FOLDER`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(scores: Scores) -> Iterator[str]:
-    """The scores for people: what each is, and why it is another than training's."""
+    """The scores as lines of text: what each means, and why it differs from training's."""
     tokens = "nats per guessed token; training's own validation reads train.validation_sequences of these"
     yield f"sequences      {scores.sequences:,} of the validation split"
     yield f"loss           {scores.loss:.4f}  {tokens}"

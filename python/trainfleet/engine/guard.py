@@ -1,6 +1,6 @@
 """Skips steps whose loss or gradients are not finite, or lie far above their running mean.
 
-That is told on the device, from numbers that all ranks have summed up, so every rank leaves out the same steps and none waits to
+It is decided on the device, from numbers that all ranks have summed, so every rank skips the same steps and no host waits to
 learn which. OLMo-core's SkipStepOptimizer looks at the same two numbers (github.com/allenai/OLMo-core).
 """
 
@@ -17,8 +17,8 @@ from ..errors import RunError
 from .parallel.parts import Parts
 from .world import World
 
-MEMORY = 128  # steps that the running mean and spread look back on; before as many, nothing counts as a spike
-FLOOR = 0.01  # of the mean: no spread is less, so that a run at rest does not take a ripple for a spike
+MEMORY = 128  # steps that the running mean and spread cover; before as many, nothing counts as a spike
+FLOOR = 0.01  # of the mean: the least spread, so that a flat loss does not turn a ripple into a spike
 MOMENTS = 5  # numbers of the state that are no counts: the means and variances of loss and norm, and how many steps they are of
 
 
@@ -26,7 +26,7 @@ class Guard:
     """Running mean and variance of loss and gradient norm, and the skipped steps; all of it on the device."""
 
     def __init__(self, train: Train, world: World, state: Sequence[float] = ()) -> None:
-        """`state` is that of an earlier guard, so that a resumed run leaves out what an unbroken one would."""
+        """`state` is that of an earlier guard, so that a resumed run skips what an uninterrupted one would."""
         self.train, self.world, device = train, world, world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
         self.mean, self.variance = (torch.tensor(state[first : first + 2], device=device) for first in (0, 2))

@@ -1,8 +1,8 @@
 """Token healing: a prompt may end in the middle of a token as the training text has them.
 
-`def ` is "def" and " ", but after "def" the training text has " name" in one token, and never " " by itself: a model that is
-given the blank has seen nothing like it. So the end of the prompt is taken back as far as one longer token can begin with it, and
-the model writes it again, in tokens that agree with it: what guidance and transformers call token healing.
+`def ` is "def" and " ", but after "def" the training text has " name" in one token, and never " " by itself: the model has never
+seen such a blank. So the end of the prompt is removed as far as a longer token can begin with it, and the model generates it
+again from tokens that start with the removed text: what guidance and transformers call token healing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..data.tokenizer import StreamDecoder, Tokenizer
 
 
 class Healing:
-    """A prompt as a model is given it: `kept`, its tokens without the last ones; `owed`, what the next ones must write again."""
+    """A prompt split in two: `kept`, the tokens that the model gets; `owed`, the text that its next tokens must spell."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         """`prompt` must be of this tokenizer; what it spells is shown as it was, whatever is taken back."""
@@ -28,7 +28,7 @@ class Healing:
         self.kept = prompt[: len(prompt) - taken]
 
     def _reach(self) -> tuple[int, str]:
-        """How many last tokens of the prompt can be taken back at most, and what they spell."""
+        """How many of the prompt's last tokens can be removed at most, and what they spell."""
         taken, owed, tail, longest = 0, "", "", max(map(len, self.sorted), default=0)
         for count, id in enumerate(reversed(self.prompt), start=1):
             tail = self.spelled.get(id, "") + tail
@@ -54,11 +54,11 @@ class Healing:
         return tensor([id for id in map(self.ids.__getitem__, spellings) if id < vocabulary])
 
     def written(self, id: int) -> None:
-        """Takes note of a token that came."""
+        """Registers a generated token."""
         self.owed = self.owed[len(self.spelled[id]) :] if self.owed else ""
 
     def beyond(self, made: Iterable[int]) -> Iterator[str]:
-        """The text that comes after the prompt, as its tokens come."""
+        """The generated text after the prompt, as its tokens come."""
         decoder, known = StreamDecoder(self.tokenizer), len(self.tokenizer.decode(self.prompt))
         for tokens in (self.kept, made):
             for id in tokens:

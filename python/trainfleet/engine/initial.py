@@ -17,7 +17,7 @@ from ..errors import RunError
 from ..models import huggingface
 from .parallel.parts import Parts
 
-FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not of the weights' shape, or told better by the weights themselves
+FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not part of the weights' shape, or checked by the weights themselves
 
 
 def is_folder(address: str) -> bool:
@@ -48,7 +48,7 @@ def require_shape(folder: Path, shape: Model) -> None:
 
 
 def fill(parts: Parts, shape: Model, load: Load) -> None:
-    """Has this rank's parameters loaded, a tied one once."""
+    """Loads this rank's parameters, a tied one once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
     named: dict[str, Any] = {name: tensor for name, tensor in parts.weights().items() if name not in tied}
     tensors: dict[str, Any] = dict(load(huggingface.sizes_of(named.items())))

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from ..heartbeat import Heart
 
 Item = TypeVar("Item")
-Reading = Callable[[], float]  # seconds on a device's clock, once the device has come there (devices/base.py)
+Reading = Callable[[], float]  # seconds on a device's clock, once the device has passed the event (devices/base.py)
 
 
 def now() -> Reading:
@@ -37,11 +37,11 @@ class Stopwatch:
         clock: Callable[[], Reading] = now,
         at_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`at_step` is told of every step that begins."""
+        """`at_step` is called with every step that begins."""
         self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
-        self.computed: list[Reading] = []  # when the last gradient of the backward pass was there
+        self.computed: list[Reading] = []  # when the last gradient of the backward pass was computed
         self.place = "load", 0  # phase and step
         self.own = 0.0  # seconds of this step that this rank worked for itself, not waiting for others
         self.startup = 0.0
@@ -65,7 +65,7 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times work that waits for no other rank: a rank that takes longer for it than the others is slow."""
+        """Times work that waits for no other rank: a rank that needs longer for it than the others is slow."""
         began = time.perf_counter()
         with self.part("forward"):
             yield

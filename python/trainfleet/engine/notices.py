@@ -17,12 +17,12 @@ from http.client import HTTPException
 SERVICE = "http://169.254.169.254"  # AWS_EC2_METADATA_SERVICE_ENDPOINT names another, as it does for AWS's own tools
 EVERY = 5.0  # seconds between two looks, as AWS advises
 PATIENCE = 2.0  # seconds for an answer
-LIFE = 60  # seconds that a token lives: each look asks for one of its own
+LIFE = 60  # seconds that a token is valid: each poll asks for a new one
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is the instance's own: no proxy reaches it
 
 
 class Watch(threading.Thread):
-    """A thread that polls until there is a notice and calls `heed` with it; one per instance. It ends with the process."""
+    """A daemon thread that polls until there is a notice and calls `heed` with it; one per instance."""
 
     def __init__(self, heed: Callable[[str], None]) -> None:
         super().__init__(name="spot", daemon=True)

@@ -45,7 +45,7 @@ class Update(torch.optim.Optimizer, ABC):
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
     def changes(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> Iterable[Tensor]:
-        """What `change` says of each."""
+        """`change` of each parameter."""
         return (self.change(parameter, self.gradient(parameter), group, keep) for parameter in parameters)
 
     def gradient(self, parameter: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The ranks of a job: how they meet and agree. What each has of the model is for parallel/ to say."""
+"""The ranks of a job: how they meet and agree. parallel/ decides which part of the model each has."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class World:
         return total
 
     def as_first_says(self, number: int) -> int:
-        """The number that rank 0 has called this with."""
+        """Rank 0's number, broadcast."""
         said = torch.tensor(number)
         dist.broadcast(said, src=0, group=self.hosts)
         return int(said)
 
     def tree(self, name: str) -> Tree:
-        """A tree of all ranks, in which they agree beside training. All ranks call it together; `name` is new."""
+        """A tree of all ranks, by which they vote beside training. All ranks call it together; `name` must be new."""
         return Tree(self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store()))
 
     def wait(self) -> None:
-        """Returns when every rank has come here."""
+        """A barrier of all ranks."""
         dist.barrier(group=self.hosts)
 
 
 @contextmanager
 def join(device: Device, apart: str = "") -> Iterator[World]:
-    """The world that torchrun's environment describes, for as long as this lasts.
+    """Joins the world that torchrun's environment describes, within `with`.
 
     Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator. `apart`
     names another world on the same devices, of processes that each rank has started beside itself.

@@ -1,14 +1,14 @@
 """Saves a run while it trains, and resumes it. What exists, and whether it is good, trainfleet.checkpoints decides.
 
 checkpoints   what the training loop calls
-saving        a save beside training: begin, write, commit, remove old ones
+saving        a save in the background: begin, write, commit, remove old ones
 snapshot      a rank's part of the state, copied to the host
 resuming      the newest good checkpoint, checked and loaded
 randomness    the state of the random number generators
 files         torch.distributed.checkpoint's files, in a store
 index         where each piece of a checkpoint lies, checked against its files
 archive       one piece, as torch.save wrote it
-pickled       what a pickle says, read as data: nothing in it runs
+pickled       a pickle read as data: nothing in it runs
 peers         what all ranks do together, on a process group of their own
 verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
 """

@@ -65,7 +65,7 @@ def read_tensor(stream: BinaryIO, piece: Piece) -> Tensor:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Where a tensor's numbers lie in an archive: of a part with `count` of them, from `first` on."""
+    """Where a tensor's numbers lie in an archive: in a part of `count` numbers, from number `first` on."""
 
     key: str
     dtype: torch.dtype
@@ -76,7 +76,7 @@ class Numbers:
 
 
 def numbers_of(made: object) -> Numbers:
-    """What a pickle says of a tensor. ValueError where that is no tensor, or one of more numbers than its part has."""
+    """The tensor that a pickle describes. ValueError if it is none, or has more numbers than its part."""
     wrong = ValueError("it is no tensor, or has more numbers than are there")
     if not isinstance(made, Made) or made.of != "torch._utils._rebuild_tensor_v2":
         raise wrong

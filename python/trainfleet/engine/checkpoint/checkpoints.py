@@ -32,7 +32,7 @@ from .snapshot import Snapshot
 
 @dataclass
 class Progress:
-    """Where training stands: steps, samples and tokens done, the seconds that they took over all attempts, the guard's state."""
+    """The progress of training: steps, samples and tokens done, their seconds over all attempts, and the guard's state."""
 
     step: int = 0
     samples: int = 0
@@ -79,7 +79,7 @@ class Checkpoints:
         return self.policy.on_failure == "stop"
 
     def wish(self) -> Wish:
-        """What this rank asks for at a step boundary; the vote answers all ranks alike."""
+        """What this rank asks for at a step boundary; the vote gives all ranks the same answer."""
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
         first, self.asked = late and not self.asked, self.asked or late
@@ -98,7 +98,7 @@ class Checkpoints:
     def save(self, parts: Parts, progress: Progress, loss: float) -> None:
         """Begins to save the state as it is now; training may change it once this returns.
 
-        A save that is still under way is waited for first: what `checkpoint.every` promises is kept also on a slow disk.
+        It waits for a save that is still under way: `checkpoint.every` holds also on a slow disk.
 
         Raises:
             RunError: that one failed, and the run is to stop when it does; on all ranks, as it failed on all.

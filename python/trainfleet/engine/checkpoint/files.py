@@ -34,7 +34,7 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads a visible checkpoint whose marker was found right. Nothing in its files is run, and none of it believed."""
+    """Reads a committed checkpoint whose marker was verified. Nothing in its files is executed or trusted."""
 
     def __init__(self, store: Store, commit: Commit) -> None:
         super().__init__("/")
@@ -87,7 +87,7 @@ class Reader(FileSystemReader):
 
     @contextmanager
     def _judged(self) -> Iterator[None]:
-        """What a file says and can't be so is the checkpoint's fault."""
+        """Raises Broken for a ValueError within `with`."""
         try:
             yield
         except ValueError as error:
@@ -96,7 +96,7 @@ class Reader(FileSystemReader):
 
 
 def saved(value: object) -> io.BytesIO:
-    """A plain value as torch's planner wants it: it loads what it is given with pickle, so it is given this and nothing else."""
+    """A plain value as bytes for torch's planner, which unpickles what it is given: so it is never given a file's bytes."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)

@@ -1,8 +1,8 @@
-"""A checkpoint's index: which tensors it holds, and where each piece of them lies. It is read as data and then not believed.
+"""A checkpoint's index: which tensors it holds, and where each of their pieces lies. It is read as data, and then checked.
 
-torch.distributed.checkpoint keeps it in `.metadata` as a pickle of its classes, and reads it with pickle.load, which runs what a
-stranger has put there. Here it is read without that (`pickled`), and every name, size and place in it is checked against the
-files that the marker lists, so that what is allocated and read later is no more than those files hold.
+torch.distributed.checkpoint keeps it in `.metadata` as a pickle of its classes, and reads it with pickle.load, which executes
+whatever it contains. Here it is read without that (`pickled`), and every name, size and offset in it is checked against the files
+that the marker lists, so that no more is allocated and read later than those files hold.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse(data: bytes, files: Mapping[str, File]) -> tuple[Metadata, dict[Metada
 
 
 def _entry(made: Any, most: int) -> Entry:
-    """What there is under one name, in at most so many pieces."""
+    """The entry of one name, of at most `left` pieces."""
     if isinstance(made, Made) and made.of == f"{_CLASSES}BytesStorageMetadata":
         return BytesStorageMetadata()
     state = _state(made, f"{_CLASSES}TensorStorageMetadata")

@@ -1,7 +1,7 @@
-"""What all ranks do together about checkpoints, on a gloo group of their own, apart from training's collectives.
+"""Collective steps of a checkpoint, on a gloo group of their own, apart from training's collectives.
 
-So a save can talk in the background while training talks in the foreground. Whatever fails on one rank fails on all of them,
-with the same message: nobody is left waiting in a collective.
+So a save can communicate in the background while training does in the foreground. Whatever fails on one rank fails on all of them
+with the same message: no rank is left waiting in a collective.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Peers:
         return mine[0]  # type: ignore[no-any-return]
 
     def tell(self, value: T) -> T:
-        """Rank 0's value, everywhere."""
+        """Broadcasts rank 0's value."""
         values: list[Any] = [value]
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]  # type: ignore[no-any-return]

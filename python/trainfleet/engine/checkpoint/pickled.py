@@ -1,9 +1,9 @@
-"""What a pickle says, read as data: nothing that it names is imported, and nothing in it is called.
+"""Reads a pickle as data: nothing that it names is imported, and nothing in it is called.
 
-A pickle is a program for a small machine, two of whose instructions find and call any function of this interpreter. Here the
-instructions are followed on plain values alone: a class or function that the pickle names stays its name, and an object that it
-would make stays a note of what it would be made of. So the worst that a hostile pickle can say is something untrue, which is for
-the caller to check (index, archive). Instructions: Lib/pickletools.py of CPython.
+A pickle is a program for a small machine, two of whose instructions find and call any function of this interpreter. Here they act
+on plain values only: a class or function that the pickle names stays a `Name`, and an object that it would make stays a `Made`.
+So the worst that a hostile pickle can yield is false data, which the caller checks (index, archive). Instructions:
+Lib/pickletools.py of CPython.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def examine(peers: Peers, store: Store, step: int) -> Commit:
 def load(peers: Peers, store: Store, found: Commit, parts: Parts, device: Device) -> bool:
     """Loads this rank's part of a checkpoint, whatever layout wrote it; returns whether the generators were restored too.
 
-    They belong to ranks and devices: only as many ranks on the same kind of device go on with them; others begin theirs anew
-    from seed, step and rank.
+    They belong to ranks and devices: only the same number of ranks on the same kind of device restores them; otherwise they are
+    seeded anew from seed, step and rank.
     """
     state = parts.state()
     same = found.world_size == peers.size
@@ -160,7 +160,7 @@ def fill(state: State, reader: Reader) -> None:
     """Reads this rank's parts of a checkpoint into the tensors of a state.
 
     Raises:
-        Broken: the checkpoint can't be believed, or does not hold what the state has.
+        Broken: the checkpoint is damaged, or does not hold what the state needs.
     """
     reader.read_metadata()  # first of all: torch would make another error of what is wrong with it
     try:

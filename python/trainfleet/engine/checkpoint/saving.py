@@ -1,4 +1,4 @@
-"""Writes and commits a checkpoint from the copy on the host, in a thread beside training."""
+"""Writes and commits a checkpoint from the copy on the host, in a background thread."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy
     """Commits a snapshot as a checkpoint, then removes older ones by the retention policy; all ranks call it.
 
     Raises:
-        CheckpointError: on all ranks. Nothing of it is in sight then, and what was committed before is as it was; or, when it
-            was the older ones that could not be removed, it is committed.
+        CheckpointError: on all ranks. The checkpoint is then invisible, and earlier ones are as they were; or it is committed,
+            and an older one could not be removed.
     """
     step = commit.step
     try:

@@ -104,7 +104,7 @@ class Nxd:
 
     @torch.no_grad()
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """The first values of all that this rank holds, in fp32: those that one process would draw, cut to this rank's slices."""
+        """The initial values of this rank's parameters, in fp32: those of a single process, sliced for this rank."""
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
         for where, module, name in places(self.root):
@@ -138,7 +138,7 @@ class Nxd:
         return found
 
     def _add_up(self, copies: int) -> None:
-        """Has the ranks that hold the same key-value heads add their gradients up, so that the copies stay equal."""
+        """Sums the gradients of ranks with the same key-value heads, so that the copies stay equal."""
         rows = [list(row) for row in get_tensor_model_parallel_replica_groups()]
         groups = [row[first : first + copies] for row in rows for first in range(0, len(row), copies)]
 
@@ -182,7 +182,7 @@ class Nxd:
         return torch.zeros((), device=self.device.torch_device)
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """NxD tells the norm after the step: a bad one has been taken by then, and ends the run at the next look."""
+        """One step; NxD returns the norm only after it: a bad step has been taken by then, and ends the run at the next check."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -218,7 +218,7 @@ class Nxd:
         return total / self.grid.slices
 
     def _blank(self) -> Batch:
-        """A micro-batch that counts nothing."""
+        """A micro-batch of padding, which has no loss."""
         tokens = torch.zeros((self.size, self.length, *self.tail), dtype=torch.int64, device=self.device.torch_device)
         return Batch(tokens, torch.full((self.size, self.length), IGNORED, device=self.device.torch_device))
 
