@@ -30,14 +30,14 @@ def backend_of(config: Config) -> Backend:
 
 
 def lingers(config: Config) -> float:
-    """Hours that nodes are paid for after a launch has ended: those of ec2 stop by themselves when they were idle for so long."""
+    """Hours for which nodes are paid after a launch has ended: ec2's stop themselves after fleet.idle_minutes."""
     if config.fleet.backend != Ec2.name:
         return 0.0
     return math.inf if config.fleet.idle_minutes is None else config.fleet.idle_minutes / 60
 
 
 def terms_of(name: str) -> Terms:
-    """What the backend of that name says to a config."""
+    """The rules that the backend of that name adds to a config's."""
     return Terms(hardware.node if BACKENDS[name].is_here else _node_elsewhere, _refuse)
 
 

@@ -33,7 +33,7 @@ HANDLE, REQUEST = "handle.json", "request.json"  # in the run folder: what runs,
 
 
 class Can(Enum):
-    """What a backend can do; the README's table is made of these words."""
+    """What a backend can do; the README's support table is generated from these."""
 
     SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
     LEAVE_OUT = "hosts can be left out of an attempt"
@@ -46,7 +46,7 @@ class Can(Enum):
 
 
 class Phase(Enum):
-    """Where a job is on its way. It costs money, and is watched, from RUNNING on."""
+    """The phase of a job. It costs money, and is watched, from RUNNING on."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -57,7 +57,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """How a job is, as its backend sees it.
+    """The state of a job, as its backend sees it.
 
     reason    the engine's own words for why it is where it is; most wanted while it is queued
     attempt   which attempt of the engine's own this is, from 1
@@ -90,7 +90,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """A job that was submitted, as plain data: whoever has the run folder or the account can ask, follow and stop by it.
+    """A submitted job, as plain data: with the run folder or the account, any process can query, follow and stop it.
 
     `id` is the engine's name for it, `token` the request's. `hosts`: the machines by node, where the plan chose them.
     """
@@ -139,13 +139,13 @@ class Backend(Protocol):
 
 
 def keep(run: Run, handle: Handle, request: Request) -> None:
-    """Leaves in the run folder what another process needs to ask for this job, follow it and stop it."""
+    """Writes to the run folder what another process needs to query this job, follow it and stop it."""
     runs.write_atomic(run.folder / REQUEST, json.dumps(request.record(), indent=2) + "\n")
     runs.write_atomic(run.folder / HANDLE, json.dumps(asdict(handle), indent=2) + "\n")
 
 
 def kept(run: Run) -> tuple[Handle, Request] | None:
-    """The job that the run folder knows of last, whether or not it still runs; None before the first.
+    """The last job that was submitted for the run, whether or not it still runs; None before the first.
 
     Raises:
         RunError: the files are not as `keep` leaves them.

@@ -33,7 +33,7 @@ from .waiting import Waiting
 
 GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
 AT_ONCE = 100  # jobs that DescribeJobs takes
-GONE = 60.0  # seconds that a job gets to be gone once it is ended: SIGTERM, 30 s, SIGKILL, and what ECS needs to say so
+GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
     "SUBMITTED": Phase.QUEUED, "PENDING": Phase.QUEUED, "RUNNABLE": Phase.QUEUED, "STARTING": Phase.STARTING,
     "RUNNING": Phase.RUNNING, "SUCCEEDED": Phase.ENDED, "FAILED": Phase.ENDED,
@@ -71,7 +71,7 @@ class Batch(Hosted):
         return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the one that is there, or a new one, once all that could keep it from running has been checked.
+        """The job of that token: the existing one, or a new one after every check of what could keep it from running.
 
         Raises:
             BackendError: it could not run, and why.

@@ -1,7 +1,7 @@
-"""What an engine itself keeps of a job's output, for nodes that have left no log in the run's folder in S3.
+"""Fetches the engine's own record of a job's output, for nodes without a log in the run's folder in S3.
 
-The entrypoint's own log is the one that counts: it is whole, follows within seconds, and is where the checkpoints are. What died
-before the entrypoint began, or could not write to S3, has spoken to the engine alone: its lines come to logs/engine-<i>.log.
+The entrypoint's log comes first: it is complete, seconds old, and beside the checkpoints. The output of a node that died before
+its entrypoint, or could not write to S3, is with the engine alone: its lines go to logs/engine-<i>.log.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """When Batch itself starts the job again: for what machines did, and never for what the program would do again.
+    """When Batch itself retries the job: after failures of machines, never after what the program would do again.
 
     Of a multi-node job the main node decides. Where a child is lost, the main node's ranks fail as its victims, and its exit code
     is AGAIN (watch/alone.py).

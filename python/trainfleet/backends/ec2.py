@@ -1,4 +1,4 @@
-"""Instances that AWS gives and takes back: the SSH fleet, whose hosts are found by tag, and whose machines a stack makes.
+"""EC2 instances: the SSH fleet, with hosts found by tag and machines made by a CloudFormation stack.
 
 A node is known by its instance id, in quarantine too: AWS gives an address to another machine later. Its host key comes from AWS
 (cloud/hostkeys.py). On the head, hosts and file system stand in the config that it was handed: it asks AWS nothing.

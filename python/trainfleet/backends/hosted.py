@@ -1,4 +1,4 @@
-"""What AWS Batch and SageMaker have in common as backends: a job is looked at, at a pace, and stopped by a request."""
+"""What AWS Batch and SageMaker have in common as backends: a job is polled, and stopped by a request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .consoles import Console, Consoles
 from .place import Place
 from .remote import bucket_of, unpacked, unshared
 
-ON_REQUEST = "ended on request"  # how a status tells that somebody has told the engine to end the job
-PACE = 3.0  # seconds between two looks at a job
+ON_REQUEST = "ended on request"  # in a status: a user has told the engine to end the job
+PACE = 3.0  # seconds between two polls of a job
 
 
 class Hosted(ABC):

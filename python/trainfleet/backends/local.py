@@ -1,8 +1,8 @@
-"""This machine plays every node: N torchrun agents that meet on 127.0.0.1, each a node with its own log.
+"""This machine simulates every node: N torchrun agents that meet on 127.0.0.1, each a node with its own log.
 
 What is covered: all of it runs for real, in the tests too. The host's name is never used (it need not resolve), and every process
-dies with the launcher, however the launcher dies: nobody's laptop goes on training by itself. While it lives, others can look at
-its jobs and stop them: each node has a file in nodes/ of the job's folder that says which process it is.
+dies with the launcher, however the launcher dies. While the launcher lives, other processes can query and stop its jobs: each
+node has a file in nodes/ of the job's folder that names its process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .machine import Machine
 from .node import node_script, values_of
 from .place import Here, Place
 
-KILL_GRACE = 5.0  # seconds that SIGKILLed processes get to be gone
+KILL_GRACE = 5.0  # seconds for SIGKILLed processes to be gone
 MOST_NODES = 64
 
 

@@ -1,4 +1,4 @@
-"""What a node is given: its script, and the values of secrets, which stand in no script."""
+"""What a node receives: its script, and the values of secrets, which are in no script."""
 
 from __future__ import annotations
 

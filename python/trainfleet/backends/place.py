@@ -1,4 +1,4 @@
-"""Where a run is at work, and how its folder comes to this machine: all of its traffic between machines goes through here."""
+"""Access to a run's folder from this machine: all of its traffic between machines goes through a Place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..runs import Run, is_locked
 
 
 class Place(Protocol):
-    """A run's whereabouts, as a context that closes what it opens. The run folder here is as of the last `refresh`.
+    """Where a run's folder is, as a context that closes its connections. The local run folder is as of the last `refresh`.
 
     words         " on this machine", " on the fleet": said after "is not running"
     pace          seconds between two refreshes that are worth it

@@ -19,8 +19,8 @@ from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
 
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")  # written by the launcher and by ranks, in turn
-VACANT = 15.0  # seconds that a launcher's lease in S3 is not renewed after which another may lead
-SILENT = 6 * SIGN  # seconds without a sign of any node after which none is at work
+VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
+SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts as at work
 
 
 class Bucket:

@@ -35,8 +35,8 @@ from .consoles import Console
 from .engines import JOB_ROLE, Engine, filled
 from .hosted import ON_REQUEST, Hosted
 
-GONE = 180.0  # seconds that a job gets to be gone once it is asked to stop: SIGTERM, 120 s, SIGKILL, and the upload
-NAME = 46  # letters of a run's name in a job's, which has 63
+GONE = 180.0  # seconds for a stopped job to be gone: SIGTERM, 120 s, SIGKILL, and the upload
+NAME = 46  # characters of a run's name in a job's, which has 63
 PHASES = {
     "Pending": Phase.QUEUED, "Starting": Phase.QUEUED, "Interrupted": Phase.QUEUED, "Restarting": Phase.STARTING,
     "LaunchingMLInstances": Phase.QUEUED, "PreparingTrainingStack": Phase.STARTING, "Downloading": Phase.STARTING,

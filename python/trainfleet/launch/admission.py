@@ -3,8 +3,8 @@
 python -m trainfleet.launch.admission               on every node: prints what it is and has (nodes/facts.sh)
 python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0 lets the ranks start
 
-FOLDER is the job's, START this start's in it. What is wrong stands in the logs of the nodes that it is about, by which a verdict
-names them (watch/catalogue/trainfleet.yaml): a host that is to blame is left out of what follows.
+FOLDER is the job's, START the folder of this start in it. Findings go to the logs of the nodes that they are about, where the
+verdict reads them (watch/catalogue/trainfleet.yaml): a host that is to blame is left out of further attempts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows a job that ended while no launcher was at work on it: `python -m trainfleet.launch.aftermath FOLDER START NEAR`.
+"""Decides what follows a job that ended without a launcher: `python -m trainfleet.launch.aftermath FOLDER START NEAR`.
 
 The batch script of a Slurm job asks this on its first node (backends/slurm/batch.py). FOLDER is the job's, START this start's
 in it; NEAR is not empty when the engine's time limit was near. The exit code says whether the job is to be queued again: 0, yes.

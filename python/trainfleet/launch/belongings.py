@@ -1,4 +1,4 @@
-"""What in runs/ and data/ is this program's own, and so may be removed: told by its own mark, and never through a link.
+"""Which files in runs/ and data/ this program made and may remove: recognised by their names, and never through a link.
 
 A run's folder has a config.yaml with the folder's name, beside what a run leaves. Of a dataset's folder only the files that
 tokenizing makes are ours, by name: your own text may lie in the same folder, and stays.

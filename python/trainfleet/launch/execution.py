@@ -1,4 +1,4 @@
-"""Carrying a plan out on the machine that launches: under the run's lock, shown as it goes on, with a verdict when it fails."""
+"""Executes a plan on the machine that launches: under the run's lock, with live progress, and a verdict when it fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..watch.budget import Budget
 from ..watch.follow import ENDS, Follower, Sequel
 from ..watch.interrupts import Interrupts
 
-TAKEOVER = 20.0  # seconds that a launcher which has lost its lease gets to be gone
+TAKEOVER = 20.0  # seconds for a launcher that has lost its lease to be gone
 COMPILES = 14400.0  # seconds that compiling one program takes at most
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
@@ -92,7 +92,7 @@ def say_finished(plan: Plan, run: runs.Run) -> int:
 
 
 def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None:
-    """The job that an earlier launcher has submitted and left, where all of it still runs."""
+    """The job that an earlier launcher submitted, if all of it still runs."""
     job = kept(run)
     if job is None:
         return None
@@ -101,7 +101,7 @@ def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None
 
 
 def take_over(plan: Plan, run: runs.Run) -> Plan:
-    """The plan once more, for a launcher whose predecessor died at its work: without the hosts that are not there any more."""
+    """The plan of a launcher whose predecessor died: without the hosts that are gone."""
     backend, job = backend_of(plan.config), kept(run)
     lost = backend.status(job[0]).lost if job else {}
     without = {job[1].host(node): why for node, why in lost.items()} if job else {}

@@ -1,4 +1,4 @@
-"""What finished runs on the same hardware took beside what was predicted of them: the next plan is corrected by it."""
+"""The measured speed of finished runs on the same hardware over their predicted speed: it corrects the next plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on a fleet whose head launches it: handing it over with its very requests, and looking on from here."""
+"""A run that a fleet's head launches: hands it over with its exact requests, and follows it from here."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from . import execution
 
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
-TO_BEGIN = 20.0  # seconds that a launcher gets to take its lease
+TO_BEGIN = 20.0  # seconds for a launcher to take its lease
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
 DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
-    """Gives a verb to the fleet's head, or joins the one that is at work there, and stays until it ends or is left alone."""
+    """Gives a verb to the fleet's head, or joins the launcher that is at work there; follows it until it ends or is detached."""
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     assert isinstance(backend, Ssh)
     with backend.place(run) as place:
@@ -167,18 +167,18 @@ def pass_gate(config: Config, backend: Ssh, sound: list[Host]) -> dict[str, str]
 
 
 class LeftAlone(Exception):
-    """The person here turned away; the run goes on."""
+    """The user detached; the run goes on."""
 
 
 class LauncherLogs:
-    """What the run's launcher says in its log, and the host that stands by in its own: after a takeover that one launches."""
+    """The logs of the run's launcher and of the standby host, which launches after a takeover."""
 
     def __init__(self, run: Run) -> None:
         self.logs = tuple(run.logs / f"{name}.log" for name in ("launcher", "standby"))
         self.shown = dict.fromkeys(self.logs, 0)
 
     def from_now_on(self) -> Self:
-        """What has been said so far counts as shown."""
+        """Skips the lines that exist now."""
         self.shown = {log: log.stat().st_size if log.exists() else 0 for log in self.logs}
         return self
 
@@ -191,7 +191,7 @@ class LauncherLogs:
 
 
 def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> int:
-    """Shows the launcher's words until it has ended; its exit code. Ctrl-C only ends the looking on."""
+    """Prints the launcher's log until it ends; its exit code. Ctrl-C only detaches."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise LeftAlone

@@ -1,4 +1,4 @@
-"""What the account holds of ours, whichever config made it."""
+"""Lists what the account has of ours, whichever config made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known before a run starts, and would end it later: memory, room for checkpoints, folders that can't be written.
+"""Finds before a run starts what would end it later: memory, disk space for checkpoints, folders that can't be written.
 
 Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device holds its part of the model.
 What hosts without a type have, the gate reads off them (nodes/health.py).

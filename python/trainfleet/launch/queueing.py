@@ -1,4 +1,4 @@
-"""Training that is queued with what compiles for it: the engine begins it once that has ended well, launcher or no launcher.
+"""Queues training behind the job that compiles for it: the engine starts it once that has succeeded, with or without a launcher.
 
 The launcher follows the job that compiles; then `train` finds the other one submitted, as if by a launcher before it. Each
 attempt to compile is another job, so training is queued behind each anew. Where none ends well, or somebody stops either of the

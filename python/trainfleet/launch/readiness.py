@@ -1,4 +1,4 @@
-"""What jobs run on, made ready and examined."""
+"""Prepares and examines the machines that jobs run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset from its plan to its table, on the machine that launches it."""
+"""Tokenizes by a plan, from the machine that launches it."""
 
 from __future__ import annotations
 

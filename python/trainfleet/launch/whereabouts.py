@@ -1,4 +1,4 @@
-"""Where a run is at work, for the verbs that look at it, and its end: asked for, waited for, and proven."""
+"""Finds where a run is at work, for the verbs that look at it, and stops it: asks, waits, and proves that nothing is left."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def require_over(place: Place, run: Run) -> None:
 
 
 def told(run: Run) -> int:
-    """Bytes that the run has written of itself, as they are here: they grow while it gets on."""
+    """Bytes of metrics and events, as they are here: they grow while the run makes progress."""
     return sum(path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists())
 
 
@@ -93,7 +93,7 @@ def left(variables: Variables) -> tuple[str, ...]:
 
 
 def alone(run: Run, variables: Variables) -> str:
-    """What is to be said of a run that counts as running, and that no launcher holds; nothing of any other."""
+    """A note on a run that counts as running without a launcher; "" for any other."""
     if run.read_results().get("status") != "running":
         return ""
     nodes = left(variables)

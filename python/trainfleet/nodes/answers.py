@@ -1,4 +1,4 @@
-"""What hosts said: each one's own answer is kept, beside those that failed."""
+"""The answers of hosts: a result or a failure for each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a host gave no good answer, and what to type.
+    """Why a host's answer is a failure, and what to type.
 
     kind: name (does not resolve), down (nothing answers), host-key (another key than known), unknown-key (first contact), auth
     (user or key refused), lost (the link died meanwhile), timeout (no end in time), slow (left behind by the others), exit (the
@@ -63,13 +63,13 @@ class Answers(dict[Host, Result | Failure]):
 
     @property
     def failed(self) -> dict[Host, Failure]:
-        """All others: those that could not be asked, and those whose command ended badly."""
+        """All others: unreachable hosts, and those whose command failed."""
         reasons = {host: reason(host, answer) for host, answer in self.items()}
         return {host: failure for host, failure in reasons.items() if failure is not None}
 
 
 def reason(host: Host, answer: Result | Failure) -> Failure | None:
-    """Why an answer is not good; None when it is."""
+    """The failure that an answer is; None for a good one."""
     if isinstance(answer, Failure):
         return answer
     if answer.exit_code == 0:
@@ -84,11 +84,11 @@ def by_host(what: str, said: Mapping[Host, object]) -> str:
 
 
 class Untrue(ValueError):
-    """What a host says can't be so: not the format, or a value that nothing has."""
+    """A host's answer is implausible: not the format, or an impossible value."""
 
 
 def untrue(error: Untrue, asked: str) -> Failure:
-    """The failure of a host whose answer is not believed."""
+    """The failure of a host whose answer is implausible."""
     next = "look at that host: another user or program answers in its place"
     return Failure("untrue", f"its answer is not {asked}: it has {error}", next)
 
@@ -97,7 +97,7 @@ def parse_json(text: str) -> Any:
     """The one JSON value in a host's answer.
 
     Raises:
-        Untrue: it is none, or has what JSON and our programs do not print: NaN, a key twice, hundreds of levels, endless digits.
+        Untrue: it is none, or has what our programs never print: NaN, a duplicate key, hundreds of levels, endless digits.
     """
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_distinct)

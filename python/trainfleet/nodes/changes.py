@@ -1,7 +1,7 @@
-"""What has changed in a run folder: `python -m trainfleet.nodes.changes FOLDER < KNOWN` prints as JSON what another one lacks.
+"""Prints the changes of a run folder as JSON: `python -m trainfleet.nodes.changes FOLDER < KNOWN`.
 
-KNOWN is {path: [size, time, inode]} of what that one has. A file that only grew is sent from where it stopped; one that was
-replaced is sent whole. Only the files of travel.KINDS are sent, and the other side takes no others (mirror.py). Standard library
+KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its old size on; one that was
+replaced is sent whole. Only the files of travel.KINDS are sent, and the receiver accepts no others (mirror.py). Standard library
 only: it is started once a second.
 """
 

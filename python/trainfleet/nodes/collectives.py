@@ -1,4 +1,4 @@
-"""nccom-test, AWS's own trial of the links between NeuronCores: within each node, then over EFA between all of them.
+"""Runs nccom-test, AWS's benchmark of the links between NeuronCores: within each node, then over EFA between all of them.
 
 awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32, 2026-08-21). Between nodes it starts its
 workers by MPI, so the first node must be able to log in on the others without a password. Training does not need that: where it

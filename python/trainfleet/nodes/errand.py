@@ -1,7 +1,7 @@
-"""A verb for a machine that shares the run's disk: sent as one JSON line, and taken up there by `python -m trainfleet -`.
+"""A verb that is sent as one JSON line to a machine with the run's disk, and executed there by `python -m trainfleet -`.
 
-What a verb needs and no command line may show (a prompt, a config) comes by stdin. stdin stays open as long as somebody waits
-for the answer: when it ends, this process does too, and so does what it has started.
+What no command line may show (a prompt, a config) goes through stdin. stdin stays open as long as a user waits for the answer:
+when it closes, this process exits, and so do its children.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ OURS = ("CONFIG", "RUN", "SET", "NODES")  # the config that is sent has them in 
 
 
 def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
-    """The line that `received` understands."""
+    """The line that `received` parses."""
     kept = {name: value for name, value in variables.items() if name not in OURS}
     return json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode() + b"\n"
 
 
 def command(python: str, code: str, folder: str) -> str:
-    """What takes an order up on a host, in the folder that all share."""
+    """The command that executes the line on a host, in the shared folder."""
     words = ["env", "TRAINFLEET_HEAD=1", f"PYTHONPATH={code}/python", "NO_COLOR=1", python, "-m", "trainfleet", WORD]
     return f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
 
 
 def received(descriptor: int) -> list[str]:
-    """The words of the verb that the first line orders. From now on this process ends when what it reads does.
+    """The command line of the verb in the first line. From now on this process exits when stdin closes.
 
     Raises:
         InputError: the line is no such order.
@@ -63,7 +63,7 @@ def received(descriptor: int) -> list[str]:
 
 
 def _leave_with(descriptor: int, folder: Path) -> None:
-    """Ends this process, whose children end with it, once nobody is there to read what it says."""
+    """Exits this process, and so its children, once stdin is closed."""
     while os.read(descriptor, 1 << 10):
         pass
     shutil.rmtree(folder, ignore_errors=True)

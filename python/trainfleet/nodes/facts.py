@@ -1,4 +1,4 @@
-"""What a node is and has: read in one round trip by facts.sh, parsed here, and never changed. Tests give them as data."""
+"""Facts of a node: read in one round trip by facts.sh, parsed here, and never changed. Tests pass them as data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .answers import Failure, Host, Result, Untrue, reason, untrue
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
-TIMEOUT = 30.0  # seconds; a node that can't say in that time what it is can't train either
+TIMEOUT = 30.0  # seconds; a node that needs longer can't train either
 LINES, LETTERS = 10_000, 4096  # of an answer, and of a line of it
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")  # nvidia-smi's words for what this kind of GPU does not count
 FORMS = {  # of the values that go on into commands and files for other hosts
@@ -52,7 +52,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Facts:
-    """One node as it said it is. Empty means: not there. Versions are as their tools print them."""
+    """The facts of one node. Empty means absent. Versions are as their tools print them."""
 
     hostname: str = ""
     os: str = ""  # `ubuntu 22.04`
@@ -114,7 +114,7 @@ class Facts:
 
 
 def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = None) -> dict[Host, Facts | Failure]:
-    """The facts of every host, or why it could not tell them."""
+    """The facts of every host, or its failure."""
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
     words = shlex.join([fleet.shared_folder or "", fleet.python or "", *peers])
@@ -137,7 +137,7 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
 
 
 def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
-    """Facts from what facts.sh printed. What a login shell said before its first line is left out.
+    """Parses the output of facts.sh. What a login shell printed before it is skipped.
 
     Raises:
         Untrue: the text has no end (the node stopped in the middle of it), or a value that nothing has.

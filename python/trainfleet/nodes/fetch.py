@@ -1,7 +1,7 @@
-"""A folder of large files brought here from a host, whole or not at all, with a bar while it comes.
+"""Downloads a folder of large files from a host, completely or not at all, with a progress bar.
 
-The host is not believed: files and the folders in it have plain names, none is longer than the host had said, all of them have
-room on this disk, and nothing is written outside the new folder.
+The host is not trusted: files and folders must have plain names, no file may exceed its announced size, all must fit on this
+disk, and nothing is written outside the new folder.
 """
 
 from __future__ import annotations

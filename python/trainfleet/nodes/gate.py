@@ -1,8 +1,8 @@
-"""The gate: what must hold before a job may start on several nodes, tried for real and within a time.
+"""The gate: what must hold before a job may start on several nodes, tested for real and within a time limit.
 
-First what facts show (health.py), then what only trying shows, on the hosts that are sound so far: the shared folder is one
-folder, the head can be reached, and an all-reduce is as fast as the instance type's links promise. If it is not, nodes are tried
-in pairs, which names the slow one.
+First come the facts (health.py), then tests on the hosts that are sound so far: the shared folder is one folder, the head can be
+reached, and an all-reduce is as fast as the instance type's links promise. If it is not, nodes are tested in pairs, which shows
+the slow one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What the trial measured: bus GB/s of an all-reduce of so many bytes, and GB/s of the pairs that were tried."""
+    """The result of the trial: bus GB/s of an all-reduce of `bytes` bytes, and GB/s of the pairs that were tested."""
 
     gbs: float
     bytes: int
@@ -96,7 +96,7 @@ def _sound(facts: dict[Host, Facts], findings: Sequence[Finding]) -> dict[Host, 
 
 
 def try_shared_folder(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
-    """A token that one node writes must be there for all: folders of one name are not one folder yet."""
+    """A token that one node writes must be visible to all: folders of the same name need not be one folder."""
     folder = wanted.fleet.shared_folder
     if not folder or len(facts) < 2:
         return []
@@ -233,7 +233,7 @@ def trial_of(wanted: Wanted) -> tuple[str, ...]:
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Who is slow. Without a promise to hold the links to, a node is slow when it is so beside the others. Pure."""
+    """Findings on slow nodes. Without a promised bandwidth, a node is slow in comparison to the others. Pure."""
     if least is not None and found.gbs >= least:
         return []
     slow = slow_nodes(found)

@@ -1,7 +1,7 @@
-"""The head of a fleet, from the machine where commands are typed: it is given the run, and can then be left alone.
+"""The head of a fleet, as seen from the machine where commands are typed: it takes over the run, and this machine may go away.
 
 The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be closed. A second host stands
-by (watch/standby.py). Commands typed here only look at the run folder there, or leave a word in it.
+by (watch/standby.py). Commands typed here only read the run folder there, or write a request to it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Head:
         self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
 
     def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request]) -> None:
-        """Code, config, requests, host keys and a way in: all that the launcher needs there.
+        """Sends code, config, requests, host keys and the head's public key: all that the launcher needs.
 
-        `facts` are of the hosts to use, in order; `order` is what the launcher is to carry out, as it is.
+        `facts` are of the hosts to use, in order; `order` is what the launcher is to execute, as it is.
         """
         hosts = list(facts)
         send_code(self.transport, self.folder, hosts)

@@ -1,4 +1,4 @@
-"""What is wrong with the nodes of a fleet, from their facts alone. Pure: tests give facts as data.
+"""Finds what is wrong with the nodes of a fleet, from their facts alone. Pure: tests pass facts as data.
 
 `unfit` is what keeps `make setup` from touching a host at all; `flaws` are what keeps a launch from starting.
 """

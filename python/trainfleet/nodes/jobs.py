@@ -1,7 +1,7 @@
-"""The shell words by which a node's part of a job is started, looked at and ended. Pure: they run by the transport.
+"""Shell commands that start, query and end a node's part of a job. Pure: the transport runs them.
 
-What belongs to a job is told by its environment (TRAINFLEET_JOB), which children inherit and nobody can lose: a fence finds every
-process of a run on a node, whoever is its parent now. The supervisor's file only tells how it ended.
+The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit: a fence finds every process of a
+run on a node, whatever its parent is now. The supervisor's file only records the exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAUNCHER = "TRAINFLEET_LAUNCHER"  # the same of a run's launcher and of what sta
 
 
 def mark_of(folder: str, run: str) -> str:
-    """What marks the processes of a run: nothing else on any fleet has it.
+    """The mark of a run's processes, unique on any fleet.
 
     Raises:
         BackendError: the names make none that is one line of visible letters.
@@ -71,7 +71,7 @@ def look_for(mark: str) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """How a node's part is: running, ended, rebooted or absent; the exit code of what has ended, and its script's last words."""
+    """The state of a node's part (running, ended, rebooted or absent), its exit code, and its script's last line."""
 
     state: str
     code: int = 0

@@ -1,4 +1,4 @@
-"""The host keys of a fleet: strict, and never learnt blindly."""
+"""The host keys of a fleet: checked strictly, and never trusted on first use without the user's word."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnknownKey(Exception):
-    """A host shows a key that nobody has vouched for: its name as known_hosts writes it, and the key."""
+    """A host shows a key that is not known: its name as known_hosts writes it, and the key."""
 
     def __init__(self, name: str, key: PKey) -> None:
         super().__init__(name)

@@ -1,9 +1,8 @@
-"""A run folder on the fleet, kept here too: its small files, brought over SSH as they change.
+"""Mirrors the small files of a run folder on the fleet over SSH, as they change.
 
-A node is not believed: an answer is checked whole before anything of it is done. It may name the files of travel.KINDS and no
-others, no larger than those may be, and bytes only up to the end of what is here; no link below the run folder is followed, also
-none that is made meanwhile. So whatever a node says, nothing outside the run folder changes, and nothing in it that is not the
-node's.
+A node is not trusted: an answer is checked completely before any of it is applied. It may name only the files of travel.KINDS, no
+larger than those may be, and may only append to what is here; no link below the run folder is followed, not even one made
+meanwhile. So whatever a node says, nothing outside the run folder changes, and nothing in it that is not the node's.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class News:
-    """One answer, found to be possible: pieces by name, the names of all files, whether nothing is left, the clock there."""
+    """One validated answer: pieces by name, the names of all files, whether it is complete, the clock there."""
 
     pieces: Mapping[str, Piece]
     names: frozenset[str]

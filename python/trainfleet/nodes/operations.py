@@ -1,4 +1,4 @@
-"""What a node lacks, as steps: from facts, config and stack to the exact commands. Pure, and nothing here runs them.
+"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: nothing here runs them.
 
 An operation looks at the facts and yields the steps that are missing; a node that has everything gets none. What a step does
 stands in scripts/<name>.sh, which looks again before it acts (check, apply, verify).

@@ -1,4 +1,4 @@
-"""How much one head can do over SSH: how often it asks hosts how they are, and when one that does not answer is lost. Pure.
+"""The pace of one head over SSH: how often it polls hosts, and when a silent one counts as lost. Pure.
 
 A head of two cores takes in some 64 answers a second (tests/bench/LOG.md). So the more hosts, the longer the pause between two
 questions to one; a host is lost when it has missed some, never because its turn comes later than it would with fewer.

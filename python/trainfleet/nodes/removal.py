@@ -1,4 +1,4 @@
-"""What a run has in a fleet's shared folder, and its removal: shell words for one host that has it. Pure.
+"""Shell commands that measure and remove a run's folders in a fleet's shared folder, for one host. Pure.
 
 Only `runs/<name>` and `data/<name>` are ever named, and a host removes one only where its real path is what its name says: a link
 in the way is named and left, with what it leads to.

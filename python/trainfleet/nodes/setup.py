@@ -1,4 +1,4 @@
-"""make setup on hosts: read every node, plan what is missing, do that and nothing else, look again.
+"""make setup on hosts: reads every node, plans what is missing, does that and nothing else, and reads again.
 
 A host that is not fit (unreachable, no sudo, a full disk) is not touched, and does not keep the others from being finished;
 it is named, and the command fails. Done a second time, nothing is changed.
@@ -32,7 +32,7 @@ SCRIPTS = "scripts"  # the folder that has them, in the one that send_scripts ma
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found before anything is done: facts and missing steps of the fit hosts, and what is wrong with the others."""
+    """The state before any step: facts and missing steps of the fit hosts, and what is wrong with the others."""
 
     facts: dict[Host, Facts]
     plan: dict[Host, tuple[Step, ...]]

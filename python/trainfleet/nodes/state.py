@@ -1,4 +1,4 @@
-"""What is remembered of a fleet between two commands: host keys that were vouched for, and the hosts that are in quarantine."""
+"""Where a fleet's state is kept between commands: trusted host keys, and hosts in quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of many hosts that wait for one another: all of them run at the same time, however many the transport asks at once.
+"""Runs commands on many hosts that wait for one another: all at the same time, however few threads the transport has.
 
 Each is started in the background of its host, in a session of its own and for a limited time, and what it printed is collected
 when the first host's has ended. A command that others wait for must not wait itself until the transport has a thread for it.

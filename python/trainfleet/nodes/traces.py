@@ -1,6 +1,6 @@
-"""What setup and runs leave on hosts beside runs and datasets: make clean PURGE=1 tells it, PURGE=all removes it. Pure.
+"""What setup and runs leave on hosts beside runs and datasets: make clean PURGE=1 lists it, PURGE=all removes it. Pure.
 
-Not told, and never removed: drivers, EFA, Lustre and packages, which other programs may use by now.
+Drivers, EFA, Lustre and packages are neither listed nor removed: other programs may use them by now.
 """
 
 from __future__ import annotations

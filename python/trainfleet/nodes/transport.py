@@ -1,4 +1,4 @@
-"""Many hosts at once over SSH: one kept connection a host, every host's own answer, and no link that is dead unnoticed.
+"""Runs commands on many hosts at once over SSH: one kept connection a host, an answer from each, and dead links noticed.
 
 What is guaranteed
     Host keys are strict: a key that is neither known nor named by its fingerprint in the config is refused, always.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
 JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
-KEEPALIVE = 2  # seconds between two signs of life
+KEEPALIVE = 2  # seconds between two keepalive packets
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
 GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
 MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times as long in all, and at least SLOW_AFTER seconds

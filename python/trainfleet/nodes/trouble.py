@@ -1,4 +1,4 @@
-"""Why a host could not be asked, in words, and what to type: for each way in which a connection fails, its own."""
+"""Explains why a host can't be reached, and what to type: one message for each way in which a connection fails."""
 
 from __future__ import annotations
 
