@@ -1,7 +1,8 @@
 """A node's kernel messages on what killed a program that could not say so itself: out of memory, a lost device, a bad disk.
 
 They are read on the node at once, as it may be gone a minute later. Not every user may read the kernel's log (Amazon Linux 2023
-and Ubuntu restrict it): it tries /dev/kmsg, then dmesg by sudo without a password, then the journal. Standard library only.
+and Ubuntu restrict it): it tries /dev/kmsg, then dmesg by sudo without a password, then the journal; where it may read none of
+them, the counters of the node (counters.py). Standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from .counters import Counters
 
 KMSG = Path("/dev/kmsg")
 VMSTAT = Path("/proc/vmstat")
@@ -41,6 +44,7 @@ class Kernel:
     def __init__(self) -> None:
         self.began = time.clock_gettime(time.CLOCK_MONOTONIC)  # the clock of the kernel's stamps
         self.kills, self.kills_of_all = oom_kills(), all_oom_kills()
+        self.counters = Counters()
 
     def words(self) -> list[Message]:
         """The relevant messages since then, oldest first, and the counters of out-of-memory kills."""
@@ -56,6 +60,7 @@ class Kernel:
             found.append(Message(now, "the kernel's log can't be read by this user; next: sysctl kernel.dmesg_restrict=0"))
             if of_all > 0:
                 found.append(Message(now, f"vmstat: oom_kill {of_all} on this node"))
+            found += [Message(now, text) for text in self.counters.words()]
         return found
 
 

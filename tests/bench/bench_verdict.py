@@ -1,9 +1,10 @@
-"""How right the verdict is on both halves of its corpus, and how long it takes on 10,000 tracebacks.
+"""How right the verdict is on both halves of its corpus, on the logs that no rule was ever tuned to, and how long it takes.
 
     .venv/bin/python tests/bench/bench_verdict.py
 
 Precision: of the causes named, how many are right; recall: of the failures, how many are named rightly; placed: of those, the
-right node and rank; fooled: healthy logs in which a failure was seen.
+right node and rank; fooled: healthy logs in which a failure was seen. The halves are split by source (verdict_cases.py); `never
+tuned to` is the part of the judging half that the rules have met at judging only: each file's first sight is in LOG.md.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parents[2] / "python")]
 
-from verdict_cases import Case, read_cases, score, with_skew, without_kernel, without_ranks, without_stamps  # noqa: E402
+from verdict_cases import Case, read_cases, score, with_counters, with_skew, without_kernel, without_ranks, without_stamps  # noqa: E402
 
 from trainfleet.watch.diagnosis import diagnose  # noqa: E402
 from trainfleet.watch.lines import parse  # noqa: E402
 
-CHANGES = {"as they are": lambda case: case, "kernel's log closed": without_kernel, "no prefixes of ranks": without_ranks,
-           "clocks 20 s apart": with_skew, "no stamps at all": without_stamps}  # fmt: skip
+CHANGES = {"as they are": lambda case: case, "kernel's log closed": with_counters, "no counters either": without_kernel,
+           "no prefixes of ranks": without_ranks, "clocks 20 s apart": with_skew, "no stamps at all": without_stamps}  # fmt: skip
 RANKS, FRAMES = 10_000, 20
 
 
 def main() -> None:
     cases = read_cases()
     print(
-        f"{'':32}{'logs':>5}{'healthy':>9}{'precision':>11}{'recall':>8}{'placed':>8}{'sure':>6}{'wrong and sure':>16}{'fooled':>8}"
+        f"{'':36}{'logs':>5}{'healthy':>9}{'precision':>11}{'recall':>8}{'placed':>8}{'sure':>6}{'wrong and sure':>16}{'fooled':>8}"
     )
     for half in (False, True):
         for name, change in CHANGES.items():
             tell("judging" if half else "tuned", name, [case for case in cases if case.judging is half], change)
+    for name in sorted({case.file for case in cases if case.untouched}):
+        tell("never tuned to", name, [case for case in cases if case.file == name], CHANGES["as they are"])
     seconds, lines = crowd()
     print(f"\n{RANKS:,} tracebacks on {RANKS // 8:,} nodes, {lines:,} lines: {seconds:.1f} s of CPU")
 
@@ -40,9 +43,9 @@ def tell(half: str, name: str, cases: list[Case], change) -> None:  # type: igno
     """A line of the table."""
     found = score(cases, change)
     healthy = found.cases - found.failures
-    print(f"{half + ', ' + name:32}{found.cases:5}{healthy:9}{found.precision:11.3f}{found.recall:8.3f}{found.placed:8}"
+    print(f"{half + ', ' + name:36}{found.cases:5}{healthy:9}{found.precision:11.3f}{found.recall:8.3f}{found.placed:8}"
           f"{found.sure:6}{len(found.wrong_and_sure):16}{len(found.fooled):8}")  # fmt: skip
-    if name == "as they are":
+    if change is CHANGES["as they are"] and half != "never tuned to":
         print("".join(f"    {wrong}\n" for wrong in found.wrong), end="")
 
 

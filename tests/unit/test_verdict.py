@@ -93,9 +93,26 @@ def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> Non
 
 
 def test_what_is_not_sure_says_so(run: Run) -> None:
-    write(run, 0, *TRACE, "SomeLibraryError: the frobnicator")
+    write(run, 0, *TRACE, "RuntimeError: the frobnicator")
     found = verdict(run)
     assert not found.sure and "most likely the program has a bug" in str(found)
+
+
+def test_of_an_exception_that_nobody_knows_no_cause_is_named_but_whose_it_was_and_the_last_words_of_all(run: Run) -> None:
+    write(run, 0, "step 3  loss 2.1  9 tokens/s")
+    write(run, 1, *TRACE, "SomeLibraryError: the frobnicator")
+    found = verdict(run)
+    assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, 1, False)
+    assert str(found).startswith(
+        "failed: rank 1 on node 1 (b): no known cause fits its last words (unknown)\n  why: SomeLibraryError"
+    )
+    assert "rank 0 on node 0: step 3" in str(found) and found.next.endswith("node-1.log")
+
+
+def test_a_node_that_was_killed_comes_before_an_exception_that_nobody_knows(run: Run) -> None:
+    write(run, 1, *TRACE, "SomeLibraryError: the frobnicator")
+    assert verdict(run, status=Status(Phase.ENDED, exits={0: 137, 1: 1})).cause == "killed"
+    assert verdict(run, status=Status(Phase.ENDED, exits={0: 0, 1: 137})).cause == "unknown"
 
 
 @pytest.mark.parametrize("node_1, then", [("fine", Then.ELSEWHERE), ("ModuleNotFoundError: No module named 'torch'", Then.STOP)])

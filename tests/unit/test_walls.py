@@ -18,6 +18,7 @@ GROUND = {
     "events",
     "fence",
     "heartbeat",
+    "counters",
     "kernel",
     "lease",
     "loggers",

@@ -80,5 +80,5 @@ CAUSES = _table(
     Cause("cancelled", "somebody cancelled the job", "ask who did it and why; make train resumes from the last checkpoint"),
     Cause("dependency", "the job that it was to follow has failed", "make logs RUN=..., of that job, shows why; then make train"),
     Cause("killed", "something killed it", "dmesg on the node; make train resumes from the last checkpoint", Then.HERE),
-    Cause("unknown", "it ended and left no word", "make logs", Then.HERE),
+    Cause("unknown", "no known cause fits its last words", "make logs", Then.HERE),
 )  # fmt: skip

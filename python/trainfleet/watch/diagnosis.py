@@ -11,6 +11,8 @@ The order of evidence, and why:
 7. Who is meant is not always who said it: a pid, a rank, a host or an address in the words leads to them. Victims accuse nobody
    but the peer that most of them lost, and ranks that timed out together only the one that did not, or that is behind.
 8. A finding is sure if words say it and no other cause rivals it. Thin evidence is told as likely; without any, nothing is named.
+   An exception in which no catalogue has a word is the program's where Python itself raises it, its own line does, or it argues
+   about arguments; else its cause is `unknown`: it tells who failed first and its words, and yields to every cause that is named.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from . import blame
 from .causes import Weight
-from .evidence import ENDED, OUTSIDE, SKEW, Evidence, Record, read, survived
+from .evidence import ENDED, OUTSIDE, SKEW, TELLING, Evidence, Record, read, survived
 from .lines import Line, parse, read_lines
 
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
@@ -30,7 +32,9 @@ JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception th
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
-_RANK = re.compile(r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank (\d+):")
+_RANK = re.compile(
+    r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank (\d+):|\b(?:error|exception|failed|failure) (?:on|in) rank (\d+)\b"
+)
 # No rank is to blame for these.
 OF_A_NODE = ("lost-node", "preempted", "cancelled", "dependency", "rendezvous", "busy", "capacity", "quota")
 
@@ -69,37 +73,40 @@ def diagnose(
     return _find(best, standing, record, counted, nodes)
 
 
-def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, int, float, int, int]:
+def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, float, int, int]:
     blamed = counted[one.node] if one.node is not None else 0
     rank, node = (-1 if number is None else number for number in (one.rank, one.node))
-    return -one.weight, not one.firm, -blamed, one.time, rank, node
+    return -one.weight, not one.firm, one.cause == "unknown", -blamed, one.time, rank, node
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
     """What a program took for the file system, as the kernel of its node knows it: the disk below. An exception that names
-    nothing is of the file system of which the kernel had just complained.
+    nothing is of the file system of which the kernel had just complained. A process was killed for memory where the node has
+    counted one.
     """
-    if best.error and not best.firm and best.cause == "code":
+    if best.error and not best.firm and best.cause in TELLING:
         complaints = [
             one for one in standing
             if one.writer[2] == "kernel" and one.node == best.node and one.cause in ("storage", "disk")
             and abs(one.time - best.time) < JUST_BEFORE
         ]  # fmt: skip
         return complaints[-1] if complaints else best
+    if best.cause == "killed" and any(one.words.startswith("vmstat: oom_kill") and one.node == best.node for one in standing):
+        return replace(best, cause="host-memory", words=f"{best.words}; the node's count of processes killed for memory rose")
     told = any(one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node for one in standing)
     return replace(best, cause="disk") if best.cause == "storage" and told else best
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence that its author has not taken back, and that means anything."""
-    back = [one for one in evidence if one.cause.startswith("-")]
-    return [
-        one
-        for one in evidence
-        if not one.cause.startswith("-")
-        and one.cause != "none"
-        and not any(taken.cause == f"-{one.cause}" and taken.node == one.node and taken.time >= one.time for taken in back)
-    ]
+    """The evidence that means anything, was not taken back by its author, and did not only follow from another's failure."""
+    marks = [one for one in evidence if one.cause[0] in "-+"]
+    return [one for one in evidence if one not in marks and one.cause != "none" and not any(_annuls(mark, one) for mark in marks)]
+
+
+def _annuls(mark: Evidence, one: Evidence) -> bool:
+    if mark.cause[1:] != one.cause or mark.node != one.node:
+        return False
+    return mark.time >= one.time if mark.cause[0] == "-" else mark.place < one.place and one.weight <= Weight.HINT
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -115,7 +122,10 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
     if not errors:
         return mine
     end = max(errors, key=lambda one: one.place)
-    last = max((one for one in errors if one.time > end.time - TOGETHER), key=lambda one: (one.weight, one.firm, one.place))
+    last = max(
+        (one for one in errors if one.time > end.time - TOGETHER),
+        key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.place),
+    )
     if last.weight == Weight.VICTIM:
         return mine
     said = [one for one in mine if not one.error]
@@ -171,7 +181,7 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
     if match := _RANK.search(best.words):
-        return int(match[1] or match[2])
+        return int(match[match.lastindex or 0])
     if best.writer[2] != "kernel":
         return record.book.failed.get(best.node)
     ranks = [

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .blame import Book
 from .catalogue import Sign, firm_causes, first_sign, signs
@@ -44,9 +45,15 @@ _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
           "4": ("environment", Weight.HINT)}  # fmt: skip
+SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")  # functions that write
+OWN = re.compile(
+    r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
+)  # a file of the program's own
+KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")  # a line that takes a checkpoint apart
 WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
-OUTER = ("OSError", "IOError", "ConnectionError", "BlockingIOError", "TimeoutError")  # what is outside the program failed
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
+RAISED = ("Exception", "RuntimeError", "ValueError")  # by a program itself, where its own line is the innermost
+TELLING = {"unknown": 0, "code": 1}  # causes that are named where nothing says more
 Found = tuple[Sign, re.Match[str]]
 Writer = tuple[int | None, int | None, str]
 
@@ -237,7 +244,7 @@ def _signed(sign: Found, line: Line, time: float, writer: Writer, place: int, wo
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
         weight = Weight.WORD
     told = {key: value for key, value in match.groupdict().items() if value}
-    cause = f"-{what.cause}" if what.cancels else what.cause
+    cause = f"-{what.cause}" if what.cancels else f"+{what.cause}" if what.forestalls else what.cause
     return Evidence(weight, cause, time, line, writer, place, writer[0], writer[1], words, firm=what.firm, told=told)
 
 
@@ -245,7 +252,7 @@ def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
     """The root of each of a process's chains of exceptions."""
     for chain in stream.tracebacks.chains:
         causes = [_error(writer, block) for block in chain]
-        if found := max(causes, key=lambda one: (one.weight, one.firm, one.cause != "code"), default=None):
+        if found := max(causes, key=lambda one: (one.weight, one.firm, TELLING.get(one.cause, 2)), default=None):
             yield found
 
 
@@ -253,9 +260,7 @@ def _error(writer: Writer, block: Block) -> Evidence:
     by = ("error", "library", "any") if writer[2] == "rank" else ("error", "library", "any", "agent")
     line = block.line
     node, rank, _ = writer
-    firm = block.name in PROGRAM
-    kind = "storage" if block.name in OUTER else "code"
-    blank = Evidence(Weight.WORD, kind, line.time, line, writer, block.place, node, rank, block.message[0], True, firm)
+    blank = Evidence(Weight.WORD, "unknown", line.time, line, writer, block.place, node, rank, block.message[0], True, False)
     text = stated(block.text)
     if last := _LAST.search(text):  # what NCCL had warned of
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
@@ -269,12 +274,34 @@ def _error(writer: Writer, block: Block) -> Evidence:
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
         found = replace(found, firm=found.firm and len(firm_causes(by, stated(block.text))) < 2)
-        return replace(found, cause="checkpoint") if found.cause == "data" and RESTORING.search(block.frames) else found
+        return replace(found, cause=_handled(found.cause, found.firm, block))
     if where:
-        return replace(blank, cause=where[0].cause, firm=False)
+        return replace(blank, cause=where[0].cause)
     if block.bare or block.aside:
-        return replace(blank, weight=Weight.HINT, firm=False)
-    return blank
+        blank = replace(blank, weight=Weight.HINT)
+    return replace(blank, **_guess(block, text))
+
+
+def _handled(cause: str, firm: bool, block: Block) -> str:
+    """What was wrong, by what was done with the file: data that is read as a checkpoint, a checkpoint that is written."""
+    if cause == "data" and RESTORING.search(block.frames):
+        return "checkpoint"
+    return "disk" if cause == "checkpoint" and not firm and SAVING.search(block.frames) else cause
+
+
+def _guess(block: Block, text: str) -> dict[str, Any]:
+    """Cause and firmness of an exception in which no catalogue has a word: the program's, where Python itself raises it or its
+    words are about arguments; else nobody knows, and nothing is named.
+    """
+    traced = not (block.bare or block.aside)
+    if block.name == "KeyError" and KEYS.search(block.source):
+        return {"cause": "checkpoint"}
+    if block.name in PROGRAM:
+        return {"cause": "code", "firm": traced}
+    own = block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
+    if block.name == "AssertionError" or own or first_sign(("program",), text):
+        return {"cause": "code"}
+    return {}
 
 
 @dataclass

@@ -15,7 +15,7 @@ HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start a
 ALL = 96 << 20  # bytes of all logs together
 LONGEST = 4000  # characters of a line that are looked at
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
-_CLOCK = re.compile(r"(?<!\d)(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?!\d)")
+_CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")  # but not a progress bar's `elapsed<remaining`
 # What launchers put before a rank's line: colours, ISO stamps (with CRI's stream and flag), Ray's, MPI's, Kubernetes', torch's,
 # and the host's name or address, as pdsh does.
 _PREFIX = re.compile(

@@ -41,6 +41,7 @@ class Block:
     bare: bool = False
     aside: bool = False
     frames: str = ""  # files and functions, the innermost last
+    source: str = ""  # the line of the innermost frame, as far as it was printed
 
     @property
     def text(self) -> str:
@@ -76,11 +77,16 @@ class Tracebacks:
     aside: bool = False
     dropped: bool = False  # the open traceback is one that Python ignored
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
+    source: str = ""
 
     def take(self, line: Line, place: int, text: str) -> bool:
         """Whether the line was a part of a traceback or of an exception's message."""
         if TRACEBACK in text:
-            self._open(text)
+            head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
+            self._open(head)
+            for piece in pieces:  # a traceback in one line, as in JSON
+                if re.search(r"\w", piece):
+                    self.take(line, place, piece)
             return True
         if self.base is not None:
             return self._inside(line, place, text)
@@ -99,6 +105,7 @@ class Tracebacks:
 
     def _open(self, text: str) -> None:
         self.frames.clear()
+        self.source = ""
         before = text.partition(TRACEBACK)[0]
         self.base = len(before) - len(before.lstrip()) if not before.strip(" +|") or "traceback :" in before else 0
         if before.strip() == "Original":
@@ -111,10 +118,14 @@ class Tracebacks:
         if not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4]:
             if match := _IN.match(stripped):
                 self.frames.append(" ".join(filter(None, match.groups())))
+                self.source = ""
+            elif stripped.strip("^~ "):
+                self.source = stripped
             return True
         self.base = None
         if not self.dropped:
-            self._add(Block(line, place, [stripped.lstrip("|+ ")], aside=self.aside, frames="\n".join(self.frames)))
+            said = [stripped.lstrip("|+ ")]
+            self._add(Block(line, place, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
         self.aside = self.dropped = False
         return True
 

@@ -107,7 +107,9 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
-    verdict = _of(finding, lines, request) if finding else _unexplained(request, status, lines, since)
+    verdict = _of(finding, lines, request) if finding else None
+    if verdict is None or verdict.cause == "unknown":
+        verdict = _abstained(verdict, _unexplained(request, status, lines, since), request)
     verdict = _with_others(verdict, status, request, outcome.alive)
     stopped = any(event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in run.read_events())
     if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
@@ -150,6 +152,16 @@ def _of(finding: Finding, lines: list[Line], request: Request) -> Verdict:
     quoted = tuple(map(plain, quote(finding, lines)))
     return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next,
                    sure=finding.sure, nodes=len(finding.nodes))  # fmt: skip
+
+
+def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verdict:
+    """No cause, but who seems to have failed first, of what, and the last words of all: an exception that nobody knows, unless
+    another node was killed and left no word.
+    """
+    if named is None or (silent.cause == "killed" and silent.node != named.node):
+        return silent
+    others = tuple(line for line in silent.lines if named.words not in line)
+    return replace(named, lines=(*named.lines, *others), next=f"less {request.logs[named.node or 0]}")
 
 
 def plain(words: str) -> str:

@@ -27,7 +27,10 @@ _NUMBERS = re.compile(  # no sign depends on any of these: long numbers, address
 
 @dataclass(frozen=True)
 class Sign:
-    """Words that mean a cause, and how surely; `cancels` instead takes a complaint of that cause back."""
+    """Words that mean a cause, and how surely.
+
+    `cancels` instead takes an earlier complaint of that cause back, `forestalls` a later hint at it, which only followed.
+    """
 
     pattern: re.Pattern[str]
     cause: str
@@ -35,6 +38,7 @@ class Sign:
     about: tuple[str, ...]  # one of these stands in every line that can match; none: any line can
     firm: bool = True
     cancels: bool = False
+    forestalls: bool = False
 
     @property
     def rank(self) -> tuple[int, bool]:
@@ -59,11 +63,11 @@ def signs() -> dict[str, tuple[Sign, ...]]:
 def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
     about = entry.get("about", [])
     words = (about,) if isinstance(about, str) else tuple(about)
-    cancels = "cancels" in entry
-    cause = entry["cancels"] if cancels else entry["means"]
+    cause = next(entry[key] for key in ("means", "cancels", "forestalls") if key in entry)
     weight = Weight[entry.get("weight", "hint").upper()]
     for says in entry["says"]:
-        yield Sign(re.compile(says, re.MULTILINE), cause, weight, words, entry.get("firm", True), cancels)
+        yield Sign(re.compile(says, re.MULTILINE), cause, weight, words, entry.get("firm", True),
+                   "cancels" in entry, "forestalls" in entry)  # fmt: skip
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
@@ -94,4 +98,4 @@ def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
 @functools.lru_cache(maxsize=4096)
 def _causes_of(by: tuple[str, ...], text: str) -> frozenset[str]:
     every = (sign for group in by for sign in signs().get(group, ()) if sign.firm and sign.weight >= Weight.WORD)
-    return frozenset(sign.cause for sign in every if not sign.cancels and sign.search(text))
+    return frozenset(sign.cause for sign in every if not (sign.cancels or sign.forestalls) and sign.search(text))

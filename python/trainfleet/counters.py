@@ -1,0 +1,94 @@
+"""What the counters and states of a node say of a failure that the kernel would have told: everybody may read these.
+
+Files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac, sysfs-fs-ext4, sysfs-class-nvme;
+EFA's hw_counters, drivers/infiniband/hw/efa/efa_verbs.c; Neuron's sysfs guide), /proc/self/mounts, and nvidia-smi, which names
+the GPU that is lost or needs a reset (nvmlDeviceGpuRecoveryAction_t). Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from pathlib import Path
+
+COUNTS = (  # each holds a count, or ends with the sum of several
+    ("edac", "sys/devices/system/edac/mc/mc*/ue_count"),
+    ("pci", "sys/bus/pci/devices/*/aer_dev_fatal"),
+    ("ext4", "sys/fs/ext4/*/errors_count"),
+    ("efa", "sys/class/infiniband/efa_*/hw_counters/cmds_err"),
+    ("efa", "sys/class/infiniband/efa_*/hw_counters/no_completion_cmds"),
+    ("neuron", "sys/devices/virtual/neuron_device/neuron*/stats/hardware/*ecc_uncorrected*"),
+)
+NVME = "sys/class/nvme/nvme*/state"
+MOUNTS = "proc/self/mounts"
+SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,gpu_recovery_action", "--format=csv,noheader")
+TIMEOUT = 10.0  # seconds: with many GPUs and no persistence it takes a few
+MOST = 16  # lines
+_LOST = re.compile(r"Unable to determine|is lost|requires reset|ERR!")
+_ACTION = re.compile(
+    r"([\dA-Fa-f:.]{7,20}), *((?:GPU )?Reset|Drain P2P|Drain and Reset|(?:Node |System )?Reboot|Bus Reset)", re.IGNORECASE
+)
+
+
+class Counters:
+    """The counters from the making of this on. `root` is / but in tests."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self.counts, self.states = _counts(root), _states(root)
+
+    def words(self) -> list[str]:
+        """What has risen or changed for the worse since then, and the GPUs that are lost or need a reset now."""
+        risen = [
+            f"counters: {name}: {count - self.counts.get(name, count)} more"
+            for name, count in _counts(self.root).items()
+            if count > self.counts.get(name, count)
+        ]
+        changed = [f"counters: {state}" for state in sorted(_states(self.root) - self.states)]
+        return [*risen, *changed, *_gpus()][:MOST]
+
+
+def _counts(root: Path) -> dict[str, int]:
+    """By name (`pci 0000:17:00.0 aer_dev_fatal`), what each file counts now."""
+    found = {}
+    for kind, pattern in COUNTS:
+        holder = pattern.split("/").index(next(part for part in pattern.split("/") if "*" in part))
+        for path in root.glob(pattern):
+            file = path / "total" if path.is_dir() else path
+            with contextlib.suppress(OSError, IndexError):
+                owner = path.relative_to(root).parts[holder]
+                found[f"{kind} {owner} {path.name}"] = int(re.findall(r"\d+", file.read_text())[-1])
+    return found
+
+
+def _states(root: Path) -> set[str]:
+    """Disks that don't answer and file systems that may not be written, in words."""
+    found = set()
+    for path in root.glob(NVME):
+        with contextlib.suppress(OSError):
+            if (state := path.read_text().strip()) != "live":
+                found.add(f"nvme {path.parent.name} is {state}")
+    with contextlib.suppress(OSError):
+        for line in (root / MOUNTS).read_text().splitlines():
+            device, folder, _, options, *_ = [*line.split(), "", "", "", ""]
+            if device.startswith("/dev/") and options.split(",")[0] == "ro":
+                found.add(f"{folder} is read-only now")
+    return found
+
+
+def _gpus() -> list[str]:
+    """What nvidia-smi says of GPUs that are lost or need a reset; [] where it is not installed."""
+    try:
+        done = subprocess.run(
+            SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = []
+    for line in done.stdout.decode(errors="replace").splitlines():
+        if match := _ACTION.match(line.strip()):
+            found.append(f"nvidia-smi: GPU {match[1]}: recovery action {match[2]}")
+        elif _LOST.search(line):
+            found.append(f"nvidia-smi: {line.strip()[:200]}")
+    return found
