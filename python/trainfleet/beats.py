@@ -19,7 +19,7 @@ from typing import NamedTuple
 FOLDER = "heartbeats"
 MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
 RANKS = 1 << 20  # the most that a run can have: fleet.nodes times fleet.ranks_per_node
-PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end")
+PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")  # a beat has one as its number here
 
 
 class Beat(NamedTuple):

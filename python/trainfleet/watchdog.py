@@ -44,6 +44,7 @@ class Limits:
     compile: float = 7200.0  # the first step: neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
+    conclude: float = 1800.0  # rank 0 alone, after the last step: it loads and writes a sample, and closes the loggers
     end: float = 30.0  # from the last rank's last word to the end of what it ran in
     step: float = 10.0  # at least
     steps: float = 10.0  # or this many usual steps
@@ -188,6 +189,9 @@ class Watchdog:
         if latest is None or len(self.seen) < self.ranks:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
+        if latest.beat.phase == "end":  # whoever still has something to do is behind the last step
+            latest = max((seen for seen in self.seen.values() if seen.beat.phase != "end"), key=_moved, default=latest)
+            limit = self.limits.conclude
         if (still := latest.heard - latest.moved) <= limit:
             return None
         behind = min(self.seen.values(), key=lambda seen: seen.beat.step).beat
@@ -208,6 +212,10 @@ class Watchdog:
 
 def _heard(seen: Seen) -> float:
     return seen.heard
+
+
+def _moved(seen: Seen) -> float:
+    return seen.moved
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:

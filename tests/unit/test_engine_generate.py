@@ -19,10 +19,12 @@ import torch
 from trainfleet import models
 from trainfleet.config.types import Model
 from trainfleet.data.tokenizer import Tokenizer
+from trainfleet.engine import __main__ as engine
 from trainfleet.engine import generate
 from trainfleet.engine.generate import choose, continuation
 from trainfleet.engine.healing import Healing
 from trainfleet.models.llama import Llama
+from trainfleet.runs import Run
 
 SHAPE = Model("test", "llama", 2, 32, 4, 2, 48, 64, 24, 10_000.0, 1e-5, False)
 
@@ -163,3 +165,19 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_blank(tokenizer: Tokenizer
     monkeypatch.setattr(generate, "load_tokenizer", lambda folder: tokenizer)
     options = argparse.Namespace(run=Path(), prompt="def ", tokens=2, temperature=0.0, top_k=5, top_p=1.0, seed=1)
     assert list(filter(None, generate.stream(options))) == ["def ", "name", "z"]
+
+
+def test_a_run_says_that_it_concludes_before_it_writes_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog gives a step ten seconds; on a busy machine, or of a large model, a sample takes longer."""
+    said: list[object] = []
+    monkeypatch.setattr(engine, "write_sample", lambda *_: said.append("sample"))
+    checkpoint, model = SimpleNamespace(is_off=False), SimpleNamespace(family="llama")
+    trainer = SimpleNamespace(
+        progress=SimpleNamespace(step=40),
+        watch=SimpleNamespace(heart=SimpleNamespace(at=lambda *place: said.append(place))),
+        config=SimpleNamespace(checkpoint=checkpoint, model=model),
+        device=SimpleNamespace(executes=True),
+    )
+    recorder = SimpleNamespace(close=lambda status: None, update=lambda **_: None)
+    engine.conclude(Run(tmp_path), trainer, recorder, None, "finished")  # type: ignore[arg-type]
+    assert said == [("conclude", 40), "sample"]

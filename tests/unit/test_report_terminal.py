@@ -202,6 +202,14 @@ def test_a_run_that_did_more_than_is_asked_for_now_is_at_its_end(tmp_path: Path)
     assert "finished · step 500 of 500 (100 %)" in said and "train.steps=1000" in said
 
 
+def test_a_finished_run_without_validation_text_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=100)
+    assert "validation" in status(run) and "remark" not in status(run)
+    lines = [{key: value for key, value in metric(step, 100).items() if key != "valid_loss"} for step in range(1, 101)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "too little text fell to validation" in status(run)
+
+
 def test_status_before_anything(tmp_path: Path) -> None:
     assert status(Run(tmp_path / "none")).startswith("none  not started\nnext  make train")
 

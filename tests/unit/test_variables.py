@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.cli.variables import flag, read_variables
+from trainfleet.cli import main as command
+from trainfleet.cli.variables import flag, number, read_variables
 from trainfleet.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,33 @@ def test_a_variable_of_another_verb_is_refused() -> None:
 def test_words_win_over_make_and_make_over_the_environment() -> None:
     environment = {"NODES": "1", "CONFIG": "env.yaml", "SET": "", "MAKEFLAGS": "s -j2 -- NODES=2 SET=a=1\\ b=2"}
     assert read_variables("train", ALLOWED, ["NODES=3"], environment) == {"NODES": "3", "CONFIG": "env.yaml", "SET": "a=1 b=2"}
+
+
+@pytest.mark.parametrize("name", ["CONFIG", "NODES", "OUT", "STEP"])
+@pytest.mark.parametrize("value", ["", " ", "\n"])
+def test_an_empty_value_is_refused_by_its_name(name: str, value: str) -> None:
+    """As in `make train NODES=$N` where N was never set."""
+    with pytest.raises(ConfigError, match=f"{name}: is empty; it is"):
+        read_variables("x", (name,), [f"{name}={value}"], {})
+
+
+def test_a_text_no_keys_and_a_flag_that_is_off_may_be_empty() -> None:
+    assert read_variables("x", ("PROMPT", "SET", "YES"), ["PROMPT=", "SET=", "YES="], {}) == {"PROMPT": "", "SET": "", "YES": ""}
+
+
+def test_a_number_that_is_too_long_is_told_how_long_it_may_be() -> None:
+    with pytest.raises(ConfigError, match="SEED: must be a whole number from 0 on, of up to 18 digits, not"):
+        number({"SEED": "9" * 20}, "SEED", 0)
+
+
+def test_an_export_onto_what_is_there_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainfleet.launch.whereabouts.run_module", lambda *_: pytest.fail("it was loaded"))
+    (tmp_path / "file").write_text("mine")
+    assert command(["export", "OUT=file"]) == 1
+    assert "file: is there already" in capsys.readouterr().err and (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_flag_is_on_off_or_refused() -> None:

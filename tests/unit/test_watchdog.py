@@ -120,7 +120,7 @@ def test_of_stuck_ranks_the_one_behind_is_named() -> None:
     assert alarm and (alarm.rank, alarm.node) == (2, 1)
 
 
-@pytest.mark.parametrize("phase", ["start", "load", "compile", "checkpoint", "validate"])
+@pytest.mark.parametrize("phase", ["start", "load", "compile", "checkpoint", "validate", "conclude"])
 def test_other_phases_may_take_long_and_not_for_ever(phase: str) -> None:
     fleet = Fleet(2)
     fleet.run(30)
@@ -129,6 +129,20 @@ def test_other_phases_may_take_long_and_not_for_ever(phase: str) -> None:
     assert fleet.run(limit - 5) is None
     alarm = fleet.run(10)
     assert alarm and phase in alarm.words
+
+
+def test_rank_0_may_conclude_for_long_after_the_others_have_ended_and_not_for_ever() -> None:
+    fleet = Fleet(2)
+    fleet.run(30)
+    fleet.all_in("conclude")
+    fleet.run(1)
+    fleet.places[1] = ("end", *fleet.places[1][1:])
+    fleet.run(1)
+    fleet.stopped.add(1)
+    limit = int(Limits().conclude)
+    assert fleet.run(limit - 5) is None
+    alarm = fleet.run(10)
+    assert alarm and "in conclude" in alarm.words
 
 
 def test_a_rank_that_never_came_is_named() -> None:

@@ -15,7 +15,7 @@ from ..errors import BackendError
 from ..lease import is_held, read_holder
 from ..nodes import errand, removal, traces
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
-from ..nodes.fetch import fetch, require_new
+from ..nodes.fetch import fetch
 from ..nodes.fleet import open_fleet
 from ..nodes.gate import send_code
 from ..nodes.head import Head
@@ -103,7 +103,6 @@ class Hosts:
         if verb != "export":
             return self._send(host, verb, config, variables, printer(sys.stdout))
         out = Path(variables["OUT"])
-        require_new(out)
         made = f"runs/{self.run.name}/huggingface/{HANDED}{secrets.token_hex(8)}"
         try:
             print(f"exporting on {host.name}", flush=True)

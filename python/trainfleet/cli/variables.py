@@ -46,6 +46,7 @@ VARIABLES = {
 }
 Variables = dict[str, str]
 LEAST, MOST = 1e-9, 1e18  # of an amount
+MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")  # these say themselves what they lack
 
 
 def read_variables(
@@ -65,6 +66,8 @@ def read_variables(
         else:
             given[name] = value
     problems += [problem for name in given if name not in allowed for problem in [_refusal(verb, name, allowed)]]
+    empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]
+    problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
     problems += [Problem(0, name, "", "is not UTF-8 text") for name, value in given.items() if not _is_text(value)]
     if problems:
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
@@ -144,6 +147,6 @@ def number(variables: Variables, name: str, default: int, least: int = 0) -> int
     """
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
-        message = f"must be a whole number from {least} on, not {show(text)}"
+        message = f"must be a whole number from {least} on, of up to 18 digits, not {show(text)}"
         raise ConfigError([Problem(0, name, "", message)], next=f"{name}={default}, or leave it out")
     return int(text)

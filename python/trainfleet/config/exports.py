@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..errors import RunError
+
 HUGGINGFACE = "huggingface"
 FORMAT = re.compile(rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII)
 
@@ -20,6 +22,12 @@ def degrees(form: str) -> tuple[int | None, int | None] | None:
         raise ValueError(f"must be {HUGGINGFACE}, nxd, or nxd with its degrees as nxd-tp8-pp2")
     tensor, pipeline = (int(said) if said else None for said in found.groups())
     return None if form == HUGGINGFACE else (tensor, pipeline)
+
+
+def require_new(out: Path) -> None:
+    """RunError where `out` is there already, and no empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
 
 
 def opening(form: str, out: Path) -> str:

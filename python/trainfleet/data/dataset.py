@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .. import runs
 from ..config.types import Data
 from ..errors import DataError
-from .manifest import ITEM_BYTES, TRAIN, Manifest, find, read_manifest
+from .manifest import ITEM_BYTES, TRAIN, VALIDATION, Manifest, find, read_manifest
 from .store import Bucket, Store, open_store
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class Dataset:
             if not count:
                 what = f"its {split} split has {len(source):,} tokens: not one sample of {sequence_length}"
                 remedy = "lower train.sequence_length, or add text to data.sources"
+                if split == VALIDATION:
+                    remedy = "a larger data.validation_fraction under another data.name, or a lower train.sequence_length"
                 raise DataError(what, where=self.store.describe(""), next=remedy)
         weights = self.weights if split == TRAIN else None
         if not self.window:

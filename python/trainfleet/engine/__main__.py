@@ -172,6 +172,8 @@ def formula(config: Config, trainer: Trainer) -> str:
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
     """Records the end of the run: its status and a sample of the model; removes the stop file."""
     step = trainer.progress.step
+    if trainer.watch.heart:
+        trainer.watch.heart.at("conclude", step)
     config, executes = trainer.config, trainer.device.executes
     writes = status == "finished" and executes and not config.checkpoint.is_off and FAMILIES[config.model.family].causal
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}

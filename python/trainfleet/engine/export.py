@@ -42,8 +42,7 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
     Raises:
         RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
+    exports.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
         why = f"transformers has no network like that of {module}"

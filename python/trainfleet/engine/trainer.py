@@ -78,10 +78,12 @@ class Trainer:
             self.parts.update(learning_rate(self.train, step), lambda norm: self.guard.skips(step, loss, norm))
         self.progress.advance(self.train)
 
-    def validate(self) -> float:
-        """Mean loss over the validation sequences, the same for any number of ranks."""
+    def validate(self) -> float | None:
+        """Mean loss over the validation sequences, the same for any number of ranks; None where the data has none."""
+        if not (count := batches.validation_count(self.samples, self.config)):
+            return None
         with self.watch.stage("validate"):
-            rank, ranks, count = self.parts.data, self.parts.ways, batches.validation_count(self.samples, self.config)
+            rank, ranks = self.parts.data, self.parts.ways
             found = batches.validation(self.samples, self.config, rank, ranks, self.device)
             total = self.parts.evaluate(found, most=-(-count // ranks))
             guesses = FAMILIES[self.config.model.family].guesses(self.train.sequence_length)

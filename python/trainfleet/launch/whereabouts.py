@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from ..backends import backend_of
 from ..backends.base import Handle, Status
@@ -37,6 +38,7 @@ def forwarded(verb: str, variables: Variables, config: Config | None = None) -> 
 
 def export(variables: Variables) -> int:
     """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint is; the exit code."""
+    exports.require_new(Path(variables["OUT"]))  # before anything is loaded
     if (code := forwarded("export", variables)) is not None:
         return code
     form = variables.get("FORMAT") or exports.HUGGINGFACE

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import BackendError, RunError
+from ..errors import BackendError
 from ..output import unguarded
 from ..runs import unwritable
 from ..travel import NAME
@@ -113,9 +113,3 @@ def bring(transport: Transport, host: Host, path: str, file: BinaryIO, size: int
     if code or file.tell() != size:
         why = b"".join(complaints).decode(errors="replace").strip() or f"{file.tell():,} of {size:,} bytes came"
         raise BackendError("did not come whole", where=f"{host.name}:{path}", why=why, next="the same command again")
-
-
-def require_new(out: Path) -> None:
-    """RunError where `out` is there already."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")

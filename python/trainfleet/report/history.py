@@ -104,6 +104,15 @@ class History:
         return f"the loss rose from {decimal(values[0])} to {decimal(newest)}: try a lower train.learning_rate"
 
     @property
+    def unvalidated(self) -> str:
+        """A remark on a run that ended without a validation loss, which its last step has wherever there is text for it."""
+        if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
+            return ""
+        return (
+            "no validation loss: too little text fell to validation; a larger data.validation_fraction, under another data.name"
+        )
+
+    @property
     def seconds_left(self) -> float | None:
         speed, left = self.measured("tokens_per_second"), self.steps_total - self.step
         return left * self.tokens_per_step / speed if speed and self.tokens_per_step and left > 0 else None

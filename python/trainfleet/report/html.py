@@ -22,7 +22,11 @@ PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
 REFRESH = 15  # seconds after which a browser reads the page of a run that goes on again
 BADGES = ("running", "finished", "failed", "stopped", "interrupted")  # the statuses that page.html has a colour for
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")  # Okabe and Ito
+COLOURS = {  # one colour a use of time, in every report: Okabe's and Ito's, and a brown and a light grey
+    "useful": "#0072b2", "repeated": "#56b4e9", "validate": "#cc79a7", "checkpoint": "#009e73", "compile": "#f0e442",
+    "prepare": "#e69f00", "queue": "#999999", "start": "#8c6d46", "down": "#d55e00",
+    "train": "#0072b2", "tokenize": "#e69f00", "startup": "#8c6d46", "the rest": "#c8ccd1",  # stages of older runs
+}  # fmt: skip
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step; beyond 50 of them thin, with their moving mean over 2 % of them in bold. "
     "Dots: the mean over the validation sequences.",
@@ -155,8 +159,8 @@ def _stages(history: History) -> str:
     if not history.stages:
         return ""
     bars, keys = "", ""
-    for index, (name, seconds) in enumerate(history.stages.items()):
-        colour = f"background:{COLOURS[index % len(COLOURS)]}"
+    for name, seconds in history.stages.items():
+        colour = f"background:{COLOURS[name]}"
         bars += f'<i style="{colour};flex-grow:{seconds:.3f}"></i>'
         keys += f'<li><i style="{colour}"></i>{escape(name)} <b>{escape(duration(seconds))}</b></li>'
     total = duration(sum(history.stages.values()))

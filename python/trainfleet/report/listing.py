@@ -94,12 +94,17 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
+def _short(name: str) -> str:
+    """A name that leaves the curves room: long ones lose their middle, as they often differ at an end."""
+    return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
+
+
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Training loss against tokens, a line a run, labelled where it ends."""
+    """Training loss against tokens, a line a run, named at its right."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    from .plots import FAINT, PAPER, STYLE, note
+    from .plots import FAINT, PAPER, STYLE, label_ends
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
@@ -114,13 +119,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
             if losses:
                 tokens = [step * history.tokens_per_step for step in steps]
                 axes.plot(tokens, losses, color=colour, lw=1.6, marker="o" if len(losses) == 1 else "")
-                ends.append((losses[-1], tokens[-1], run.name, colour))
-        low, high = axes.get_ylim()
-        spread, below = 0.06 * (high - low), low - 1.0
-        for height, at, name, colour in sorted(ends):  # none on another
-            below = max(height, below + spread)
-            text = f"{name}  {decimal(height)}"
-            note(axes, text, (at, below), (8, 0), color=colour, va="center", weight="bold", annotation_clip=False)
+                ends.append((losses[-1], f"{_short(run.name)}  {decimal(losses[-1])}", colour))
+        label_ends(axes, ends)
         axes.margins(x=0.02)
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):

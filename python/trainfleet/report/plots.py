@@ -7,6 +7,7 @@ lines are labelled where they end, so nothing depends on a legend.
 from __future__ import annotations
 
 import io
+import math
 import re
 from pathlib import Path
 from statistics import median
@@ -44,8 +45,9 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
 }
 NAMED, LINE = 4, 12  # breaks that are named; points between two such names
+ROW, LETTER = 0.08, 0.014  # of the axes' height and width: a line of text and a letter, both generously
 MANY = 5000  # points beyond which a line in an SVG is smaller as an image
-Label = tuple[int, float, str, str]  # the step and height at which a line ends, its text and its colour
+Label = tuple[float, str, str]  # the height at which a line ends, its text and its colour
 
 
 def draw(run: Run) -> list[Path]:
@@ -91,12 +93,12 @@ def _draw_loss(history: History) -> Figure:
     ends: list[Label] = []
     if losses:
         curve(axes, steps, losses)
-        ends.append((steps[-1], losses[-1], f"train {decimal(losses[-1])}", BLUE))
+        ends.append((losses[-1], f"train {decimal(losses[-1])}", BLUE))
     if valid:
         _line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
-        ends.append((seen[-1], valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
+        ends.append((valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
     mark_breaks(axes, history)
-    _label_ends(axes, ends)
+    label_ends(axes, ends)
     _count_tokens(axes, history.tokens_per_step)
     return figure
 
@@ -109,10 +111,9 @@ def _draw_throughput(history: History) -> Figure:
         middle = median(speeds[1:] or speeds)  # the first one warms up; so does results.json count
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
+        axes.set_title(f"median {quantity(middle)}", loc="right", pad=8, size=9, color=FAINT, weight="normal")
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
-        below = min(speeds[-len(speeds) // 3 :])
-        note(axes, f"median {quantity(middle)}", (history.step, below), (-2, -6), ha="right", va="top")
     mark_breaks(axes, history, named=False)  # they are named in the plot of the loss
     _mark_checkpoints(axes, history.steps_of("checkpointed"))
     return figure
@@ -131,7 +132,7 @@ def _show_mfu(axes: Axes, history: History) -> None:
     else:  # a restart on another world size or other hardware changed what one token a second is worth
         right.set_ylim(0, 2.2 * max(shares))  # below the speeds
         _line(right, steps, shares, VERMILION)
-        note(right, "MFU", (steps[-1], shares[-1]), (-2, 6), ha="right", color=VERMILION)
+        right.yaxis.label.set_color(VERMILION)
     right.set_ylabel("MFU")
     right.tick_params(pad=8)
     right.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
@@ -185,13 +186,14 @@ def _smooth(values: list[float]) -> list[float]:
     return list((sums[middle + half + 1] - sums[middle - half]) / (2 * half + 1))
 
 
-def _label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Names each line where it ends, in its colour; two that end close together are pushed apart."""
+def label_ends(axes: Axes, ends: list[Label]) -> None:
+    """Names lines right of the axes, where no curve runs, in their colours, as high as their ends or as near as there is room."""
     low, high = axes.get_ylim()
-    ends = sorted(ends, key=lambda end: end[1])
-    close = len(ends) == 2 and ends[1][1] - ends[0][1] < 0.08 * (high - low)
-    for shift, (step, height, text, colour) in zip((-7, 7) if close else (0, 0), ends, strict=False):
-        note(axes, text, (step, height), (7, shift), color=colour, va="center", weight="bold", size=10)
+    below = low - ROW * (high - low)
+    for height, text, colour in sorted(ends):
+        below = max(height, below + ROW * (high - low))
+        at, look = ("axes fraction", "data"), {"color": colour, "va": "center", "weight": "bold", "size": 10}
+        note(axes, text, (1, below), (7, 0), xycoords=at, annotation_clip=False, **look)
 
 
 def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
@@ -202,20 +204,35 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
     told: dict[int, list[str]] = {}
     for step, text in sorted(marks, key=lambda mark: mark[0]):
         told.setdefault(step, []).extend([] if text in told.get(step, ()) else [text])
-    for row, (step, words) in enumerate(told.items()):
+    for step in told:
         axes.axvline(step, color=FAINT, lw=1, ls=":")
-        if named and len(told) <= NAMED:  # each a row below the one before, so that neighbours can be read
-            right = step > 0.6 * axes.get_xlim()[1]
-            shift = (-3 if right else 3, -1 - LINE * row)
-            note(
-                axes,
-                ", ".join(words),
-                (step, 1),
-                shift,
-                xycoords=("data", "axes fraction"),
-                va="top",
-                ha="right" if right else "left",
-            )
+    if named and len(told) <= NAMED:
+        _name_breaks(axes, {step: ", ".join(words) for step, words in told.items()})
+
+
+def _name_breaks(axes: Axes, told: dict[int, str]) -> None:
+    """Names each break, a row below the one before; the scale goes as far up as it takes for no curve to reach a name."""
+    (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
+    for row, (step, text) in enumerate(told.items()):
+        right, width = step > 0.6 * end, LETTER * len(text) * end
+        peak = _peak(axes, *((step - width, step) if right else (step, step + width)))
+        high = max(high, low + (peak - low) / (1 - ROW * (row + 1)))
+        shift = (-3 if right else 3, -1 - LINE * row)
+        note(axes, text, (step, 1), shift, xycoords=("data", "axes fraction"), va="top", ha="right" if right else "left")
+    axes.set_ylim(low, high)
+
+
+def _peak(axes: Axes, begin: float, until: float) -> float:
+    """The highest place of a curve between two steps; -inf where there is none."""
+    import numpy
+
+    found = [-math.inf]
+    for line in axes.get_lines():
+        if line.get_linestyle() != ":":  # that of a break
+            steps, values = numpy.asarray(line.get_xdata(), float), numpy.asarray(line.get_ydata(), float)
+            edges = numpy.interp([begin, until], steps, values)  # a line between two logged steps passes, too
+            found += [*edges, *values[(steps >= begin) & (steps <= until)]]
+    return float(max(found))
 
 
 def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
@@ -223,7 +240,7 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
     if steps:
         few = len(steps) <= 30
         axes.plot(steps, [0] * len(steps), color=FAINT, ls="", marker="^" if few else "|", ms=6, clip_on=False, zorder=5)
-        note(axes, "▲ checkpoints" if few else "| checkpoints", (0, 0), (4, 9))
+        axes.set_xlabel(f"step · {'▲' if few else '|'} checkpoints")
 
 
 def _count_tokens(axes: Axes, tokens_per_step: float) -> None:

@@ -39,7 +39,7 @@ def _outcome(history: History) -> list[Row]:
     rows: list[Row] = []
     if history.metrics:
         mfu = history.measured("mfu")
-        rows = [("loss", _losses(history)), *[("remark", remark) for remark in [history.rose] if remark]]
+        rows = [("loss", _losses(history)), *[("remark", remark) for remark in (history.rose, history.unvalidated) if remark]]
         speed = history.measured("tokens_per_second")
         used = f" · MFU {percent(mfu)}" if mfu else ""
         rows.append(("speed", f"{quantity(speed)} tokens/s{used}{foretold(history, 'tokens_per_second', quantity)}"))

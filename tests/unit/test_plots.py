@@ -1,0 +1,102 @@
+"""The plots of odd runs: no text lies on a curve or on another text, whatever the curves do; one colour a use of time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from report_runs import make_run, metric
+
+from trainfleet.report import html, listing, panels, plots
+from trainfleet.report.history import STAGES, read
+from trainfleet.runs import Run
+from trainfleet.watch.ledger import USES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def collisions(figure: Figure) -> Iterator[str]:
+    """What lies on what in a figure as it is drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    FigureCanvasAgg(figure).draw()
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts]
+    lines = [line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"]
+    for text, box in boxes:
+        if any(line.get_transform().transform_path(line.get_path()).intersects_bbox(box, filled=False) for line in lines):
+            yield f"a curve runs through {text!r}"
+    yield from (f"{one!r} lies on {other!r}" for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b))
+
+
+def _lines(run: Run, steps: range, **changed: Any) -> None:
+    run.metrics.write_text(
+        "".join(
+            json.dumps(metric(step, steps[-1]) | {key: change(step) for key, change in changed.items()}) + "\n" for step in steps
+        )
+    )
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "validated long before its end": {"valid_loss": lambda step: 3.2 if step == 100 else None},
+    "validated once, at the height of the loss": {"valid_loss": lambda step: metric(300, 500)["loss"] if step == 100 else None},
+    "rises": {"loss": lambda step: 2 + step / 50},
+    "falls in a line": {"loss": lambda step: 9 - step / 60},
+    "begins slowly": {"tokens_per_second": lambda step: 17000 * min(1, 0.01 + step / 400)},
+    "becomes slow": {"tokens_per_second": lambda step: 17000 / (1 + step / 30)},
+    "restarted on other hardware": {"mfu": lambda step: 0.3 if step < 250 else 0.6},
+    "flat": {"loss": lambda step: 4.0, "tokens_per_second": lambda step: 900.0},
+    "jumps": {"loss": lambda step: 3.0 + (step % 7 == 0) * 5.0},
+    "no number from 250 on": {"loss": lambda step: 3.0 if step < 250 else float("nan")},
+}
+
+
+@pytest.mark.parametrize("steps", [range(1, 4), range(5, 500, 5)], ids=["3 steps", "500 steps"])
+@pytest.mark.parametrize("kind", RUNS)
+def test_no_text_lies_on_a_curve_or_on_another_text(kind: str, steps: range, tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=steps[-1])
+    _lines(run, steps, **RUNS[kind])
+    for step, event in ((2, "resumed"), (260, "fault"), (260, "restarted"), (450, "stopped")):
+        if step <= steps[-1]:
+            run.record(event, step=step)
+    history = read(run)
+    for name, figure in plots.figures(history).items():
+        assert list(collisions(figure)) == [], (kind, name)
+
+
+@pytest.mark.parametrize("steps", [1, 500])
+def test_the_smaller_plots_are_as_clear(steps: int, tmp_path: Path) -> None:
+    history = read(make_run(tmp_path, steps=steps))
+    for name, figure in (plots.figures(history) | panels.panels(history)).items():
+        assert list(collisions(figure)) == [], name
+
+
+def test_compared_runs_are_named_beside_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, drawn = (40, 200, 500, 500, 120), []
+    runs = [
+        make_run(tmp_path, name=f"a-long-name-of-an-experiment-that-someone-made-number-{i}", steps=end)
+        for i, end in enumerate(ends)
+    ]
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    listing.draw(runs, tmp_path / "compare.png")
+    assert list(collisions(drawn[0])) == []
+    assert drawn[0].axes[0].get_position().width > 0.4, "the names leave the curves room"
+    told = [text.get_text() for text in drawn[0].axes[0].texts]
+    assert [f"number-{i}" in name for i, name in enumerate(sorted(told, key=lambda name: name.split()[0][-1]))] == [True] * 5
+
+
+def test_a_use_of_time_has_one_colour_in_every_report(tmp_path: Path) -> None:
+    assert set(html.COLOURS) == {*USES, *STAGES, "the rest"}
+    assert len({html.COLOURS[use] for use in USES}) == len(USES)
+    with_all = html.write(make_run(tmp_path, name="all")).read_text()
+    seconds = {"startup": 3.0, "train": 10.0, "total": 13.0}
+    with_some = html.write(make_run(tmp_path, name="some", seconds=seconds)).read_text()
+    for text in (with_all, with_some):
+        assert f'<li><i style="background:{html.COLOURS["train"]}"></i>train' in text
