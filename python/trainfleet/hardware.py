@@ -255,22 +255,3 @@ def _stack_for(accelerator: Accelerator) -> str:
 def device_of(stack: str) -> str:
     """The kind of device (devices/) that ranks open with a stack, whatever else a node may have."""
     return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(stack, stack)
-
-
-def local_core_flops() -> float:
-    """Nominal fp32 FLOP/s of one core: clock x lanes of its widest vector unit x 2 such units x 2 (multiply and add).
-
-    An upper bound: the clock falls under AVX-512, some parts have one unit, and a busy host gives less.
-    """
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return 3.0e9 * 4 * 2 * 2  # no Linux: 128-bit NEON at 3 GHz
-    lanes = 16 if " avx512f" in info else 8 if " avx2" in info else 4
-    return _clock(info) * lanes * 2 * 2
-
-
-def _clock(cpuinfo: str) -> float:
-    """Hz: the highest that the kernel reports for a core, else 2.5 GHz."""
-    reported = [float(line.split(":")[1]) * 1e6 for line in cpuinfo.splitlines() if line.startswith("cpu MHz")]
-    return max(reported, default=2.5e9)

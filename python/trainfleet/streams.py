@@ -82,13 +82,11 @@ class Upload(io.RawIOBase):
         return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
 
 
-class Ranges(io.RawIOBase):
-    """An object as a raw stream: ranges of RANGE bytes, the next one fetched while this one is read."""
+class Seekable(io.RawIOBase):
+    """A raw stream of `length` bytes that can be read from any position; readers advance `at`."""
 
-    def __init__(self, found: s3.Object) -> None:
-        self.found, self.at = found, 0
-        self.threads = ThreadPoolExecutor(1)
-        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
 
     def readable(self) -> bool:
         return True
@@ -100,15 +98,27 @@ class Ranges(io.RawIOBase):
         return self.at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.found.size}[whence]
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence]
+        if self.at < 0:
+            raise ValueError("it points before its beginning")
         return self.at
 
+
+class Ranges(Seekable):
+    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is read."""
+
+    def __init__(self, found: s3.Object) -> None:
+        super().__init__(found.size)
+        self.found = found
+        self.threads = ThreadPoolExecutor(1)
+        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
+
     def readinto(self, buffer: Any) -> int:
-        if self.at >= self.found.size:
+        if self.at >= self.length:
             return 0
         index = self.at // RANGE
         content = self.fetch(index).result()
-        if (index + 1) * RANGE < self.found.size:
+        if (index + 1) * RANGE < self.length:
             self.fetch(index + 1)
         part = content[self.at % RANGE :][: len(buffer)]
         buffer[: len(part)] = part
@@ -120,5 +130,5 @@ class Ranges(io.RawIOBase):
         super().close()
 
     def _fetch(self, index: int) -> bytes:
-        bounds = index * RANGE, min((index + 1) * RANGE, self.found.size)
+        bounds = index * RANGE, min((index + 1) * RANGE, self.length)
         return s3.read_range(self.found.address, *bounds, self.found.version)

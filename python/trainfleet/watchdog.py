@@ -96,16 +96,12 @@ class Watchdog:
     def look(self, beats: Mapping[int, Beat], now: float) -> Alarm | None:
         """Takes in beats that may be new; an alarm when the job makes no progress."""
         gap, self.looked = now - (self.looked or now), now
-        moved = self._hear(beats.values(), now)
+        moved = self.hear(beats.values(), now)
         self.usual_step = median(self.steps) if self.steps else None
         if self.usual_step is not None and len(self.steps) >= 2 * RECENT:
             self.best = min(self.best, self.usual_step)
         self._find_slow(moved)
         return self._missing(now) or self._silent(now, gap) or self._stuck() or self._over(now)
-
-    def hear(self, beats: Mapping[int, Beat], now: float) -> None:
-        """Takes in beats that may be new."""
-        self._hear(beats.values(), now)
 
     @property
     def slower(self) -> float:
@@ -121,7 +117,7 @@ class Watchdog:
             seen.slow += 1
         return [seen.beat for seen in found]
 
-    def _hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
+    def hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
         """Takes beats in; the ranks whose position has changed."""
         ranks, found = self.seen, []
         for beat in beats:
@@ -264,16 +260,19 @@ class Sentry:
         newest = fence.current(self.folder)
         if newest.order == self.order and newest.number != self.number:
             self._begin(newest.number)
-        beats = {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
-        alarm = self.dog.look(beats, now)
+        alarm = self.dog.look(self._beats(), now)
         self.pause = max(EVERY / 2, (time.monotonic() - now) / BUSY_SHARE)
         return self._blame(alarm) if alarm else None
 
     def alive(self, within: float) -> frozenset[int]:
         """The nodes with a new beat in the last `within` seconds, by this machine's clock."""
         now = time.monotonic()
-        self.dog.hear({rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}, now)
+        self.dog.hear(self._beats().values(), now)
         return frozenset(seen.beat.node for seen in self.dog.seen.values() if now - seen.heard < within)
+
+    def _beats(self) -> dict[int, Beat]:
+        """The new beats, of ranks that the job has."""
+        return {rank: beat for rank, beat in self.beats.new().items() if 0 <= rank < self.ranks}
 
     def newly_slow(self) -> list[Beat]:
         """The ranks that turned out to be slow since the last call."""

@@ -16,7 +16,7 @@ from trainfleet import hardware
 from trainfleet.cloud.inputs import bucket_of, slug, stack_name
 from trainfleet.cloud.machines import MACHINES, addresses, interfaces, quota_of
 from trainfleet.cloud.storage import refuse_size
-from trainfleet.cloud.template import MOST_BYTES, keeps_data, read_back, render, template
+from trainfleet.cloud.template import MOST_BYTES, read_back, render, template
 from trainfleet.errors import ConfigError
 
 CASES = {name: (config, inputs) for name, config, inputs in every()}
@@ -140,7 +140,7 @@ def test_what_is_kept_holds_data_and_costs_nothing_else() -> None:
     config, _ = CASES["kept"]
     kinds = {entry["Type"] for entry in template(config, replace(INPUTS, kept=True, slots=()))["Resources"].values()}
     assert not kinds & {"AWS::EC2::Instance", "AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::ECR::Repository", "AWS::IAM::Role"}
-    assert kinds >= {"AWS::S3::Bucket", "AWS::FSx::FileSystem", "AWS::EC2::Subnet"} and keeps_data(config, INPUTS)
+    assert kinds >= {"AWS::S3::Bucket", "AWS::FSx::FileSystem", "AWS::EC2::Subnet"}
 
 
 def test_names_are_what_each_service_takes() -> None:

@@ -34,9 +34,9 @@ def hourly(found: Iterable[Row]) -> float | None:
     return None if None in costs else sum(filter(None, costs))
 
 
-def node_hour(config: Config, prices: Prices | None = None) -> float | None:
+def node_hour(config: Config) -> float | None:
     """US dollars for an hour of a node, with its part of what all nodes share: what the budget counts with."""
-    whole = hourly(rows(config, prices))
+    whole = hourly(rows(config))
     return None if whole is None else whole / config.fleet.nodes
 
 

@@ -101,8 +101,3 @@ def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
     """The inputs with what the parameters of the stack that is there have fixed."""
     fixed: dict[str, Any] = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
     return replace(inputs, **fixed)
-
-
-def keeps_data(config: Config, inputs: Inputs) -> bool:
-    """Whether anything of the stack can hold data of the user's: its bucket or its file system."""
-    return bool(bucket(config, inputs) or makes_file_system(config))

@@ -38,13 +38,13 @@ def read_piece(piece: Piece, text_field: str) -> Iterator[Document]:
         check_unchanged(piece.file)
 
 
-def in_batches(documents: Iterable[Document], size: int = BATCH_BYTES) -> Iterator[list[Document]]:
-    """Lists of documents with about `size` bytes of text each, so that memory does not grow with the input."""
+def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Lists of documents with about BATCH_BYTES of text each, so that memory does not grow with the input."""
     batch, length = list[Document](), 0
     for document in documents:
         batch.append(document)
         length += document.size
-        if length >= size:
+        if length >= BATCH_BYTES:
             yield batch
             batch, length = [], 0
     if batch:

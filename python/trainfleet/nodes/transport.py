@@ -45,6 +45,7 @@ GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
 MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times as long in all, and at least SLOW_AFTER seconds
 SLOWER = 3
 SLOW_AFTER = 6.0
+PUT_TIMEOUT = 120.0  # seconds for a checkout's code
 LONGEST = 86400.0  # seconds of a command that somebody waits for
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
@@ -53,11 +54,11 @@ T = TypeVar("T")
 class Transport:
     """The hosts of a fleet, reached. Use it in a `with`, which closes what was opened."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: Ssh, known: KnownHosts | None = None, proxy: str = "") -> None:
+    def __init__(self, hosts: Sequence[Host], ssh: Ssh, proxy: str = "") -> None:
         """`proxy`: the command whose input and output are the way to a host, %h and %p (ssh_config's ProxyCommand)."""
         self.hosts, self.proxy = tuple(hosts), proxy
         self.ssh = ssh
-        self.known = known or KnownHosts.of(ssh)
+        self.known = KnownHosts.of(ssh)
         self._kept: dict[Host, Connection] = {}
         self._left_behind: dict[Host, str] = {}
         self._jump_lock = threading.Lock()
@@ -139,15 +140,13 @@ class Transport:
         return self.run(f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} --no-same-owner",
                         stdin=pack(files), timeout=timeout, hosts=hosts)  # fmt: skip
 
-    def put_once(
-        self, files: Mapping[str, bytes], folder: str, *, timeout: float = 120, hosts: Iterable[Host] | None = None
-    ) -> Answers:
+    def put_once(self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None) -> Answers:
         """Leaves `files` in the new folder `folder` of every host, whole or not at all; nothing is sent where it is there.
 
         On a folder that all hosts share one of them receives it for all.
         """
         target = shlex.quote(folder)
-        answers = self.run(f"test -d {target} && echo there || echo missing", timeout=timeout, hosts=hosts)
+        answers = self.run(f"test -d {target} && echo there || echo missing", timeout=PUT_TIMEOUT, hosts=hosts)
         missing = [host for host, answer in answers.ok.items() if answer.stdout.strip().endswith("missing")]
         if not missing:
             return answers
@@ -157,11 +156,11 @@ class Transport:
             f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"  # another may have been faster
         )
         data = pack(files)
-        answers |= self.run(receive, stdin=data, timeout=timeout, hosts=missing[:1])
-        rest = self.run(f"test -d {target}", timeout=timeout, hosts=missing[1:])
+        answers |= self.run(receive, stdin=data, timeout=PUT_TIMEOUT, hosts=missing[:1])
+        rest = self.run(f"test -d {target}", timeout=PUT_TIMEOUT, hosts=missing[1:])
         answers |= rest
         if alone := [host for host, answer in rest.items() if isinstance(answer, Result) and answer.exit_code]:
-            answers |= self.run(receive, stdin=data, timeout=timeout, hosts=alone)
+            answers |= self.run(receive, stdin=data, timeout=PUT_TIMEOUT, hosts=alone)
         return answers
 
     def read(self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None) -> Answers:

@@ -7,7 +7,6 @@ than it has bytes. https://docs.pytorch.org/docs/stable/notes/serialization.html
 
 from __future__ import annotations
 
-import io
 import math
 import struct
 import zipfile
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from ...streams import Seekable
 from . import pickled
 from .pickled import Made
 
@@ -151,26 +151,12 @@ class Archive:
         )
 
 
-class Window(io.RawIOBase):
+class Window(Seekable):
     """A part of a stream as a stream of its own, which ends where the part does."""
 
     def __init__(self, stream: BinaryIO, first: int, length: int) -> None:
-        self.stream, self.first, self.length, self.at = stream, first, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence] + offset
-        if self.at < 0:
-            raise ValueError("it points before its beginning")
-        return self.at
+        super().__init__(length)
+        self.stream, self.first = stream, first
 
     def read(self, size: int = -1) -> bytes:
         """At most what is left, whatever is asked for: a damaged file may ask for a terabyte."""
