@@ -2,8 +2,8 @@
 
 The ranks of a node write their beats to a folder in the node's memory. Whichever of them finds that no one has done so for a
 second does the node's round: it gathers all beats into the node's one file of the run folder (beats.py), and reads there the
-instructions to the ranks: that their attempt is over (fence.py), that their stacks are wanted (stacks.py), that their launcher is
-gone (lease.py). So the run folder has one writer and one reader per node, whichever rank dies or hangs.
+instructions to the ranks: that their attempt is over (fence.py), that their stacks are wanted (stack_dumps.py), that their
+launcher is gone (lease.py). So the run folder has one writer and one reader per node, whichever rank dies or hangs.
 
 A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale shows how a rank died: the
 beat, when the process does not run (stopped, dead, or its node is); its position, when the process runs but makes no progress.
@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import door, fence, links, stacks, temporary
+from . import door, fence, links, stack_dumps, temporary
 from .beats import FOLDER, Beat, pack, parse, replace_file, write_beats
 from .errors import InputError
 from .fence import Attempt
@@ -118,7 +118,7 @@ class Heart:
         self.place: tuple[str, int, float] = ("start", 0, time.monotonic())
         self.took = self.busy = 0.0
         self.node = NodeMemory(folder, node, order)
-        self._stacks = stacks.asked(folder)
+        self._stacks = stack_dumps.asked(folder)
         self._complained = self._told = False
         self._end = threading.Event()
         self._try(self._leave)  # before a rank that is already done can conclude that all are
@@ -174,7 +174,7 @@ class Heart:
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
             lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
-        return Instructions(newest.order, newest.number, stacks.asked(self.folder), lease, looked)
+        return Instructions(newest.order, newest.number, stack_dumps.asked(self.folder), lease, looked)
 
     def _obey(self, orders: Instructions) -> None:
         newest = Attempt(orders.order, orders.number)
@@ -182,7 +182,7 @@ class Heart:
             self._leave_for_good(f"attempt {self.attempt.number} is over; this rank was out of reach and leaves")
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks
-            self._try(lambda: stacks.dump(self.folder, self.rank))
+            self._try(lambda: stack_dumps.dump(self.folder, self.rank))
         if self.patience and orders.lease.vacant >= self.patience:
             if not self._told:
                 self._told = True

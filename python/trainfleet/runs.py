@@ -3,7 +3,7 @@
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
   events/<writer>.jsonl  what happened (events.py); events.jsonl in runs that began before format 2
-  heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stacks.py
+  heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stack_dumps.py
   given.yaml   config.yaml without what was derived: what goes on with the run on other nodes, or for more steps
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/consoles.py)

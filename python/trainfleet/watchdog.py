@@ -22,7 +22,7 @@ from statistics import median
 from . import fence, links
 from .beats import Beat, Beats, stage
 from .heartbeat import EVERY
-from .stacks import Stacks, ask, odd_one
+from .stack_dumps import Stacks, ask, odd_one
 
 STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow

@@ -17,7 +17,7 @@ import yaml
 from trainfleet import cli, s3
 from trainfleet.backends import backend_of
 from trainfleet.backends.remote import Bucket
-from trainfleet.cloud import inventory, stack, sweep
+from trainfleet.cloud import cloudformation, inventory, sweep
 from trainfleet.launch import whereabouts
 from trainfleet.nodes import setup
 from trainfleet.nodes.answers import Failure
@@ -52,7 +52,12 @@ class World:
         heard, before = io.StringIO(), Path.cwd()
         self.before = len(self.account.calls)
         with tempfile.TemporaryDirectory() as folder, aws(self.account) as patch:
-            paces = ((stack, "POLL", 60.0), (sweep, "AGAIN", 60.0), (inventory, "AGAIN", 5.0), (whereabouts, "PATIENCE", 0.0))
+            paces = (
+                (cloudformation, "POLL", 60.0),
+                (sweep, "AGAIN", 60.0),
+                (inventory, "AGAIN", 5.0),
+                (whereabouts, "PATIENCE", 0.0),
+            )
             for module, name, value in paces:
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
             patch.setattr(setup, "main", lambda config: 0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from foreign.cases import watched
 from foreign.folders import CONTENTS, KINDS, RAW, VALUES, encoded
-from trainfleet import fence, stacks
+from trainfleet import fence, stack_dumps
 from trainfleet.backends.base import HANDLE, REQUEST, Handle, keep, kept
 from trainfleet.backends.local import Local
 from trainfleet.beats import HEAD, MAGIC, ROW, Beat, pack, read_beats
@@ -40,7 +40,7 @@ def look(run: Run) -> None:
     """All that a launcher and a rank read of the orders of a run."""
     order = Local()
     for read in (
-        lambda: fence.current(run.folder), lambda: fence.begin(run.folder), lambda: stacks.asked(run.folder), lambda: stacks.Stacks(run.folder, 0).read(),
+        lambda: fence.current(run.folder), lambda: fence.begin(run.folder), lambda: stack_dumps.asked(run.folder), lambda: stack_dumps.Stacks(run.folder, 0).read(),
         lambda: read_beats(run.folder, 1), lambda: read_holder(run.folder), lambda: newest_holder(run.folder), lambda: kept(run),
         lambda: order.status(order.find(run)), lambda: order.stop(order.find(run), at_once=False),
     ):  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_job_is_kept_whole(run: Run) -> None:
 
 
 def test_what_is_right_is_read(run: Run) -> None:
-    assert fence.current(run.folder) == Attempt(1, 1) and stacks.asked(run.folder) == "5.0"
+    assert fence.current(run.folder) == Attempt(1, 1) and stack_dumps.asked(run.folder) == "5.0"
     assert read_beats(run.folder, 1) == {0: BEAT} and read_holder(run.folder) == Holder("here", 1, 3, 5.0)
     found = kept(run)
     assert found and found[0].nodes == 1 and found[0].token == found[1].token

@@ -18,7 +18,7 @@ from trainfleet.config.hosts import Host
 from trainfleet.errors import RunError
 from trainfleet.nodes import mirror as mirroring
 from trainfleet.nodes.answers import Failure, Result
-from trainfleet.nodes.changes import MOST
+from trainfleet.nodes.delta import MOST
 from trainfleet.nodes.mirror import Mirror
 from trainfleet.nodes.transport import Transport
 from trainfleet.travel import FILES, limit

@@ -21,7 +21,7 @@ from requirement import need_program
 from trainfleet import s3
 from trainfleet.backends import terms_of
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.slurm import Slurm, batch, engine, parallelcluster, room, template, traces, words
+from trainfleet.backends.slurm import Slurm, engine, parallelcluster, room, sbatch, starts, template, words
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.config import Config, Settings, dump_resolved, load
@@ -252,43 +252,43 @@ def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path)
 
 def runs_of(folder: Path, token: str, number: str) -> None:
     """The claim by which a job carries a token out."""
-    traces.claim(folder, token).parent.mkdir(exist_ok=True)
-    traces.claim(folder, token).write_text(number)
+    starts.claim(folder, token).parent.mkdir(exist_ok=True)
+    starts.claim(folder, token).write_text(number)
 
 
 def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> None:
-    log, start = traces.log_of(tmp_path), tmp_path / traces.NODES / "slurm-7-1"
+    log, start = starts.log_of(tmp_path), tmp_path / starts.NODES / "slurm-7-1"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     said = "slurmstepd-node0: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
     log.write_text(said.format(" DUE TO TIME LIMIT"))
     (start / "logs").write_text(f"{log.stat().st_size} {log}\n{log.stat().st_size} total\n")
-    assert traces.why_cancelled(tmp_path, "7", 1) == ""
+    assert starts.why_cancelled(tmp_path, "7", 1) == ""
     log.write_text(log.read_text() + "slurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T10:00:00 ***\n")
-    assert traces.why_cancelled(tmp_path, "7", 1) == "", "srun ends a step too, when a task of it fails"
+    assert starts.why_cancelled(tmp_path, "7", 1) == "", "srun ends a step too, when a task of it fails"
     log.write_text(log.read_text() + said.format(""))
-    assert traces.why_cancelled(tmp_path, "7", 1) == "slurm: job 7 CANCELLED"
+    assert starts.why_cancelled(tmp_path, "7", 1) == "slurm: job 7 CANCELLED"
     log.write_text(log.read_text() + said.format(" DUE TO PREEMPTION"))
-    assert traces.why_cancelled(tmp_path, "7", 1).endswith("DUE TO PREEMPTION ***")
+    assert starts.why_cancelled(tmp_path, "7", 1).endswith("DUE TO PREEMPTION ***")
 
 
 def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_path: Path) -> None:
     """With --kill-on-bad-exit srun ends the other tasks, some of them before they can leave an exit code."""
-    log, start = traces.log_of(tmp_path), tmp_path / traces.NODES / "slurm-7-0"
+    log, start = starts.log_of(tmp_path), tmp_path / starts.NODES / "slurm-7-0"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
     log.write_text(earlier)
     (start / "logs").write_text(f"{len(earlier)} {log}\n")
-    assert traces.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
-    assert traces.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
+    assert starts.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
+    assert starts.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
     log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n")
-    assert traces.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
+    assert starts.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
     with log.open("a") as file:
         file.write("srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n")
-    assert traces.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
+    assert starts.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
     log.write_text(earlier + "srun: error: n0: tasks 0-9999999: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n")
-    assert traces.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
+    assert starts.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
 
 
 FACTS = "== facts\nhostname={name}\nkernel=6.1\nmemory_kib=1000\ndisk=123456789 ext4 /dev/root\nshared_folder={shared}\nmtu=ens5 9001\n== end\n"
@@ -302,13 +302,13 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     monkeypatch.setenv(admission.NODES, "n[0-2]")
     run, start = Run(Path("runs/ours")), Path("runs/ours/nodes/slurm-7-0")
     request, since = Request(replace(train_job(config), folder=run.folder), ()), Start(0.0, {})
-    trial = node_log(batch.trial_of(start), 0)
+    trial = node_log(sbatch.trial_of(start), 0)
     trial.parent.mkdir(parents=True)
     run.config.write_text(dump_resolved(config))
 
     def judged(bandwidth: dict[str, Any], *shared: str) -> tuple[int, Verdict]:
         for node, word in enumerate(shared):
-            batch.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
+            sbatch.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
             node_log(run.folder, node).unlink(missing_ok=True)
         trial.write_text(f"rank 0  10:00:00.000 | {gate.MARK}{json.dumps(bandwidth)}\n")
         code = admission.main([str(run.folder), str(start)])
@@ -323,8 +323,8 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     assert (verdict.cause, verdict.host, verdict.then) == ("environment", "n2", Then.ELSEWHERE), verdict
     assert "is read-only" in verdict.words
     trial.unlink()
-    node_log(batch.trial_of(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
-    batch.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
+    node_log(sbatch.trial_of(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
+    sbatch.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
     assert admission.main([str(run.folder), str(start)]) == admission.SHUT
     assert (
         "the gate is shut: the trial of the links failed: n2: RuntimeError: Connection refused"

@@ -30,7 +30,7 @@ GROUND = {
     "processes",
     "s3",
     "seat",
-    "stacks",
+    "stack_dumps",
     "supervisor",
     "temporary",
     "streams",

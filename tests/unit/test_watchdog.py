@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import heartbeat, stacks
+from trainfleet import heartbeat, stack_dumps
 from trainfleet.beats import Beat, read_beats
 from trainfleet.heartbeat import Heart
-from trainfleet.stacks import innermost, odd_one
+from trainfleet.stack_dumps import innermost, odd_one
 from trainfleet.watchdog import SLOW_LOOKS, Alarm, Limits, Sentry, Watchdog
 
 
@@ -208,11 +208,11 @@ def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, mon
     assert 0.05 < beat.phase_seconds < 5
     assert not read_beats(tmp_path, attempt=1), "what another attempt left is not this one's"
     asked = time.time() - 1
-    stacks.ask(tmp_path)
+    stack_dumps.ask(tmp_path)
     deadline = time.monotonic() + 10
-    while not stacks.Stacks(tmp_path, asked).read() and time.monotonic() < deadline:
+    while not stack_dumps.Stacks(tmp_path, asked).read() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert "test_a_heart_beats" in stacks.Stacks(tmp_path, asked).read()[3]
+    assert "test_a_heart_beats" in stack_dumps.Stacks(tmp_path, asked).read()[3]
     heart.stop()
     assert read_beats(tmp_path, attempt=2)[3].phase == "end"
 

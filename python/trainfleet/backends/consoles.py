@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import runs, s3, travel
-from ..cloud import streams
+from ..cloud import log_streams
 from ..cloud.calls import Calls
 
 PATIENCE = 30.0  # seconds that a container gets to begin, before its console is looked at
@@ -54,7 +54,7 @@ class Consoles:
                 log.unlink(missing_ok=True)
                 continue
             size = log.stat().st_size if stream in self.tokens and log.exists() else 0
-            lines, self.tokens[stream] = streams.read(self.calls, console.group, stream, self.tokens.get(stream, ""))
+            lines, self.tokens[stream] = log_streams.read(self.calls, console.group, stream, self.tokens.get(stream, ""))
             if lines or not size:
                 text = "".join(f"{line}\n" for line in lines)
                 travel.write(folder, str(log.relative_to(folder)), size, text.encode())

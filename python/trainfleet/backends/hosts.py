@@ -13,7 +13,7 @@ from typing import Self
 from ..config import Config, exports
 from ..errors import BackendError
 from ..lease import is_held, read_holder
-from ..nodes import errand, removal, traces
+from ..nodes import errand, leftovers, removal
 from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
 from ..nodes.fetch import fetch
 from ..nodes.fleet import open_fleet
@@ -171,7 +171,7 @@ class OwnHosts:
             return []
         with open_fleet(self.config) as transport:
             shared = {transport.hosts[0]: self.config.fleet.shared_folder or ""}
-            answers = transport.run(lambda host: traces.find(shared.get(host, "")), timeout=REMOVAL)
+            answers = transport.run(lambda host: leftovers.find(shared.get(host, "")), timeout=REMOVAL)
         return [f"{host.name}: {what}" for host, answer in answers.items() for what in _traces(host, answer)]
 
     def remove(self, purge: bool) -> None:
@@ -180,7 +180,7 @@ class OwnHosts:
             return
         with open_fleet(self.config) as transport:
             user = self.config.fleet.ssh.user
-            command = traces.remove(self.config.fleet.shared_folder or "", is_root=user == "root")
+            command = leftovers.remove(self.config.fleet.shared_folder or "", is_root=user == "root")
             failed = transport.run(command, timeout=REMOVAL).failed
         if failed:
             raise BackendError(by_host("not all could be removed", failed), next="make clean PURGE=all again")
@@ -192,6 +192,6 @@ def _traces(host: Host, answer: Result | Failure) -> list[str]:
         return [f"it is not known, as {failure}"]
     assert isinstance(answer, Result)
     try:
-        return traces.read(answer.stdout)
+        return leftovers.read(answer.stdout)
     except Untrue as error:
         return [f"it is not known: {untrue(error, 'a list of what is left')}"]

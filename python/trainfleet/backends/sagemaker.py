@@ -17,9 +17,9 @@ from typing import Any
 from ..cloud import engine_spending
 from ..cloud.engine_kinds import LOGS
 from ..cloud.inputs import slug
+from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
 from ..cloud.spending import Row
-from ..cloud.streams import streams
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
 from ..entrypoint import TERMS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..errors import RunError, tell
-from ..launch.reading import await_first, logs_of, look, print_new
+from ..launch.log_tail import await_first, logs_of, look, print_new
 from ..launch.settings import run_named
 from ..launch.whereabouts import place_of
 from .variables import Variables, flag

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
+from .cloudformation import CONFIG, OURS, PROJECT
 from .inputs import slug
 from .kinds import Kind, Row, is_ours, tags_of
+from .log_streams import streams
 from .refusals import DENIED
-from .stack import CONFIG, OURS, PROJECT
-from .streams import streams
 
 Found = Iterator[tuple[str, dict[str, str], Row]]
 PARAMETERS = "/trainfleet/"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..errors import CloudError
-from .stack import Event
+from .cloudformation import Event
 
 # What stands between the services' own words.
 FRAME = re.compile(r'Resource handler returned message: "(.*?)"? \(RequestToken', re.DOTALL)

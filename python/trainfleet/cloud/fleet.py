@@ -18,6 +18,7 @@ from ..errors import CloudError
 from . import checks, clock, discovery, hostkeys, template
 from .calls import Calls
 from .changeset import Change, compare
+from .cloudformation import CloudFormationStack, Show, State
 from .failures import explain, is_capacity
 from .inputs import Inputs, stack_name, tags_of
 from .instances import NODE, capacity_of
@@ -25,7 +26,6 @@ from .inventory import Found, find, surely
 from .kinds import instances, is_ours
 from .kinds import tags_of as tags
 from .region import region_of
-from .stack import Show, Stack, State
 from .sweep import Sweep
 
 LOGICAL = "aws:cloudformation:logical-id"
@@ -69,7 +69,7 @@ class Fleet:
 
     def __init__(self, config: Config) -> None:
         self.config, self.calls = config, Calls(region_of(config))
-        self.stack = Stack(self.calls, stack_name(config), config.name)
+        self.stack = CloudFormationStack(self.calls, stack_name(config), config.name)
         self.troubles: dict[str, str] = {}  # id → why it could not be removed
 
     # What there is

@@ -12,9 +12,9 @@ from typing import Any
 from ..errors import CloudError
 from . import clock, worth
 from .calls import Calls
+from .cloudformation import CONFIG, CREATED, OURS, PROJECT
 from .engine_kinds import ENGINES
 from .kinds import KINDS, Kind, Row, is_ours, tags_of
-from .stack import CONFIG, CREATED, OURS, PROJECT
 
 AGAIN = 4.0  # seconds between two looks: what was made a moment ago may be missing in the first
 # Services whose things the kinds find.

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
+from .cloudformation import CONFIG, OURS, PROJECT
 from .inputs import slug
-from .stack import CONFIG, OURS, PROJECT
 
 Row = Mapping[str, Any]
 Find = Callable[[Calls, str | None], Iterator[tuple[str, dict[str, str], Row]]]

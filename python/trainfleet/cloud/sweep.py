@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from ..errors import CloudError
 from . import clock
 from .calls import Calls
+from .cloudformation import PASSING, CloudFormationStack, State
 from .inventory import Found, find
 from .kinds import instances, is_gone
-from .stack import PASSING, Stack, State
 
 AGAIN = 15.0  # seconds between two rounds
 PATIENCE = 900.0  # seconds without anything going until a sweep gives up
@@ -34,7 +34,7 @@ class Sweep:
     """The removal of one config's things; `troubles`: id → why it could not be removed yet."""
 
     calls: Calls
-    stack: Stack
+    stack: CloudFormationStack
     say: Say
     troubles: dict[str, str] = field(default_factory=dict)
 

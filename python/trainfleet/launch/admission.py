@@ -1,4 +1,4 @@
-"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate; backends/slurm/batch.py).
+"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate; backends/slurm/sbatch.py).
 
 python -m trainfleet.launch.admission               on every node: prints what it is and has (nodes/facts.sh)
 python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0 lets the ranks start
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import output
-from ..backends.slurm import batch
+from ..backends.slurm import sbatch
 from ..config import Config, load_resolved
 from ..config.hosts import Host
 from ..errors import telling
@@ -57,12 +57,12 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.Report:
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
-            facts[host] = parse(_text(batch.facts_of(start, node)))
+            facts[host] = parse(_text(sbatch.facts_of(start, node)))
         except Untrue as error:
             findings.append(Finding(host, "facts", untrue(error, "what facts.sh prints").message, "sinfo -R; another node"))
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
-    said = [_plain(node_log(batch.trial_of(start), node)) for node in range(len(hosts))]
+    said = [_plain(node_log(sbatch.trial_of(start), node)) for node in range(len(hosts))]
     bandwidth, more = gate.judge_trial(said[0].splitlines(), config.fleet.instance_type, hosts) or (None, _failed(said, hosts))
     return gate.Report(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
 

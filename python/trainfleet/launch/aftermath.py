@@ -1,6 +1,6 @@
 """Decides what follows a job that ended without a launcher: `python -m trainfleet.launch.aftermath FOLDER START NEAR`.
 
-The batch script of a Slurm job asks this on its first node (backends/slurm/batch.py). FOLDER is the job's, START this start's
+The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is the job's, START this start's
 in it; NEAR is not empty when the engine's time limit was near. The exit code says whether the job is to be queued again: 0, yes.
 
 A launcher that is at work decides by itself, by the same verdict (watch/attempts.py); a job that is queued again here it finds.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .. import output
 from ..backends.base import Phase, Status, kept
-from ..backends.slurm import traces
+from ..backends.slurm import starts
 from ..errors import TrainfleetError, telling
 from ..lease import is_held, read_holder
 from ..plan.request import Request
@@ -30,7 +30,7 @@ AGAIN, OVER = 0, 1
 @telling
 def main(arguments: list[str]) -> int:
     folder, start, near = Path(arguments[0]), Path(arguments[1]), arguments[2]
-    run, exits = Run(folder, f"launcher-{start.name}"), traces.exits_of(start)
+    run, exits = Run(folder, f"launcher-{start.name}"), starts.exits_of(start)
     if run.is_asked_to_stop():
         return say(OVER, "it was asked to stop")
     job = kept(run)
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
     """Whether another start can do better, by the verdict, which is kept and told."""
     status = Status(Phase.ENDED, exits=exits)
-    verdict = judge(request, Outcome(status, None), run, Start(start.stat().st_ctime, traces.lengths(start)))
+    verdict = judge(request, Outcome(status, None), run, Start(start.stat().st_ctime, starts.lengths(start)))
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
     print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
     if again:

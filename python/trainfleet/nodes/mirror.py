@@ -24,7 +24,7 @@ from .. import travel
 from ..runs import unwritable
 from ..travel import FILES, limit
 from .answers import Failure, Host, Result, Untrue, is_whole_number, number, parse_json, reason, untrue
-from .changes import MOST, Known
+from .delta import MOST, Known
 from .transport import Transport
 
 TIMEOUT = 30.0
@@ -72,7 +72,7 @@ class Mirror:
             RunError: the run folder here can't be written, or has a link in it where a file comes.
         """
         words = shlex.join(
-            ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.changes", str(self.here)]
+            ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.delta", str(self.here)]
         )
         command = f"cd {shlex.quote(self.shared)} && {words}"
         for _ in range(ROUNDS):

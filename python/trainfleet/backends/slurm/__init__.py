@@ -4,7 +4,7 @@ Two places run this. Where sbatch is (a login node, in a folder that every node 
 Anywhere else, with that machine as fleet.hosts, what is typed is handed to it (launch/handover.py), as to an ssh fleet's head.
 
 A job goes on without its launcher: Slurm starts it again when a node fails and when it was preempted, and its own script when its
-time limit comes, or a failure is worth it (batch.py).
+time limit comes, or a failure is worth it (sbatch.py).
 
 What is covered: a real Slurm of four nodes is in the tests (tests/fleet/slurmlab.py), with and without accounting. What is not:
 pyxis, apptainer, nodes that are made when a job needs them.
@@ -43,7 +43,7 @@ from ..base import Can, Handle, Machines, Phase, Status
 from ..node import values_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
-from . import batch, room, template, traces
+from . import room, sbatch, starts, template
 from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
 from .machines import Partitions
@@ -123,12 +123,12 @@ class Slurm(Ssh):
             BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
         """
         without = {entry.host: f"in quarantine: {entry.evidence}" for entry in self.quarantine.entries().values()} | dict(without)
-        ground = batch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
+        ground = sbatch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
         code = f"{self.code}/python" if self.hands_over else str(CODE)
         # An image has the code that it was built with; it says itself whether its versions are these.
         own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else {"PYTHONPATH": code}
         environment = self._fabric(job) | own | dict(job.environment)
-        script = batch.script(self.config, job, ground, environment)
+        script = sbatch.script(self.config, job, ground, environment)
         if job.launch:
             room.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
         return Request(job, (script,))
@@ -148,23 +148,23 @@ class Slurm(Ssh):
         secrets = values_of(job.secrets)
         if secrets:
             room.require_private(self.engine)
-        for folder in (job.folder / traces.NODES, job.folder / "logs"):
+        for folder in (job.folder / starts.NODES, job.folder / "logs"):
             runs.make_folder(folder)
         given = {name: os.environ[name] for name in GIVEN if name in os.environ}
-        environment = {**given, **request.environment, **secrets, batch.TOKEN: request.token}
+        environment = {**given, **request.environment, **secrets, sbatch.TOKEN: request.token}
         comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, runs.RUNS, self.config.name)}"
         words = ["sbatch", "--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
         said = self.engine.ask(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not number.isdecimal():
             raise room.explained(self.engine, refused("sbatch", said.error or said.out))
-        runs.write_atomic(traces.claim(job.folder, request.token), number + "\n")
+        runs.write_atomic(starts.claim(job.folder, request.token), number + "\n")
         self.engine.wake()
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
         """The job that carries a token out: by its claim, or, where who submitted it died before leaving one, by Slurm."""
-        if number := traces.number(folder, token):
+        if number := starts.number(folder, token):
             return number
         return next((job.id for job in self.engine.mine().values() if _token(job) == token), "")
 
@@ -178,10 +178,10 @@ class Slurm(Ssh):
         if not number or not self._is_of(handle.token, folder, number):
             return Status(Phase.ENDED)
         job = self.engine.look(number)
-        phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), traces.exits(folder, number)
+        phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), starts.exits(folder, number)
         hosts = tuple(expand_hosts(job.nodes))
         if phase is Phase.ENDED:
-            told = traces.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
+            told = starts.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
             exits = {node: exits.get(node, code) for node, code in enumerate(told)}
             return Status(phase, self._with_leader(how_it_ended(job), job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
         if phase is Phase.QUEUED:
@@ -191,7 +191,7 @@ class Slurm(Ssh):
             self.engine.wake()  # Slurm will have something to say soon
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
-        words = STARTS.get(job.state) or (traces.why_cancelled(folder, number, start) if any(exits.values()) else "")
+        words = STARTS.get(job.state) or (starts.why_cancelled(folder, number, start) if any(exits.values()) else "")
         return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
 
     def _why_waiting(self, job: Known) -> str:
@@ -210,7 +210,7 @@ class Slurm(Ssh):
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
         """Whether this job carries that token out."""
-        if claimant := traces.number(folder, token):
+        if claimant := starts.number(folder, token):
             return claimant == number
         job = self.engine.mine().get(number)
         return job is not None and _token(job) == token

@@ -18,8 +18,8 @@ from typing import Any
 
 from ... import s3
 from ...cloud.calls import Calls
+from ...cloud.cloudformation import CloudFormationStack
 from ...cloud.inventory import surely
-from ...cloud.stack import Stack
 from ...cloud.sweep import Sweep
 from ...config import Config
 from ...errors import BackendError
@@ -34,7 +34,7 @@ UNCHANGED = "No changes found"
 INSTALL = "pipx install aws-parallelcluster; it needs node too (docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 # What CloudFormation's resources are, for people.
 KINDS = {
-    "AWS::CloudFormation::Stack": "the cluster",
+    "AWS::CloudFormation::CloudFormationStack": "the cluster",
     "AWS::EC2::Instance": "the head node",
     "AWS::FSx::FileSystem": "the file system",
     "AWS::EC2::SecurityGroup": "a security group",
@@ -214,7 +214,7 @@ class Cluster:
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
             self._follow(gone=True)
             say(f"the cluster {self.name} is gone")
-        sweep = Sweep(self.calls, Stack(self.calls, self.name, self.config.name), say)
+        sweep = Sweep(self.calls, CloudFormationStack(self.calls, self.name, self.config.name), say)
         stay = {one.id for one in surely(self.calls, self.config.name) if one.holds_data and not purge}
         sweep.pieces(lambda one: one.id not in stay)
         prove_gone(surely(self.calls, self.config.name), stay, self.config.name, self.calls, sweep.troubles)

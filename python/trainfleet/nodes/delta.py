@@ -1,4 +1,4 @@
-"""Prints the changes of a run folder as JSON: `python -m trainfleet.nodes.changes FOLDER < KNOWN`.
+"""Prints the changes of a run folder as JSON: `python -m trainfleet.nodes.delta FOLDER < KNOWN`.
 
 KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its old size on; one that was
 replaced is sent whole. Only the files of travel.KINDS are sent, and the receiver accepts no others (mirror.py). Standard library

@@ -14,7 +14,7 @@ LARGEST, DIGITS = 1 << 20, 20  # bytes that are read of a file; digits of a numb
 
 
 def claim(folder: Path, token: str) -> Path:
-    """The file that says which job carries a token out: whoever writes it first (batch.py writes it too)."""
+    """The file that says which job carries a token out: whoever writes it first (sbatch.py writes it too)."""
     return folder / NODES / (token or "-")
 
 

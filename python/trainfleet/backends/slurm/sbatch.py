@@ -24,7 +24,7 @@ from ...plan.request import WIDTH, Artifact, fold
 from ...seat import Seat, torchrun
 from ...supervisor import EXIT, WATCH
 from ..node import entrypoint_words
-from . import traces
+from . import starts
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
@@ -101,7 +101,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     if job.after:  # where that one fails, this one goes
         yield from (f"--dependency=afterok:{job.after.rpartition(':')[2]}", "--kill-on-invalid-dep=yes")
     yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
-    yield from (f"--chdir={ground.folder}", f"--output={traces.log_of(job.folder)}", "--open-mode=append")
+    yield from (f"--chdir={ground.folder}", f"--output={starts.log_of(job.folder)}", "--open-mode=append")
 
 
 def _heading(job: Job, ground: Ground) -> Iterator[str]:
