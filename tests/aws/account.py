@@ -69,7 +69,7 @@ class Thing:
 
 
 class Account:
-    """The region's state; `carry` is what a program's requests come to."""
+    """The region's state; `respond` is what a program's requests come to."""
 
     number = "111122223333"
 
@@ -141,7 +141,7 @@ class Account:
 
     # Requests
 
-    def carry(self, region: str, service: str, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def respond(self, region: str, service: str, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, as boto3 would give it; botocore's ClientError where it is refused."""
         assert region == self.region, region
         number = len(self.calls)

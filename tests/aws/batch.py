@@ -171,7 +171,7 @@ class Batch:
         override = job.request.get("nodeOverrides", {}).get("nodePropertyOverrides", [{}])[0].get("containerOverrides", {})
         environment = {pair["name"]: pair["value"] for given in (definition, override) for pair in given.get("environment", ())}
         for secret in definition.get("secrets", ()):
-            value = self.account.carry(
+            value = self.account.respond(
                 self.account.region, "ssm", "GetParameter", {"Name": secret["valueFrom"], "WithDecryption": True}
             )
             environment[secret["name"]] = value["Parameter"]["Value"]

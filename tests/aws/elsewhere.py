@@ -36,7 +36,7 @@ def served(account: Any) -> Iterator[str]:
             try:
                 while True:
                     try:
-                        reply: Any = account.carry(*connection.recv())
+                        reply: Any = account.respond(*connection.recv())
                     except EOFError:
                         return
                     except Exception as error:
@@ -57,7 +57,7 @@ def attach() -> None:
     port, _, key = os.environ[VARIABLE].partition(":")
     connection, lock = Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)), threading.Lock()
 
-    def carry(*asked: Any) -> dict[str, Any]:
+    def send(*asked: Any) -> dict[str, Any]:
         with lock:
             connection.send(asked)
             reply = connection.recv()
@@ -65,7 +65,7 @@ def attach() -> None:
             raise reply
         return reply  # type: ignore[no-any-return]
 
-    calls.carry = carry
+    calls.send = send
     if speed := os.environ.get(SPEED):
         clock.sleep = lambda seconds: time.sleep(seconds / float(speed))
         row = hardware.INSTANCE_TYPES["c7i.8xlarge"]  # instances are this machine's namespaces, and have its memory and cores

@@ -46,7 +46,7 @@ def at_work(account: Account) -> None:
             f"{number}", f"cloudy-train-{number:016x}", queues[0], DEFINITION, {}, [Node(), Node()], status
         )
     for name in ("cloudy-train-1", "cloudy-tokenize-1") if queues else ():
-        account.carry(account.region, "batch", "RegisterJobDefinition", DEFINITION | {"jobDefinitionName": name, "tags": OURS})
+        account.respond(account.region, "batch", "RegisterJobDefinition", DEFINITION | {"jobDefinitionName": name, "tags": OURS})
     for number, status in enumerate(("InProgress", "Completed", "Completed")):
         job = _training(account, sagemaker, f"cloudy-{number:016x}", OURS, status)
     job.warm = "Available"

@@ -67,7 +67,7 @@ def site(folder: Path, nodes: int = 2) -> Iterator[Site]:
         batch, sagemaker = Batch(account, containers), SageMaker(account, containers)
         batch.queue_of_mine(QUEUE, KIND, nodes * VCPUS)
         watched.quotas[f"ml.{KIND} for training job usage"] = nodes
-        patch.setattr(calls, "carry", account.carry)
+        patch.setattr(calls, "send", account.respond)
         calls._client.cache_clear()  # of another server
         with elsewhere.served(account) as where:
             yield Site(account, cluster, batch, sagemaker, watched, {elsewhere.VARIABLE: where})

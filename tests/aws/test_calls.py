@@ -37,14 +37,14 @@ def answering(
     """The requests that were carried, each answered by the next of `answers`."""
     sent: list[tuple[str, str, str, dict[str, Any]]] = []
 
-    def carry(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    def send(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         sent.append((region, service, operation, dict(request)))
         answer = answers[len(sent) - 1]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(calls, "carry", carry)
+    monkeypatch.setattr(calls, "send", send)
     return sent
 
 

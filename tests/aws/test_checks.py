@@ -57,7 +57,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, di
     def build(**other: Any) -> list[tuple[str, dict[str, Any]]]:
         sent: list[tuple[str, dict[str, Any]]] = []
 
-        def carry(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        def send(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
             sent.append((operation, dict(request)))
             answer = (GOOD | other)[operation]
             answer = answer(request) if callable(answer) else answer
@@ -65,7 +65,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, di
                 raise answer
             return answer  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(calls, "carry", carry)
+        monkeypatch.setattr(calls, "send", send)
         return sent
 
     return build

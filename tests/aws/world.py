@@ -22,7 +22,7 @@ from .account import Account, Thing
 def aws(account: Account) -> Iterator[pytest.MonkeyPatch]:
     """From now on this is AWS."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calls, "carry", account.carry)
+        patch.setattr(calls, "send", account.respond)
         patch.setattr(clock, "sleep", account.sleep)
         patch.setattr(clock, "now", lambda: account.now)
         yield patch

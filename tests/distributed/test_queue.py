@@ -192,9 +192,9 @@ def test_an_engine_that_kills_before_the_grace_time_is_named(site: Site, unbroke
     site.thaw([pid for pid in frozen if "trainfleet.entrypoint" in site.cluster.words(pid)])  # a node hears, its ranks do not
     service = site.service
     if isinstance(service, SageMaker):
-        service.account.carry("us-east-1", "sagemaker", "StopTrainingJob", {"TrainingJobName": site.job()})
+        service.account.respond("us-east-1", "sagemaker", "StopTrainingJob", {"TrainingJobName": site.job()})
     else:
-        service.account.carry("us-east-1", "batch", "TerminateJob", {"jobId": site.job(), "reason": "by hand"})
+        service.account.respond("us-east-1", "batch", "TerminateJob", {"jobId": site.job(), "reason": "by hand"})
     said = verbs.finish(launcher, code=1)
     assert "somebody cancelled the job (cancelled)" in said and "kills before the grace time" in said, said
     assert not site.cluster.processes()

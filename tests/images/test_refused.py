@@ -99,7 +99,7 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
 
-        def carry(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        def send(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
             found = registry.manifests.get(recipe.tag, b"").decode()
             token = base64.b64encode(f"{USER}:{TOKEN}".encode()).decode()
             return {
@@ -109,7 +109,7 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
                 "GetDownloadUrlForLayer": {"downloadUrl": f"http://{registry.host}/signed/{request.get('layerDigest')}"},
             }[operation]
 
-        monkeypatch.setattr(calls, "carry", carry)
+        monkeypatch.setattr(calls, "send", send)
         yield registry, recipe
 
 

@@ -45,7 +45,7 @@ class Logs:
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
     monkeypatch.chdir(tmp_path)
     found = Logs(zero=["exec /usr/bin/python3: exec format error"])
-    monkeypatch.setattr(calls, "carry", found)
+    monkeypatch.setattr(calls, "send", found)
     with serve(lambda application: application):
         yield found
 

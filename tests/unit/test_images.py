@@ -364,7 +364,7 @@ class Account:
         self.architecture = "amd64"
         self.answers: dict[str, Any] = {}  # operation → another answer than its own
 
-    def carry(self, region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    def respond(self, region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         self.sent.append((operation, request))
         if code := self.refuse.get(operation):
             message = f"User: arn:aws:iam::{ACCOUNT}:user/x is not authorized to perform: {service}:{operation}"
@@ -412,7 +412,7 @@ class Account:
 @pytest.fixture
 def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
     found = Account(tmp_path)
-    monkeypatch.setattr(calls, "carry", found.carry)
+    monkeypatch.setattr(calls, "send", found.respond)
     return found
 
 

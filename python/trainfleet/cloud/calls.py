@@ -1,7 +1,7 @@
-"""The one door of every AWS control request: checked against botocore's model, carried, and explained when it is refused.
+"""The one way to send AWS control requests: each is checked against botocore's model, sent, and explained when it is refused.
 
-`carry` is the hook: the fakes of the tests and the crash matrix put their own function there. Objects in S3 have a door of their
-own (s3.py), as nodes use it too. boto3 is loaded by the first request that it carries.
+`send` is the hook: the fakes of the tests and the crash matrix put their own function there. Objects in S3 have their own module
+(s3.py), as nodes use it too. The first request loads boto3.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TRIES = 8  # of a request, in boto3's standard mode: it waits up to 20 s between
 SECONDS = 30  # for an answer
 PAGES = 10_000  # of one listing: a server may go on for ever
 
-Carry = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
+Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
 
 
 def by_boto3(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
-    """AWS's answer. Raises what botocore raises."""
+    """Sends a request by boto3; AWS's answer. Raises what botocore raises."""
     from botocore import xform_name
 
     with _LOCK:  # making a client is not safe in threads; using one is
@@ -31,7 +31,7 @@ def by_boto3(region: str, service: str, operation: str, request: dict[str, Any])
     return answer
 
 
-carry: Carry = by_boto3
+send: Send = by_boto3
 _LOCK = threading.Lock()
 
 
@@ -52,7 +52,7 @@ class Calls:
         """
         with refusals.explained(self.region, service, operation):
             require_valid(service, operation, request)
-            return carry(self.region, service, operation, request)
+            return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
         """What stands under `key` in the answer and in all that follow it. Raises as a call does, on any page."""
@@ -70,7 +70,7 @@ class Calls:
 
 
 def require_valid(service: str, operation: str, request: dict[str, Any]) -> None:
-    """Returns for a request that the service's model takes. Raises botocore's ParamValidationError with all that is wrong."""
+    """Validates a request against the service's model. Raises botocore's ParamValidationError with all that is wrong."""
     from botocore.exceptions import ParamValidationError
     from botocore.validate import ParamValidator
 

@@ -1,4 +1,4 @@
-"""What is looked at in an account before anything is made: permissions, quotas, the reservation, subnets, buckets."""
+"""Checks of an account before anything is made: permissions, quotas, the reservation, subnets, buckets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Check = Callable[[Config, Calls, Inputs], Iterator[Finding]]
 
 
 def require(config: Config, calls: Calls, inputs: Inputs) -> None:
-    """Returns where nothing that can be known beforehand keeps the fleet from being made.
+    """Checks everything that can keep the fleet from being made.
 
     Raises:
         CloudError: with all that does.
@@ -34,7 +34,7 @@ def require(config: Config, calls: Calls, inputs: Inputs) -> None:
 
 
 def findings(config: Config, calls: Calls, inputs: Inputs) -> list[Finding]:
-    """Everything that was found. What can't be looked at is told, and keeps nobody from trying."""
+    """All findings. What can't be checked is reported, and blocks nothing."""
     return [finding for check in CHECKS for finding in _tried(check, config, calls, inputs)]
 
 

@@ -1,4 +1,4 @@
-"""The time that waiting for AWS takes: one hook, so that tests wait at the pace of their pretended account."""
+"""Waiting for AWS: one hook, so that tests wait by the clock of their fake account."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One CloudFormation stack: made, changed, deleted, and watched event by event.
+"""One CloudFormation stack: creates, updates and deletes it, and follows its events.
 
-CloudFormation goes on with what it was asked whether or not the process that asked lives. So each step begins with a look at what
-there is, a stack that another command has begun is joined, and nothing here must be remembered between two commands.
+CloudFormation goes on whether or not the process that asked it lives. So each step first looks at the stack, joins what another
+command has begun, and keeps no state between two commands.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..errors import CloudError
 from . import clock
 from .calls import Calls
 
-POLL = 5.0  # seconds between two looks at a stack that is at work
-PATIENCE = 3 * 3600.0  # seconds without any event until a look gives up: CloudFormation itself gives up before that
-MISSES = 20  # looks in a row that AWS leaves unanswered or throttles
+POLL = 5.0  # seconds between two polls of a stack that is being changed
+PATIENCE = 3 * 3600.0  # seconds without any event until it gives up: CloudFormation itself gives up before that
+MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 PROJECT, CONFIG, OWNER, CREATED, EXPIRES = (f"trainfleet:{name}" for name in ("project", "config", "owner", "created", "expires"))
 OURS = "trainfleet"  # the value of PROJECT
@@ -28,7 +28,7 @@ Show = Callable[[str, str, str], None]  # a resource's logical id, its state, an
 
 @dataclass(frozen=True)
 class State:
-    """A stack as DescribeStacks tells it."""
+    """A stack, from DescribeStacks."""
 
     id: str
     status: str
@@ -129,7 +129,7 @@ class CloudFormationStack:
         self.calls("cloudformation", "DeleteStack", StackName=self.name)
 
     def cancel_update(self) -> None:
-        """Has an update that is under way undone."""
+        """Rolls back an update that is under way."""
         self.calls("cloudformation", "CancelUpdateStack", StackName=self.name)
 
     def resources(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What AWS can't do of what a config asks, known before anything is asked: (key, message) each. Pure."""
+"""What AWS can't do of what a config asks, known without a request: (key, message) each. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found out in an account before a fleet is made there: whose it is, where the type is offered, the image."""
+"""Looks up in an account what a fleet's template needs: its identity, the zones that offer the type, the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SSH host keys of instances, learnt from AWS itself: what an instance wrote on its console, or says over SSM.
+"""The SSH host keys of instances, from AWS itself: an instance writes them on its console, or reports them over SSM.
 
 Never from the connection that they are to secure. cloud-init prints the keys between two lines of its own; the console's text can
 take some minutes to be there (EC2 user guide, "Instance console output"). SSM needs its agent, which our images have.

@@ -17,16 +17,17 @@ MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which ha
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was found out before anything is made.
+    """Facts of the account that the template needs.
 
     account, owner     whose it is: the account's number, and who asked for it
     zone               where all of it is made; `subnet`: the user's own there
     image, root        the machine image and its root device. An update keeps those of the stack: others would replace every node
     created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the same reason
-    slots              a node each, `Node<slot>`. Nodes whose slots stay are left alone, so a node is replaced by leaving its
-    slot out public_key         OpenSSH's line for the key pair that is made; "" where the config names one group
-    the placement group of the reservation, if it has one has_bucket         whether the bucket that would be made is there
-    already, kept by an earlier `make clean` kept               only what holds data is wanted, and the network that it needs
+    slots              a node each, `Node<slot>`; nodes whose slots stay are left alone, so leaving a slot out replaces its node
+    public_key         OpenSSH's line for the key pair that is made; "" where the config names one
+    group              the placement group of the reservation, if it has one
+    has_bucket         whether the bucket that would be made exists already, kept by an earlier `make clean`
+    kept               only what holds data is wanted, and the network that it needs
     """
 
     region: str

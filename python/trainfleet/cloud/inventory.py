@@ -1,4 +1,4 @@
-"""What is ours in a region, found by tag over every service that is used, with its cost; nothing is read from this machine."""
+"""Finds what is ours in a region by tag, over every service that is used, with its cost; nothing is read from this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that CloudWatch Logs keeps of a container, read on from where the last look ended.
+"""Reads the lines that CloudWatch Logs keeps of a container, from the end of the last read on.
 
 https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html: a page may be empty and not the last;
 it is the last when it gives back the token that was sent. A group or a stream that is not there yet has no lines yet.

@@ -1,4 +1,4 @@
-"""Which actions making, running and removing a fleet takes, and which of them the caller may not do, by IAM's own simulator.
+"""The actions that making, running and removing a fleet needs, and which of them IAM's simulator denies the caller.
 
 Each is simulated on what it will be done to where that has a name of ours, so that a policy that allows `trainfleet-*` alone is
 enough. What a service does in the caller's name through CloudFormation needs the same permissions: it has no role of its own.

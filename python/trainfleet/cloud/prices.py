@@ -1,4 +1,4 @@
-"""What AWS asks: by the Pricing API where it can be asked, else by a table of list prices, and which of the two it was.
+"""AWS's prices: from the Pricing API where it answers, else from a table of list prices, with the source.
 
 The table: US dollars in us-east-1, on-demand Linux; instance types in hardware.py; the rest from aws.amazon.com/ebs/pricing,
 /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price lists had them. Other regions cost up to half more.

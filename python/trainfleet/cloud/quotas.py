@@ -1,4 +1,4 @@
-"""What an account may have: vCPUs of a family, addresses, VPCs, file systems; and the command that asks for more."""
+"""Checks an account's quotas (vCPUs of a family, addresses, VPCs, file systems), and names the command that asks for more."""
 
 from __future__ import annotations
 

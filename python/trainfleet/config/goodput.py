@@ -21,14 +21,14 @@ NOTICED = 12.3  # seconds until a fault is noticed, the longest of README's tabl
 RESTART = 60.0  # seconds from there to the first step, beside reading state: 9 to 13 of small models there; large ones compile
 STORE = 1e9  # bytes/s at which a node reads or writes a checkpoint, assumed: FSx for Lustre, or S3 by several streams
 COPY = 4e9  # bytes/s at which ranks copy their state before they train on, assumed; they train while it is written
-STALL = 0.2  # seconds that a save holds ranks up for beside that
+STALL = 0.2  # seconds more for which a save blocks ranks
 STATE = 12  # bytes of a parameter in a checkpoint: the weight and two moments, in fp32
 LEAST, MOST = 1, 60  # minutes between checkpoints
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """The useful share, and what it follows from, in seconds: between failures of the fleet, checkpoints, and to train again."""
+    """The useful share of time, and its inputs in seconds: between failures, between checkpoints, and to restart."""
 
     share: float
     between_failures: float
@@ -51,7 +51,7 @@ def saving_of(config: Config) -> float:
 
 
 def stall_of(config: Config) -> float:
-    """Seconds that a save holds ranks up for."""
+    """Seconds for which a save blocks the ranks."""
     return STALL + STATE * count_parameters(config.model) / config.world_size / COPY
 
 

@@ -37,14 +37,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a backend has to say to a config: its node of an instance type and a number of nodes, and what it refuses of it."""
+    """A backend's terms for a config: the node of an instance type, given a number of nodes, and what it refuses."""
 
     node: Callable[[str | None, int], hardware.Node]
     refuse: Callable[[Config], Iterator[tuple[str, str]]]  # (key, message) each
 
 
 def no_terms(backend: str) -> Terms:
-    """Of a config that is only read, and that no backend will be given."""
+    """The terms for a config that is only read: no backend's rules."""
     return Terms(hardware.node, lambda config: iter(()))
 
 
@@ -272,7 +272,7 @@ def _assign(document: Document, source: str, name: str, text: str) -> Iterator[P
 
 
 def _drop(value: Any, key: Key) -> None:
-    """Takes a wrong value out, so that its default stands in while the other keys are checked."""
+    """Removes a wrong value, so that its default stands in while the other keys are checked."""
     for part in key[:-1]:
         if not isinstance(value, dict) or part not in value:
             return  # what holds it is out already

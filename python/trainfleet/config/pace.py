@@ -1,4 +1,4 @@
-"""A config as the model of speed takes it: what a rank does in a step, and on what."""
+"""The inputs of the speed model (speed.py) from a config: a rank's work in a step, and its device."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TAGS: dict[type[yaml.Node], tuple[str, ...]] = {  # what a value may be; any oth
     yaml.MappingNode: (f"{PREFIX}map",),
 }
 LONGEST_KEY = 64  # characters
-BROKEN = object()  # stands for a value that a problem was told of
+BROKEN = object()  # stands for a value that was reported as a problem
 
 
 class _Loader(yaml.SafeLoader):
@@ -140,7 +140,7 @@ def dotted(key: Key) -> str:
 
 
 class _Reader:
-    """Turns the nodes of one text into plain values, and notes what is wrong with them; `place` says where a line is."""
+    """Turns the nodes of one text into plain values, and collects their problems; `place` names a line's place."""
 
     def __init__(self, document: Document, prefix: Key, place: Callable[[int], tuple[int, str]]) -> None:
         self.document, self.prefix, self.place, self.count = document, prefix, place, 0

@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def division(self) -> tuple[int, ...]:
-        """The less of it, the smaller; what is left over of equals is the larger micro-batch."""
+        """Sorts by how little the layout divides, and among equals the larger micro-batch first."""
         train, layout = self.config.train, self.config.train.layout
         mode = MODES.index(train.recompute) if train.recompute in MODES else 1
         state = layout.shard > 1, layout.zero

@@ -1,4 +1,4 @@
-"""What a tokenizer says of its tokens, in any of the forms that conversion.py reads: all that a config has to know of it."""
+"""The tokens of a tokenizer, in any of the forms that conversion.py reads: all that a config needs to know of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a remote dataset as files on this machine, shared by its ranks, at most so many bytes of them."""
+"""A cache of blocks of a remote dataset as files on this machine, shared by its ranks and bounded in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ THREADS = 8  # blocks that are fetched at a time
 
 
 class BlockCache:
-    """Gives a block from its file, or fetches it and leaves the file for the others."""
+    """Reads a block from its file, or downloads it and keeps the file for the other ranks."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -20,7 +20,7 @@ class BlockCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
-        """Begins to fetch a block that is not here; the call of the result waits for it and raises what went wrong."""
+        """Starts to prefetch a block; calling the result waits for it and raises what went wrong."""
         if name not in self.coming:
             self.coming[name] = self.threads.submit(self._bring, name, fetch)
         return lambda: self._take(name, fetch)
@@ -43,7 +43,7 @@ class BlockCache:
         return content
 
     def _make_room(self) -> None:
-        """Removes the blocks that were not used for longest."""
+        """Evicts the least recently used blocks."""
         found = sorted((status.st_mtime_ns, status.st_size, path) for path in self.folder.iterdir() if (status := _stat(path)))
         size = sum(length for _, length, _ in found)
         for _, length, path in found:

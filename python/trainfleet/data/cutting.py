@@ -1,8 +1,8 @@
-"""Long documents in parts that are encoded one by one, to the ids that the whole would have.
+"""Cuts long documents into parts that are encoded one by one, to the same ids as the whole.
 
-A tokenizer's splitter decides from a few characters around a place whether a word ends there. So a place is taken for a cut only
-when encoding its surroundings in two parts gives the ids of encoding them in one; a tokenizer for which that never holds
-(SentencePiece puts a space before every text) gets the document whole.
+A tokenizer's splitter decides from a few characters around a position whether a word ends there. So a cut is made only where
+encoding its surroundings in two parts gives the same ids as in one; a tokenizer for which that never holds (SentencePiece puts a
+space before every text) gets the whole document.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Dataset:
         return rows
 
     def rows(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.int64]:
-        """As `batch`, but without a guess from it what will be asked for next."""
+        """As `batch`, but without prefetching."""
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._tokens(split)
@@ -163,7 +163,7 @@ class Dataset:
         return BlockCache(self.store.folder / "cache", limit) if isinstance(self.store, Bucket) else None
 
     def _expect(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
-        """Has the next batches fetched, taken that the step from one call to the next stays the same."""
+        """Prefetches the next batches, assuming that the stride between calls stays the same."""
         step, self.last[split] = first - self.last.get(split, first), first
         for ahead in range(first + step, first + AHEAD * step + 1, step) if step > 0 else ():
             sources, places = self.positions(split, ahead, count, sequence_length, seed)

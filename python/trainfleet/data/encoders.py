@@ -1,4 +1,4 @@
-"""Libraries that turn texts into ids, behind one interface, fastest first; Hugging Face `tokenizers` is the reference.
+"""Tokenizer libraries behind one interface, fastest first; Hugging Face `tokenizers` is the reference.
 
 A faster library is used only where it gives the reference's ids: it has to pass an adversarial check when it is opened, and a
 sample of every batch after that (units.py). All encode a document as plain text: `<|endoftext|>` written inside one is not the

@@ -1,7 +1,7 @@
-"""One job at a time makes a dataset: a lock of the operating system beside it, and for one in S3 an object as well.
+"""A lock on a dataset, so that one job at a time makes it: a file lock beside it, and for one in S3 an object as well.
 
-The kernel lets go of a lock when its holder dies. An object stays, so its holder writes it anew every RENEW seconds, and one that
-has not changed for LAPSE is taken over. Whoever looks waits that long himself, so no two machines' clocks are ever compared.
+The kernel releases a file lock when its holder dies. An object stays, so its holder renews it every RENEW seconds, and one that
+has not changed for LAPSE is taken over. The taker waits that long itself, so no two machines' clocks are compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def only_job(store: Store) -> Iterator[None]:
 
 
 class Claim:
-    """The object that says whose the dataset is. S3 puts it only if what is there is what the writer takes to be there."""
+    """The object that names the dataset's holder, written by compare-and-swap (S3's conditional writes)."""
 
     def __init__(self, address: str, lock: str) -> None:
         """`lock` names the lock of the operating system that is held: whoever else wrote that name here has ended."""
@@ -55,7 +55,7 @@ class Claim:
         s3.remove(self.address, self.version)
 
     def _take(self) -> str:
-        """Puts the claim where there is none, or one that its holder let go. DataError when a holder is alive."""
+        """Puts the claim if there is none, or an expired one. DataError when its holder is alive."""
         seen, since = "", time.monotonic()
         while not (mine := self._put("")):
             if (found := s3.read_version(self.address)) is None:
@@ -92,7 +92,7 @@ class Claim:
 
 
 def _name(file: TextIO) -> str:
-    """The name of a lock file, no other has it: what is in it."""
+    """The unique name that a lock file contains."""
     file.seek(0)
     if not (name := file.read()):
         file.write(name := uuid.uuid4().hex)

@@ -1,4 +1,4 @@
-"""What the nodes have done so far: a small file a process, replaced several times a second, added up by whoever looks."""
+"""The progress of tokenizing: one small file per process, replaced several times a second, and summed by readers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Progress:
 
 @dataclass
 class Counts:
-    """What one process has done, and found done when it began."""
+    """What one process has done, and what was done before it started."""
 
     bytes: int = 0
     documents: int = 0
@@ -70,14 +70,14 @@ def read_progress(folder: Path, address: str | None = None) -> Progress:
 
 
 def _counts(content: bytes) -> Counts | None:
-    """What a process's file says; None where it is no such file: how far the work is must not keep it from being done."""
+    """The counts in a process's file; None for a damaged one, as progress must never stop the work."""
     with suppress(InputError):
         return fit(Counts, door.parse_line(content, ""))
     return None
 
 
 def clear(store: Store, node: int, nodes: int) -> None:
-    """Removes what an earlier job left: this node's files, and node 0 those of nodes that are no more."""
+    """Removes the files of an earlier job: this node's own, and on node 0 those of nodes that no longer exist."""
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")
         if not owner.isascii() or not owner.isdecimal():

@@ -1,4 +1,4 @@
-"""A dataset of S3 as a whole on this node's own disk, before its ranks read it: `python -m trainfleet.data.replica RUN DISK`.
+"""Copies a dataset from S3 to this node's own disk before its ranks read it: `python -m trainfleet.data.replica RUN DISK`.
 
 It prints the folder that has the dataset then, which ranks read as any that an engine has mounted (runs.MOUNTED): the same
 batches in the same order. Blocks are checked as they come, by the manifest's checksums. The manifest is written last, so that

@@ -104,7 +104,7 @@ def plan_units(data: Data) -> UnitPlan:
 
 
 def have_changed(data: Data, identity: str) -> bool:
-    """Whether the sources on this machine are others than at the listing of that identity. Those that are gone did their duty."""
+    """Whether the sources on this machine have changed since the listing of that identity. Deleted ones don't count."""
     if any(is_remote(source.path) or source.path.startswith(HUB) for source in data.mixture):
         return False  # to list these takes requests
     try:

@@ -1,4 +1,4 @@
-"""How fast the ranks' links are, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
+"""Measures the ranks' links, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
 
 Rank 0 prints one line, MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes (its size), nodes, and pairs
 ([node, node, GB/s] each), which are only tried when the bandwidth is under LEAST GB/s.

@@ -1,4 +1,4 @@
-"""neuron-monitor beside a node's ranks: its newest reading, and a line in the log when a device has failed at something."""
+"""Runs neuron-monitor beside a node's ranks: keeps its newest reading, and logs errors of the devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Monitor:
                 self.take(read_monitor(line))
 
     def take(self, reading: Reading) -> None:
-        """Keeps a reading, and says what has happened since the last one."""
+        """Keeps a reading, and logs what has changed since the last one."""
         before, self.newest = self.newest, reading
         if reading.uncorrected > before.uncorrected:
             print(f"{TOOL}: {reading.uncorrected - before.uncorrected} uncorrectable memory errors on this node", flush=True)
