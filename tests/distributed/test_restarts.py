@@ -41,7 +41,7 @@ def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, flo
     verdict, restarted = [next(event for event in Run(desk.run).read_events() if event["event"] == kind)
                           for kind in ("verdict", "restarted")]  # fmt: skip
     assert (verdict["cause"], verdict["rank"], verdict["node"]) == (cause, 1, 1), verdict
-    # Some 10 s in a step; a rank that is stopped while it writes a checkpoint has a minute (watch/watchdog.py).
+    # Some 10 s in a step; a rank that is stopped while it writes a checkpoint has a minute (watchdog.py).
     assert verdict["time"] - began < 75 and restarted["time"] - began < 85
     assert desk.results()["restarts"] == 1 and desk.results()["status"] == "finished"
     assert desk.losses() == whole

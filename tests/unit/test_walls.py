@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 def test_every_file_is_in_a_known_room() -> None:
     assert {room_of(path) for path in FILES} <= GROUND | CONTROL | NODE
+
+
+def test_the_readme_s_architecture_has_every_room() -> None:
+    picture = (PACKAGE.parents[1] / "README.md").read_text().partition("## Architecture")[2].split("```")[1]
+    rooms = GROUND | CONTROL | NODE
+    assert not {room for room in rooms if not room.startswith("_") and not re.search(rf"\b{room}\b", picture)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
