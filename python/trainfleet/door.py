@@ -162,7 +162,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """At most so many characters of a text."""
+    """A text cut to `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -65,7 +65,7 @@ def is_held(holder: Holder | None, now: float) -> bool:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """How long a run has been without a launcher, as who looks at its holder again and again can tell.
+    """How long a run has been without a launcher, for a process that polls the lease.
 
     Clocks are not compared, and looks are counted: a file system that pauses for a minute is one look, and no death. Only a
     holder that was seen to be renewed can fall vacant: what a launcher of another day left says nothing.

@@ -8,7 +8,7 @@ stop(handle, at_once)    idempotent. Not at once: the nodes are asked to finish 
                          At once: when it returns, nothing of the job runs on any node that can be reached
 find(run)                → Handle of whatever may still run under the run's name: found on the nodes, and not by local state
 place(run)               → Place: how the run's folder comes here (place.py)
-price()                  US dollars for an hour of a node; 0 where nobody pays, None where nobody knows
+price()                  US dollars for an hour of a node; 0 if free, None if unknown
 machines()               → Machines: what jobs run on, made ready and taken down again
 """
 
@@ -61,12 +61,12 @@ class Status:
 
     reason    the engine's own words for why it is where it is; most wanted while it is queued
     attempt   which attempt of the engine's own this is, from 1
-    exits     node → exit code of its part in this attempt; while the engine will try again by itself, none is told
+    exits     node → exit code of its part in this attempt; none while the engine will retry by itself
     lost      node → why it can't be reached any more
     hosts     the machines by node, where they are known
     leaves    whether another attempt can leave some of those out, by these names
-    ended_by  what ended it, where somebody had the engine do so and no exit code tells whether the ranks had saved
-    silent    of the lost, those of which nothing else is known: they may be at work, and it is for their ranks' beats to tell
+    ended_by  what ended it, if a user had the engine end it and no exit code shows whether the ranks had saved
+    silent    those of the lost that may still be at work: their ranks' heartbeats decide
     """
 
     phase: Phase

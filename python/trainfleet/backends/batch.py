@@ -169,7 +169,7 @@ class Batch(Hosted):
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
     """The status of a job, from what DescribeJobs says of it and of its nodes; `waits`: why it has not started, in words.
 
-    The nodes of an attempt that Batch itself follows by another tell nothing.
+    The exit codes of an attempt that Batch itself will retry are left out.
     """
     phase, attempts = PHASES[job["status"]], len(job.get("attempts", ()))
     addresses = [part.get("container", {}).get("networkInterfaces", []) for part in parts.values()]

@@ -39,7 +39,7 @@ def bodies(request: Request) -> tuple[Body, ...]:
 
 
 def tags(config: Config) -> dict[str, str]:
-    """What tells whose a job is: the same on all that is made for a config."""
+    """The tags of a job, the same on all that is made for a config."""
     return {"trainfleet:project": "trainfleet", "trainfleet:config": config.name}
 
 

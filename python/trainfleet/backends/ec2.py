@@ -99,7 +99,7 @@ class Ec2(Ssh):
         return self.cloud.ends()
 
     def look_again(self) -> None:
-        """Forgets what AWS has told: make setup has changed it."""
+        """Drops the cached answers of AWS: make setup has changed them."""
         for name in ("located", "transport"):
             self.__dict__.pop(name, None)
 

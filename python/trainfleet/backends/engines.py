@@ -21,7 +21,7 @@ JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: EngineFleet, body: Body) -> Body:
-    """A body with what the stack has made in the place of its names.
+    """A body in which the stack's placeholders are replaced by what it has made.
 
     Raises:
         CloudError: the stack is not there.
@@ -53,7 +53,7 @@ class Engine(Stacked):
         return super().changes() if self.needed else ()
 
     def is_there(self) -> bool:
-        """Whether jobs can be given to the engine now, as far as a look at the stack tells; without credentials they can't."""
+        """Whether the stack is ready for jobs; without credentials it is not."""
         try:
             return not self.needed or bool(self.own.outputs())
         except CloudError:
@@ -62,7 +62,7 @@ class Engine(Stacked):
     def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
         """What `make setup` would change, in words and as the very requests; without credentials a plan says so, and no more.
 
-        `hours`: of the run; None where nobody knows.
+        `hours`: of the run; None if unknown.
         """
         if not self.needed:
             account = ["account: queue and roles are yours, so setup makes nothing"]

@@ -74,7 +74,7 @@ class Hosted(ABC):
         return status
 
     def pace(self, handle: Handle) -> float:
-        """Seconds between two looks at a job."""
+        """Seconds between two polls of a job."""
         return PACE
 
     def stop(self, handle: Handle, at_once: bool) -> None:

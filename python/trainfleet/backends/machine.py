@@ -11,7 +11,7 @@ from ..plan.request import Artifact
 
 
 class Machine:
-    """Machines (base.py) of one that is there, and that is to play so many nodes."""
+    """Machines (base.py) of this machine, which simulates `nodes` nodes."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes

@@ -19,7 +19,7 @@ class Place(Protocol):
     lag           seconds that what is seen of ranks may be old
     lead          this process launches the run: what it writes goes where nodes see it, with each refresh; BackendError when
                   another launcher is at work
-    refresh       brings the run folder up to date here; BackendError when nobody who has it answers
+    refresh       brings the run folder up to date here; BackendError when no machine that has it answers
     supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes that left no log there;
                   BackendError when it does not answer
     is_running    whether a launcher was at work on the run at the last refresh

@@ -37,7 +37,7 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
 
 
 def pull_words(image: str, registry: str) -> str:
-    """A shell's words: looks at the image, and pulls it where it is not there."""
+    """A shell command that inspects the image, and pulls it if it is missing."""
     look, pull = f"{LOOK} {shlex.quote(image)}", f"docker pull --quiet {shlex.quote(image)} > /dev/null"
     if registry:
         own = "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf \"$DOCKER_CONFIG\"' EXIT"

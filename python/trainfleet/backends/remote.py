@@ -134,7 +134,7 @@ def _is_launcher_s(name: str) -> bool:
 
 @contextmanager
 def _as_backend() -> Iterator[None]:
-    """What S3 does not do is what the backend does not do: a look may go on with what was seen last."""
+    """Turns an S3Error into a BackendError, after which a poll may use the last state."""
     try:
         yield
     except S3Error as error:

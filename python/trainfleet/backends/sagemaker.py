@@ -153,7 +153,7 @@ class SageMaker(Hosted):
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """The newest of the run's jobs; one that is called so and has another run folder is somebody else's."""
+        """The newest of the run's jobs; one of that name with another run folder is another user's."""
         start = slug(run.name, NAME)
         found = self.calls.pages(
             "sagemaker",
@@ -177,7 +177,7 @@ class SageMaker(Hosted):
         return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, False, costs, self._notes)
 
     def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
-        """With the smallest disk, as nobody has looked how large the dataset is."""
+        """With the smallest disk, as the size of the dataset is unknown."""
         return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, None))
 
     def _notes(self) -> list[str]:

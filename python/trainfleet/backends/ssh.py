@@ -87,7 +87,7 @@ class Ssh:
 
     @property
     def ends(self) -> float | None:
-        """When all machines are taken back, unix time; None where nobody takes them."""
+        """When all machines are reclaimed, unix time; None if they are not."""
         return None
 
     @functools.cached_property
@@ -261,7 +261,7 @@ class Ssh:
 
     @property
     def mark(self) -> str:
-        """What tells the processes of this run on any node."""
+        """The mark of this run's processes on any node."""
         return jobs.mark_of(self.folder, self.config.name)
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
@@ -285,7 +285,7 @@ class Ssh:
         return tuple(named[name] for name in handle.hosts if name in named)
 
     def _look_first(self, handle: Handle) -> Looks:
-        """A look at a job that another process has submitted: who does not answer now counts as lost until it does."""
+        """Starts polling a job that another process has submitted: a host that does not answer counts as lost until it does."""
         looks = Looks(self._hosts(handle))
         for host, answer in self.transport.run(self._question(handle), timeout=8, hosts=looks.hosts).items():
             self._hear(looks, host, answer)
@@ -304,7 +304,7 @@ class Ssh:
             threading.Thread(target=self._keep_looking, args=(handle, looks, host), name=f"look-{host}", daemon=True).start()
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
-        """Asks one host how its part is, until that has ended or nobody wants to know."""
+        """Polls one host's part until it has ended or the job is no longer followed."""
         pause = pace.look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(looks, host, self.transport.ask(host, self._question(handle), timeout=8))

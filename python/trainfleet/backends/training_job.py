@@ -46,7 +46,7 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """How nodes of a training job get a dataset of `size` bytes (None: it is not there yet, or nobody has asked)."""
+    """How nodes of a training job get a dataset of `size` bytes (None: it does not exist yet, or its size is unknown)."""
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
         "stream": Input("stream", 2.0, "ranges from S3 into a cache on each node, the next ones while the ranks work"),

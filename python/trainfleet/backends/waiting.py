@@ -25,7 +25,7 @@ CODES = {
 
 
 class Waiting:
-    """Why the jobs of a queue wait. The queue is looked at anew every PACE seconds."""
+    """Why the jobs of a queue wait. The queue is polled every PACE seconds."""
 
     def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
         self.calls, self.queue = calls, queue
@@ -76,5 +76,5 @@ def environments(calls: Calls, names: list[str]) -> list[dict[str, Any]]:
 
 
 def most_nodes(environment: dict[str, Any], vcpus: int) -> int:
-    """How many nodes of so many vCPUs a compute environment can have."""
+    """How many nodes of that many vCPUs a compute environment can have."""
     return int(environment.get("computeResources", {}).get("maxvCpus", 0)) // vcpus

@@ -16,7 +16,7 @@ CHUNK = 2**20  # bytes read at once
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint as a look at its marker and its files' sizes shows it; `fault` is empty when they agree."""
+    """A checkpoint, by its marker and its files' sizes; `fault` is empty when they agree."""
 
     step: int
     address: str

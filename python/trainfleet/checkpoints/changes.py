@@ -1,4 +1,4 @@
-"""What of the config may be another when a run goes on: anything but what would make it another run."""
+"""Which keys of the config may change when a run resumes: all but those that would make it another run."""
 
 from __future__ import annotations
 

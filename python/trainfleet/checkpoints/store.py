@@ -4,7 +4,7 @@
       .step-00000200/          being written, or left by a save that never ended: nobody reads it
       step-00000100/           visible: complete from its first moment, as it got this name after its marker was on disk
         __0_0.distcp .metadata ... committed.json
-      step-00000050.broken/    found damaged by a resume, and set aside for a person to look at
+      step-00000050.broken/    found damaged by a resume, and set aside for inspection
 
 Every change is one rename, so a crash between any two system calls leaves each checkpoint whole or out of sight.
 """
@@ -32,7 +32,7 @@ class Store(Protocol):
     """One run's checkpoints, known by their steps."""
 
     def steps(self) -> list[int]:
-        """Of what is visible, ascending: whether it is a good checkpoint, its marker and files tell."""
+        """The visible ones, ascending; their markers and files show whether they are good."""
         ...
 
     def broken(self) -> list[int]:
@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     def free(self) -> int | None:
-        """Bytes that there is room for; None when there is no telling."""
+        """Free bytes; None if unknown."""
         ...
 
 

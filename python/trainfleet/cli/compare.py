@@ -1,4 +1,4 @@
-"""make compare: how runs differ in their configs and in what came of them, with their loss curves in one picture."""
+"""make compare: how runs differ in their configs and results, with their loss curves in one picture."""
 
 from __future__ import annotations
 

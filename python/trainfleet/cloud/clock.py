@@ -10,7 +10,7 @@ now: Callable[[], float] = time.time
 
 
 def pause(seconds: float) -> None:
-    """Waits so many seconds."""
+    """Waits `seconds` seconds."""
     sleep(seconds)
 
 

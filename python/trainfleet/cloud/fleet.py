@@ -111,7 +111,7 @@ class Fleet:
         return rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
 
     def learn(self, ids: Collection[str]) -> dict[str, list[str]]:
-        """The host keys of these instances, as far as AWS tells them by now."""
+        """The host keys of these instances that AWS knows by now."""
         return hostkeys.learn(self.calls, ids)
 
     def render(self, inputs: Inputs) -> str:
@@ -156,7 +156,7 @@ class Fleet:
         return Foreseen(inputs, before, after, requests)
 
     def _at_rest(self, show: Show, say: Say) -> State | None:
-        """The stack, once nothing is at work on it; None where there is none, or none that can be gone on with."""
+        """Waits until the stack is stable; the stack, or None if there is none that can be updated."""
         state = self.stack.look()
         if state and state.busy:
             say(f"the stack {self.stack.name} is {state.status}, as another command began it; looking on")

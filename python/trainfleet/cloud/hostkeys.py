@@ -20,7 +20,7 @@ AGAIN, ANSWERS = 2.0, 15  # seconds between two looks for SSM's answer, and how 
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
-    """Instance id → its keys, as known_hosts has them, for those that AWS tells by now."""
+    """Instance id → its keys, as known_hosts has them, for those that AWS knows by now."""
     found = {}
     for id in ids:
         if keys := from_console(calls, id) or from_agent(calls, id):

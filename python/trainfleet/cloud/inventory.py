@@ -24,7 +24,7 @@ DAY = 24.0
 
 @dataclass(frozen=True)
 class Found:
-    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None where nobody knows."""
+    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None if unknown."""
 
     kind: str
     id: str
@@ -56,7 +56,7 @@ def find(calls: Calls, config: str | None = None) -> list[Found]:
 
 
 def surely(calls: Calls, config: str | None) -> list[Found]:
-    """As `find`, looked at until two looks in a row agree."""
+    """As `find`, repeated until two listings in a row agree."""
     before, now = None, find(calls, config)
     while before is None or {one.id for one in before} != {one.id for one in now}:
         clock.pause(AGAIN)
@@ -76,7 +76,7 @@ def weighed(calls: Calls, found: Iterable[Found]) -> Iterator[Found]:
 
 
 def _size(calls: Calls, one: Found) -> float | None:
-    """Bytes in a bucket, of which CloudWatch tells a day later, or in a repository."""
+    """Bytes in a bucket, which CloudWatch reports a day later, or in a repository."""
     if one.kind == "repository":
         images = calls.pages("ecr", "DescribeImages", "imageDetails", repositoryName=one.id)
         return float(sum(image.get("imageSizeInBytes", 0) for image in images))
@@ -140,7 +140,7 @@ def _others(calls: Calls, config: str | None) -> Iterable[Found]:
 
 
 def _holds_data(calls: Calls, kind: str, id: str, row: Row) -> bool:
-    """Whether something is in it that nobody could make again. What can't be told holds data."""
+    """Whether it holds data that can't be made again; True if unknown."""
     try:
         if kind == "bucket":
             versions = calls("s3", "ListObjectVersions", Bucket=id, MaxKeys=1)
@@ -153,7 +153,7 @@ def _holds_data(calls: Calls, kind: str, id: str, row: Row) -> bool:
 
 
 def _written(calls: Calls, id: str, row: Row) -> float | None:
-    """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes); None where that is not told."""
+    """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes); None if unknown."""
     day = datetime.timedelta(days=1)
     made = row["CreationTime"]
     end = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC) + day

@@ -13,7 +13,7 @@ from .storage import LOG_DAYS, log_group, makes_file_system
 
 
 def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | None, speed: float | None) -> Iterator[str]:
-    """The lines. `hours`: of the run; `speed`: its tokens per second; None where nobody knows."""
+    """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
     prices = Prices(calls)
     rows = spending.rows(config, prices, inputs.zone)

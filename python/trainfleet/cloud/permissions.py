@@ -86,5 +86,5 @@ def _principal(arn: str) -> str:
 
 
 def unsure(error: CloudError) -> bool:
-    """Whether the simulator itself is closed to the caller, or does not find its role (one with a path): then nobody can say."""
+    """Whether the simulator is closed to the caller, or does not find its role (one with a path)."""
     return error.code in ("AccessDenied", "AccessDeniedException", "NoSuchEntity", "InvalidInput", "ServiceFailure")

@@ -48,7 +48,7 @@ TRAINING = {  # an hour of SageMaker's ml.<type>
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars an hour, None where nobody knows; and where that stands."""
+    """US dollars an hour, None if unknown; and their source."""
 
     usd: float | None
     source: str
@@ -70,7 +70,7 @@ def of(kind: str, what: str, amount: float) -> float | None:
 
 @dataclass
 class Prices:
-    """Prices in one region. Without `calls` nobody is asked, and the table answers; so it does when the API gives no answer."""
+    """Prices in one region. Without `calls`, or when the API gives no answer, they are the table's."""
 
     calls: Calls | None = None
     trouble: str = ""  # why the table had to answer
@@ -160,7 +160,7 @@ def _number(row: Mapping[str, Any]) -> float:
 
 
 def in_region(config: Config) -> Prices:
-    """Prices in the config's region; where none is named, nobody is asked."""
+    """Prices in the config's region; without one, the table's."""
     try:
         return Prices(Calls(region_of(config)))
     except ConfigError:
@@ -169,5 +169,5 @@ def in_region(config: Config) -> Prices:
 
 @functools.cache
 def by_table() -> Prices:
-    """Prices for which nobody is asked."""
+    """The table's prices."""
     return Prices()

@@ -105,7 +105,7 @@ def _kind(row: dict[str, Any]) -> str:
 
 
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
-    """A quota's value: the account's own, or the default; None where neither is told."""
+    """A quota's value: the account's own, or the default; None if unknown."""
     for operation in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
         try:
             answer = calls("service-quotas", operation, ServiceCode=service, QuotaCode=quota.code)

@@ -14,7 +14,7 @@ from .storage import makes_file_system
 
 @dataclass(frozen=True)
 class Row:
-    """One resource: how many of it, what it is, US dollars an hour for all of them (None: nobody knows), and who says so."""
+    """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown), and the source."""
 
     name: str
     count: int
@@ -73,7 +73,7 @@ def _times(price: Price, count: int) -> float | None:
 
 
 def by_amount() -> str:
-    """What is paid by what is stored: not in the hours, as nobody knows how much it will be."""
+    """A note on what is paid by what is stored, which is not in the hours."""
     return f"S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"
 
 

@@ -55,7 +55,7 @@ class Sweep:
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
     def _quiet(self) -> State | None:
-        """The stack, once nothing is at work on it that a deletion would have to wait for."""
+        """Waits until no change of the stack is under way that would delay a deletion; the stack."""
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
             self._try(self.stack.cancel_update)

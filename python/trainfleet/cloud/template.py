@@ -78,7 +78,7 @@ def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources
 
 
 def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
-    """What the stack tells of itself: names that nobody could know before."""
+    """The outputs of the stack: names that are known only once it is made."""
     values: dict[str, Any] = {
         "BucketName": bucket_of(config, inputs),
         "Made": ref("Created"),

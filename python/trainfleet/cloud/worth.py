@@ -16,7 +16,7 @@ FREE = {
 
 
 def of(kind: str, row: Row, region: str) -> tuple[str, float | None]:
-    """What it is, and its price; None where nobody knows it."""
+    """What it is, and its price; None if unknown."""
     match kind:
         case "instance":
             return _instance(row)

@@ -19,7 +19,7 @@ CPU_SHARE = 0.5  # of the time of a step, which its matrix products take
 
 @dataclass(frozen=True)
 class Derived:
-    """A value that nobody wrote: its key, what it came to, and from what."""
+    """A derived value: its key, the value, and the reason."""
 
     key: str
     value: Any

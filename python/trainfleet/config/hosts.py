@@ -34,7 +34,7 @@ class Host:
 
     @property
     def identity(self) -> str:
-        """What tells it from other machines, later too: an EC2 instance's id, as AWS reuses its address; else the address."""
+        """A lasting identity: an EC2 instance's id, as AWS reuses addresses; else the address."""
         return self.name if _INSTANCE.fullmatch(self.name) else self.address
 
 

@@ -1,4 +1,4 @@
-"""The layout that nobody wrote: the fastest that fits the device, by prediction, with the micro-batch and recomputation of it."""
+"""Chooses a layout that is left open: the fastest that fits the device, by prediction, with its micro-batch and recomputation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Why a layout that was left open does not fit, with a number of nodes that would; None when it fits, or nobody knows."""
+    """Why a layout that was left open does not fit, with a number of nodes that would; None when it fits, or that is unknown."""
     device = hardware.accelerator_of(config.fleet.instance_type)
     if device is None or not any(key.startswith("layout.") for key in asked) or needs(config) <= usable_bytes(device):
         return None
@@ -55,7 +55,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
 
 
 def best(config: Config, count: int) -> list[Choice]:
-    """The fastest ways to divide this model over this fleet, whatever its layout says; none where nobody knows the device."""
+    """The fastest ways to divide this model over this fleet, whatever its layout says; none for an unknown device."""
     device = hardware.accelerator_of(config.fleet.instance_type)
     if device is None or config.world_size == 1:
         return []
@@ -110,7 +110,7 @@ def _value(config: Config, key: str) -> object:
 
 
 def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
-    """The reasons on a device of which nobody has figures."""
+    """The reasons on a device without figures."""
     known = "on CPUs the fastest (tests/bench/LOG.md)"
     unknown = "hardware.py does not have this device, so memory can't be checked; set train.layout yourself"
     part = max(1, config.train.global_batch // max(1, config.data_parallel))

@@ -15,7 +15,7 @@ UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
 
 def predict(config: Config) -> Step | None:
-    """The seconds of a step by part; None on devices that nobody has figures of."""
+    """The seconds of a step by part; None for a device without figures."""
     row = hardware.accelerator_of(config.fleet.instance_type)
     if row is not None:
         return step_of(work_of(config), as_device(config, row))

@@ -107,7 +107,7 @@ class Document:
         return 1, f"{self.source}:1"
 
     def set(self, key: Key, value: Any, source: str) -> None:
-        """Has `value` at a key, as the variable `source` said it; whatever stood there or below it is forgotten."""
+        """Sets `value` at a key, on behalf of the variable `source`; replaces whatever stood there or below it."""
         size = len(key)
         self.lines = {known: line for known, line in self.lines.items() if known[:size] != key}
         self.overridden = {known: name for known, name in self.overridden.items() if known[:size] != key} | {key: source}

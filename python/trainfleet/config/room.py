@@ -46,7 +46,7 @@ class Room:
 
 
 def device_room(config: Config) -> Room | None:
-    """What a rank has on its accelerator; None where there is none, or nobody knows it."""
+    """What a rank has on its accelerator; None where there is none, or it is unknown."""
     device = hardware.accelerator_of(config.fleet.instance_type)
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 

@@ -59,7 +59,7 @@ def flops_per_token(model: Model, sequence_length: int) -> float:
 
 
 def flops_in_words(model: Model) -> str:
-    """What counts as a token's FLOPs, in a line: so that an MFU can be compared with another's, whose formula is seldom told."""
+    """What counts as a token's FLOPs, in a line: so that MFUs can be compared: others seldom state their formula."""
     causal = FAMILIES[model.family].causal
     attention = f"{6 if causal else 12} x layers x length x width for attention{', half as it is causal' if causal else ''}"
     return f"FLOPs per token: 6 x numbers in matrix products, embedding table out; {attention}; recomputation out"

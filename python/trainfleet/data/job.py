@@ -164,7 +164,7 @@ def _sweep(folder: Path, units: set[int]) -> None:
 
 @dataclass(frozen=True)
 class _Task:
-    """What every process of a node is told."""
+    """The arguments of each process of a node."""
 
     data: Data
     preparation: Preparation

@@ -135,7 +135,7 @@ class Folder:
         return str(self.folder / name)
 
     def remake(self) -> str:
-        """What to type to have this dataset made anew, and nothing else lost."""
+        """The command that removes this dataset, and nothing else, so that it is made again."""
         return f"rm -r {self.folder} && make tokenize"
 
 

@@ -51,7 +51,7 @@ class Tokenizer(Vocabulary):
         return self._opened[0]
 
     def renew(self) -> None:
-        """Has the encoder opened anew when it is next used, without what it remembers of the texts so far."""
+        """Drops the encoder with its caches; the next use opens it again."""
         for name in ("encoder", "_opened"):
             self.__dict__.pop(name, None)
 
@@ -92,7 +92,7 @@ class StreamDecoder:
 
 
 def require_use(data: Data) -> None:
-    """DataError where data.tokenizer can encode no text: a config is held to the table of its tokens, which tells less."""
+    """DataError if data.tokenizer can't encode text; the config's check reads only its table of tokens."""
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
 

@@ -38,7 +38,7 @@ class Tokens:
             out[at : at + end - begin] = self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
 
     def expect(self, start: int, length: int) -> None:
-        """Has these tokens brought to the cache, if there is one, by the time that they are read."""
+        """Prefetches these tokens into the cache, if there is one."""
         for index, begin, end, _ in self._parts(start, length) if self.cache else ():
             for block in self._blocks(begin, end):
                 self._cached(index, block)

@@ -51,7 +51,7 @@ class Words:
         return self.ids[places], ends[np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])]
 
     def _learn(self, words: list[str]) -> None:
-        """Has every one of these words in the table."""
+        """Adds these words to the table."""
         if len(self.rows) > KEPT or len(self.ids) > KEPT_IDS:
             self._forget()
         if new := [word for word in dict.fromkeys(words) if word not in self.rows]:

@@ -101,7 +101,7 @@ class Device(Protocol):
         ...
 
     def meters(self) -> dict[str, float]:
-        """What else is measured of the node's devices, as a line of metrics has it; nothing where no tool tells."""
+        """Further metrics of the node's devices; {} without a tool that measures them."""
         ...
 
     def generators(self) -> Sequence[Dice]:

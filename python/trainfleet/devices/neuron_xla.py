@@ -82,7 +82,7 @@ class NeuronXla(Core):
         return int((core.memory_gib if core else 16) * 2**30)
 
     def memory_used(self) -> int:
-        """By the runtime where it tells; 0 where it does not."""
+        """From the runtime; 0 if it does not report it."""
         try:
             found = self.model.get_memory_info(self.torch_device)
         except (RuntimeError, AttributeError):

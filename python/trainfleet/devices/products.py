@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 
 
 def by_onednn(whether: bool) -> None:
-    """Has fp32 products computed by oneDNN, which MKL otherwise does; it takes a slow path on CPUs of another maker than its own.
+    """Computes fp32 products by oneDNN instead of MKL, which takes a slow path on CPUs of other makers.
 
     torch (2.13) has no other switch for it than this one, which allows bf16 inside. On a CPU whose products in bf16 are of no
     advantage to oneDNN, as those without AMX, it computes in fp32 all the same: `is_exact` makes sure.

@@ -25,7 +25,7 @@ def now() -> Reading:
 class Stopwatch:
     """Seconds since `started` (unix time, when the user's command began), each in one stage.
 
-    Training is what remains: time in the loop that is neither validation nor a checkpoint. The heart, if there is one, tells
+    Training is what remains: time in the loop that is neither validation nor a checkpoint. The heartbeat, if there is one, tells
     the watchdog which stage it is. Steps that are logged are sampled: their parts are timed on the device's own clock (`clock`),
     which is read when the step is logged, as the host waits for the device then in any case.
     """

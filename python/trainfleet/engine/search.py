@@ -187,7 +187,7 @@ def attempt(run: Run, size: int, world: World, vote: Vote) -> Trial | None:
 def look_on(process: subprocess.Popen[bytes], world: World, vote: Vote) -> tuple[bool, bool, bool]:
     """Whether any rank was asked to stop, any trial failed, any ran out of memory. All trials have ended when it returns.
 
-    Where one lacks memory, the others lose a peer, and may be seen to fail before it is: so a failure is looked at for a while.
+    When one rank lacks memory, the others lose a peer and may fail visibly first: so the cause is awaited for a while.
     """
     looks = PATIENCE
     while True:

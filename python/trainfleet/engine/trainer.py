@@ -124,7 +124,7 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps (0: never) happens at this one."""
+    """Whether what happens every `every` steps (0: never) is due at this one."""
     return every > 0 and step % every == 0
 
 

@@ -1,4 +1,4 @@
-"""make build: the image of a recipe, built here unless it is here already; what the builder says of a failure, explained."""
+"""make build: the image of a recipe, built here unless it is here already; a builder's failure is explained."""
 
 from __future__ import annotations
 

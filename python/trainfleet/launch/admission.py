@@ -77,7 +77,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Why the trial brought no figure: by host, the last error that it told."""
+    """Why the trial has no result: by host, its last error."""
     told = {host: words for host, text in zip(hosts, said, strict=True) if (words := gate.last_error(text))}
     if not told:
         return [Finding(None, "fabric", "the trial of the links ended without a figure", "make train again")]

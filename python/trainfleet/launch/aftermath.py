@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
-    """Whether another start can do better, by the verdict, which is kept and told."""
+    """Whether another start can succeed, by the verdict, which is recorded and printed."""
     status = Status(Phase.ENDED, exits=exits)
     verdict = judge(request, Outcome(status, None), run, Start(start.stat().st_ctime, starts.lengths(start)))
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)

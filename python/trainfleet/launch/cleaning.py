@@ -35,7 +35,7 @@ def _datasets() -> list[Path]:
 
 
 def remove_remakeable() -> None:
-    """Removes what can be made again; BackendError while somebody is at work in a folder."""
+    """Removes what can be made again; BackendError while a folder is in use."""
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
         raise BackendError(

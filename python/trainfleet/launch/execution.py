@@ -57,7 +57,7 @@ def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
 
 @contextmanager
 def held(run: runs.Run, patience: float = 0.0) -> Iterator[None]:
-    """Holds the lock of the run's folder, for which it waits so many seconds.
+    """Holds the lock of the run's folder; waits up to `patience` seconds for it.
 
     Raises:
         BackendError: another command is at work in it.
@@ -146,7 +146,7 @@ def size_of(log: Path) -> int:
 
 
 def refit(run: runs.Run, config: Config) -> None:
-    """Has the ranks go on with this config."""
+    """Makes the ranks continue with this config."""
     runs.write_atomic(run.config, dump_resolved(config))
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 

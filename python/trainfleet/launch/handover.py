@@ -74,7 +74,7 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """Refuses to look on at a run, or to call it finished, that is another one than the config asks for.
+    """Refuses to follow a run, or to call it finished, whose config differs from this one.
 
     Raises:
         RunError: naming what differs.

@@ -43,7 +43,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def room_of(config: Config) -> Room | None:
-    """The memory that is known from here: of an EC2 type's devices, of this machine's, or its own; None where nobody knows."""
+    """The memory that is known from here: of an EC2 type's devices, of this machine's, or its own; None if unknown."""
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None

@@ -35,7 +35,7 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 
 
 def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact, ...]]:
-    """What is to be said of machines that `make setup` would make, and what it would do; nothing where it makes none."""
+    """Lines on the machines that `make setup` would make, and its steps; none where it makes none."""
     machines = backend_of(config).machines()
     hours = None if needs.seconds is None else needs.seconds / 3600
     if isinstance(machines, Engine):
@@ -62,7 +62,7 @@ def exact(config: Config) -> list[Request]:
 
 
 def price(config: Config) -> float | None:
-    """US dollars for an hour of a node; 0 where nobody pays, None where nobody knows."""
+    """US dollars for an hour of a node; 0 if free, None if unknown."""
     return backend_of(config).price()
 
 

@@ -117,7 +117,7 @@ def _given() -> list[Request]:
 
 
 def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
-    """What is to be said of the dataset, and whether it is there."""
+    """Notes on the dataset, and whether it exists."""
     folder = DATA / config.data.name
     if backend.hands_over:
         return [f"{folder} is made from what data.sources are on the nodes"], False

@@ -126,7 +126,7 @@ def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
 
 
 def require_compiled(run: Run, ahead: bool) -> None:
-    """Has the run finished, where what its ranks only recorded was compiled when they had left.
+    """Marks the run as finished if all that its ranks recorded was compiled after they had left.
 
     Raises:
         JobFailed: something could not be compiled; each such program, and the operator.
@@ -186,7 +186,7 @@ def export(run: Run, config: Config) -> int:
 
 
 def spending(run: Run) -> dict[str, object]:
-    """What results.json says of the run's seconds; {} where nothing tells."""
+    """The ledger of the run's seconds for results.json; {} if there is none."""
     spent = ledger(run.read_events(), run.read_metrics())
     return {"ledger": spent, "goodput": goodput(spent)} if spent else {}
 

@@ -105,7 +105,7 @@ def alone(run: Run, variables: Variables) -> str:
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:
-    """BackendError where a node can't be reached, so that nobody knows what runs there; by host."""
+    """BackendError, by host, where a node can't be reached, so that it is unknown what runs there."""
     if status.lost:
         rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
         raise BackendError(

@@ -53,7 +53,7 @@ class Network(nn.Module, ABC):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draws every weight anew."""
+        """Initializes every weight."""
         for name, parameter in self.named_parameters():
             place = torch.Generator(parameter.device)
             parameter.copy_(self.draw(name, parameter.shape, seed, place.manual_seed))

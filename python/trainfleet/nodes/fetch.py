@@ -79,7 +79,7 @@ def read_listing(text: str) -> dict[str, int]:
 
 
 def bring_all(transport: Transport, host: Host, there: str, part: Path, sizes: dict[str, int]) -> None:
-    """Fills the new folder `part`; a bar shows how far it is when somebody looks."""
+    """Downloads into the new folder `part`, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -45,7 +45,7 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The same for nodes that an engine has chosen and somebody else looks after."""
+    """The same for nodes that an engine has chosen and others administer."""
     for check in (disk, versions, gpus, neuron_devices, memory, cards, mtu, shared, broken):
         yield from check(facts, wanted)
 

@@ -26,7 +26,7 @@ WORDS = {
 
 
 def find(shared: str = "") -> str:
-    """Prints a line for each: its kind, and what it is. `shared`: looked at by one host for all."""
+    """Prints a line for each: its kind, and what it is. `shared`: checked by one host for all."""
     names = " ".join(IN_SHARED)
     look = f"""cd {shlex.quote(shared)} 2> /dev/null && for name in {names}; do
 [ ! -d "$name" ] || [ -L "$name" ] || echo "shared $(du -sh -- "$name" | cut -f 1) $name"

@@ -224,7 +224,7 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 
 def environment_words(stack: Stack, folder: str) -> tuple[str, ...]:
-    """What python.sh is told, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
+    """The arguments of python.sh, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
     checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
     words = [
         word for name, version, sums in checked for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sums))

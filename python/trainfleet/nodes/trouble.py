@@ -32,7 +32,7 @@ class JumpFailed(Exception):
 
 
 def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: float, proxy: str = "") -> Failure:
-    """What an error means to a user; one that nobody foresaw is raised again, with its traceback."""
+    """The failure that an error means to a user; an unforeseen one is raised again, with its traceback."""
     import paramiko
 
     login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
@@ -88,7 +88,7 @@ def forget(host: Host, known: KnownHosts) -> str:
 
 
 def locked(ssh: Ssh, seconds: float) -> Failure:
-    """For a key with a passphrase, which nobody types here: an agent must have it."""
+    """The failure for a key with a passphrase: an agent must have it."""
     if ssh.key is not None:
         return Failure("auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key", seconds)
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))

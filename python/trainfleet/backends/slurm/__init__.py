@@ -172,7 +172,7 @@ class Slurm(Ssh):
         return Handle(self.name, f"{folder}:{number}", token, nodes)
 
     def status(self, handle: Handle) -> Status:
-        """As Slurm sees the job, and as its nodes have ended: a part that failed is told at once, while others still end."""
+        """The job's state from Slurm and its nodes' exit codes: a failed node counts at once, while others still end."""
         name, _, number = handle.id.rpartition(":")
         folder = Path(name)
         if not number or not self._is_of(handle.token, folder, number):
@@ -287,7 +287,7 @@ class Entrance:
 
 
 def _ours(job: Known) -> list[str]:
-    """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for a job of somebody else."""
+    """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for another user's job."""
     words = job.comment.split(" ", 4)
     return words if len(words) == 5 and words[0] == COMMENT and words[2].isdecimal() else []
 

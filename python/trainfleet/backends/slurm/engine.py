@@ -43,7 +43,7 @@ Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
 def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
-    """What one of Slurm's commands says on this machine. `environment` is all that it has, where one is told.
+    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given.
 
     Raises:
         BackendError: there is no such command, or it gives no answer.
@@ -63,7 +63,7 @@ def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, st
 
 @dataclass(frozen=True)
 class Job:
-    """A job as Slurm tells it."""
+    """A job, from squeue or sacct."""
 
     id: str
     state: str
@@ -151,7 +151,7 @@ class Engine:
         return parse(said.out)
 
     def unavailable(self, partitions: str = "") -> dict[str, str]:
-        """The nodes that take no job, each with its state and its administrator's reason; looked at once in LONGEST seconds."""
+        """The nodes that take no job, each with its state and its administrator's reason; queried every LONGEST seconds."""
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
             words = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail,maint", *which, "--format=%N|%T|%E"]
@@ -181,7 +181,7 @@ class Engine:
 
 
 def how_it_ended(job: Job) -> str:
-    """Slurm's own word, where the nodes do not tell more: `slurm: job 7 CANCELLED by root`."""
+    """Slurm's own reason, if the nodes have none: `slurm: job 7 CANCELLED by root`."""
     if job.state in (WELL, "FAILED", GONE):
         return ""
     reason = re.sub(r"^by ([0-9]+)$", lambda match: f"by {user_of(int(match[1]))}", job.reason)

@@ -8,7 +8,7 @@ from .engine import Engine, read_partitions
 
 
 class Partitions:
-    """Machines (base.py) of a cluster that somebody else looks after."""
+    """Machines (base.py) of a cluster that others administer."""
 
     def __init__(self, config: Config, engine: Engine) -> None:
         self.config, self.engine = config, engine

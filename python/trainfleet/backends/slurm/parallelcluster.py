@@ -53,7 +53,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class State:
-    """A cluster as describe-cluster tells it: its status, and its head's address once there is one."""
+    """A cluster, from describe-cluster: its status, and its head's address once there is one."""
 
     status: str
     address: str = ""
@@ -124,7 +124,7 @@ class Cluster:
         return 0
 
     def _follow(self, gone: bool = False) -> State:
-        """The cluster once nothing happens to it any more; its events are told meanwhile."""
+        """Waits until the cluster is stable, and prints its events; the cluster."""
         told, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
             state = self.look()

@@ -24,7 +24,7 @@ class Shared(Here):
         self.has_job = has_job
 
     def lead(self) -> None:
-        """BackendError while another launcher is at work on the run, on whatever machine."""
+        """BackendError while another launcher, on any machine, is in charge of the run."""
         holder = read_holder(self.run.folder)
         if holder and _is_alive(holder):
             what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
@@ -36,7 +36,7 @@ class Shared(Here):
 
 
 def _is_alive(holder: Holder) -> bool:
-    """Whether a launcher holds its office: by its own machine at once, by others once it is silent."""
+    """Whether a launcher holds the lease: known at once on its own machine, elsewhere once it expires."""
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False
     return is_held(holder, time.time())

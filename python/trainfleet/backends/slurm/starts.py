@@ -57,7 +57,7 @@ def why_cancelled(folder: Path, job: str, start: int) -> str:
 def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
     """How each node ended that left no exit code itself, as srun wrote: with its code, or KILLED where srun tells none.
 
-    Where srun ended the others for one that failed (--kill-on-bad-exit), ENDED for all of which it had told nothing until then.
+    Where srun ended the others for one that failed (--kill-on-bad-exit), ENDED for all without a code until then.
     """
     text, ending, _ = _said(folder, job, start).partition(f"Terminating StepId={job}.")
     codes: dict[int, int] = {}

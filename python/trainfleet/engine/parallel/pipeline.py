@@ -38,7 +38,7 @@ class Stage(nn.Module):
 def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
     """Removes all blocks from the model but those of the stages in `kept`; returns each of these as a module of its own.
 
-    The model itself keeps the names of what is left, so a checkpoint does not tell how the run was cut.
+    The names of the remaining parameters stay, so a checkpoint does not depend on the cut.
     """
     last, spare, views = stages - 1, spare_of(model), []
     for stage in kept:
