@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent() -> None:
-    """Has this process killed when its parent dies, however that happens.
+    """Makes the kernel kill this process when its parent dies, however that happens.
 
     The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel can be relied on to end it.
     On other systems than Linux a thread checks twice a second for a change of parent.

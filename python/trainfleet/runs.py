@@ -4,7 +4,7 @@ runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
   events/<writer>.jsonl  what happened (events.py); events.jsonl in runs that began before format 2
   heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stack_dumps.py
-  given.yaml   config.yaml without what was derived: what goes on with the run on other nodes, or for more steps
+  given.yaml   config.yaml without what was derived: to resume the run on other nodes, or for more steps
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/consoles.py)
   profile/
@@ -70,7 +70,7 @@ class Run:
         return self.folder.name
 
     def ask_to_stop(self, engine: str = "") -> None:
-        """Has the ranks save and stop at their next step: as a person wants it, or for what `engine` says."""
+        """Asks the ranks to save and stop at their next step: for a person, or for the engine's reason."""
         if not engine:
             self.stop.write_text("")
         elif not self.stop.exists():
@@ -286,7 +286,7 @@ class Lines:
         self.offset = path.stat().st_size if from_end and path.exists() else 0
 
     def new(self) -> list[Record]:
-        """The new records; a line that is none is left out here, and whoever reads the finished file is told of it."""
+        """The new records; bad lines are skipped here, and reported when the finished file is read."""
         if self.path.exists() and self.path.stat().st_size < self.offset:  # it was cut back by a resume
             self.offset = 0
         found: list[Record] = []

@@ -1,6 +1,6 @@
 """A node's seat: which node of a job this is, where its ranks meet the others, and its torchrun line, the same on every backend.
 
-A backend's engine tells a node these things in its own way; a reader each makes a `Seat` of them. `torchrun` is a pure function
+Each engine passes these to a node in its own way; a reader for each makes a `Seat` of them. `torchrun` is a pure function
 of the seat: `make plan` prints its words, and the node runs them. Standard library only: it is imported before anything else.
 
 What is covered: environments as the engines document them (tests/unit/test_seat.py says where). What is not: nodes of Slurm, AWS
@@ -91,7 +91,7 @@ def of_slurm(environment: Environment = os.environ) -> Seat:
 def of_batch(environment: Environment = os.environ) -> Seat:
     """The seat of a node of an AWS Batch job (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
 
-    The main node has seat 0, whatever its index. It is not told its own address, and meets itself where it can be reached.
+    The main node has seat 0, whatever its index. Batch does not give it its own address, which is looked up.
     """
     told = _Told("AWS_BATCH_JOB_", environment)
     nodes, index, main = told.number("NUM_NODES", 1), told.number("NODE_INDEX", 0), told.number("MAIN_NODE_INDEX", 0)
@@ -104,7 +104,7 @@ def of_batch(environment: Environment = os.environ) -> Seat:
 
 
 def of_sagemaker(file: Path = RESOURCES) -> Seat:
-    """The seat of a host of a SageMaker training job, from its resourceconfig.json. A job that is retried is not told that.
+    """The seat of a host of a SageMaker training job, from its resourceconfig.json. SageMaker does not report a retry.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
     """
@@ -123,10 +123,10 @@ READERS: dict[str, Callable[[], Seat]] = {
 
 
 def engine(environment: Environment = os.environ, resources: Path = RESOURCES) -> str:
-    """Who started this node, as READERS has it: what our own launcher says counts before the engine around it.
+    """Who started this node, a key of READERS; our own launcher counts before the engine around it.
 
     Raises:
-        BackendError: nobody did.
+        BackendError: none of them did.
     """
     signs = {"TRAINFLEET_NODE": "fleet", "AWS_BATCH_JOB_ID": "batch", "SLURM_JOB_ID": "slurm"}
     for name, reader in signs.items():

@@ -1,4 +1,4 @@
-"""Plain values as typed ones, checked all the way down: what JSON or YAML held becomes what a type hint says, or an InputError.
+"""Converts plain values of JSON or YAML to a type hint's types, checked at every level, or raises an InputError.
 
 Hints are those of dataclasses (which are built), TypedDicts (which stay dicts; keys that they do not name pass), tuples, lists,
 dicts, unions, Literal, Annotated with a Range or Pattern, and the plain types. A whole number is no bool, and a number is finite.
@@ -119,7 +119,7 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """The first kind that the value is; a group of keys is told by what is wrong in it, and not by all that it could be."""
+    """The first kind that fits the value; for a mapping, the error is about its keys, not about all kinds."""
     if value is None and type(None) in hints:
         return None
     rest = [hint for hint in hints if hint is not type(None)]

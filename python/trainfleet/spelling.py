@@ -1,4 +1,4 @@
-"""Which known word was meant by one that is not known: the one did-you-mean, of keys, values, verbs, variables and recipes."""
+"""Did you mean: the known word closest to an unknown one, for keys, values, verbs, variables and recipes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
-    """The known word of which the word is a slip of the finger, one letter or few; None where it could be any other."""
+    """The known word of which the word is a typo, by one letter or few; None if it could be several."""
     form = plain(word)
     names = {plain(name): name for name in known}
     near = [name for name in names if abs(len(name) - len(form)) <= max(ONE, (1 - SLIP) * max(len(name), len(form)) + 1)]

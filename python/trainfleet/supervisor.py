@@ -293,7 +293,7 @@ class Log:
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
-    """Has SIGTERM end the child: politely, and after `grace` by SIGKILL; SIGUSR1, Slurm's early notice, only asks.
+    """Installs handlers: SIGTERM ends the child, after `grace` by SIGKILL; SIGUSR1, Slurm's early notice, only asks.
 
     The log says when, so that a verdict can tell that a node was killed before its time (watch/verdict.py). The ranks of a `run`
     are asked by its stop file: a torchrun that gets a signal kills its own ranks and skips the barrier at which the other nodes'

@@ -1,4 +1,4 @@
-"""What Neuron's tools say of a node, read with suspicion: neuron-monitor, neuron-ls and nccom-test.
+"""Parses and checks the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
 
 Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A group that a report lacks, or
 that says null, counts as nothing; what has another shape is an InputError.

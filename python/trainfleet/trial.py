@@ -1,4 +1,4 @@
-"""How fast this machine's CPUs multiply matrices, as a trial of about a second has measured it (devices/products.py).
+"""The speed of this machine's CPUs at matrix products, measured by a trial of about a second (devices/products.py).
 
 The number format that `train.precision: auto` comes to, the ranks of a node and MFU's peak follow from it. It is taken once: the
 environment keeps it, for this CPU, this torch and so many cores. It is a process of its own, as it needs torch.
@@ -138,7 +138,7 @@ def identity(trial: Trial) -> tuple[str, str, int]:
 
 
 def cpu() -> str:
-    """What tells this CPU from others: its name, and a digest of model and instructions, as one name may be that of several."""
+    """The identity of this CPU: its name, and a digest of model and instructions, as several can share a name."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

@@ -1,7 +1,7 @@
 """Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (s3.py).
 
-A file is known by its path, its size and a version (modification time, or ETag), so that one which changes while it is read is
-noticed instead of read half old and half new.
+A file is identified by its path, its size and a version (modification time, or ETag), so that one which changes while it is read
+is noticed instead of read half old and half new.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
 
 
 def left_out(source: str, suffixes: tuple[str, ...]) -> dict[str, int]:
-    """How many files of a folder are not read, by the end of their name."""
+    """How many files of a folder are not read, by suffix."""
     if is_stdlib(source) or is_remote(source) or not Path(source).is_dir():
         return {}
     names = [path for path, _ in _walk(Path(source), ("",)) if not path.endswith(suffixes)]

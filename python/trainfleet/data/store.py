@@ -47,11 +47,11 @@ class Store(Protocol):
         ...
 
     def note(self, name: str, content: bytes) -> None:
-        """As `write`, of what may be lost in a crash."""
+        """As `write`, but not durable."""
         ...
 
     def remove(self, name: str) -> None:
-        """Takes a file away, if it is there."""
+        """Removes a file, if it is there."""
         ...
 
     def sizes(self, part: str) -> dict[str, int]:
@@ -63,7 +63,7 @@ class Store(Protocol):
         ...
 
     def remake(self) -> str:
-        """What to type when the dataset is damaged."""
+        """The command to type when the dataset is damaged."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer as the rest of the program sees it: texts to ids, ids to text, and what a dataset has to know about it."""
+"""A tokenizer: texts to ids, ids to text, and the properties that a dataset needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Vocabulary):
-    """One tokenizer.json that encodes: a library loads it when something is to be."""
+    """A tokenizer.json, loaded by a library on first use."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""

@@ -72,7 +72,7 @@ class UnitWork:
         self.pending.append(self.committer.submit(self._commit, draft))
 
     def flush(self) -> None:
-        """Returns when all that was done is committed; raises what kept it from being."""
+        """Waits until all units are committed; raises what failed."""
         while self.pending:
             self.pending.pop().result()
             self.meter.add(units=1)

@@ -1,4 +1,4 @@
-"""WordPiece as BERT has it, a word at a time: each word is encoded once, by the reference, and looked up from then on.
+"""BERT's WordPiece with a cache of words: the reference encodes each word once.
 
 BERT's splitter ends a word at every ASCII space, line end and punctuation sign, and its normalizer looks at no character beyond
 them (a combining mark reaches back to the sign at most, which stays what it is). So a text's ids are those of its stretches in

@@ -40,7 +40,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Writes what was seen, if anything was."""
+        """Writes the trace and the summary, if a step was profiled."""
         if self.profiler is None:
             return
         self.profiler.stop()

@@ -1,4 +1,4 @@
-"""What rank 0 leaves in the run folder while it trains: metrics.jsonl, results.json, events and TensorBoard's files."""
+"""What rank 0 writes to the run folder while it trains: metrics.jsonl, results.json, events and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Recorder:
     def step(
         self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int, more: Record | None = None
     ) -> None:
-        """Writes the line of metrics of the step just done. `more`: what else is measured of this node's devices."""
+        """Writes the line of metrics of the step just done. `more`: further metrics of this node's devices."""
         (logged, before), now = self.last, self.watch.training
         self.last = self.progress.step, now
         seconds = (now - before) / (self.progress.step - logged)
@@ -91,7 +91,7 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """When this line is written, the seconds since the last one, and those of them that were no steps (watch/ledger.py)."""
+        """The time, the seconds since the last line, and those of them that were not steps (watch/ledger.py)."""
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
         compiling = {"in_compile": round(self.watch.to_first_step - self.watch.startup, 3)} if first else {}
@@ -100,7 +100,7 @@ class Recorder:
         return {"time": round(now, 3), "span": span, **since, **compiling}
 
     def _tell_skips(self, skipped: int) -> None:
-        """Says that steps were left out since the last line, if any were."""
+        """Records the steps that were skipped since the last line, if any."""
         before = self.lines[-1].get("skipped", 0) if self.lines else 0
         if skipped > before:
             self._record("skipped", step=self.progress.step, steps=skipped - before)
@@ -119,7 +119,7 @@ class Recorder:
                 print(f"step {save.step:,} was not saved: {told}", flush=True)
 
     def update(self, **fields: Any) -> None:
-        """Brings results.json up to now."""
+        """Updates results.json."""
         self.updated = time.monotonic()
         stages = self.watch.stages()
         seconds = self.spent | {name: round(self.spent.get(name, 0.0) + value, 3) for name, value in stages.items()}
@@ -134,11 +134,11 @@ class Recorder:
         )
 
     def _record(self, event: str, **fields: Any) -> None:
-        """An event, as soon as there is room for it."""
+        """Records an event, as soon as the disk has room."""
         self._write(lambda: self.run.record(event, **fields))
 
     def _write(self, act: Callable[[], None]) -> None:
-        """Does what appends to the run folder, after all that had no room before; no training ends for want of its record."""
+        """Appends to the run folder, after all that a full disk has delayed; a full disk never ends training."""
         self.owed.append(act)
         self._try(self._settle)
 
@@ -157,7 +157,7 @@ class Recorder:
                 print(f"training continues; its records wait for disk space: {told}", flush=True)
 
     def close(self, status: str = "finished") -> None:
-        """The end of the record.
+        """Writes all that is left.
 
         Raises:
             RunError: there is still no room for some of it.

@@ -109,7 +109,7 @@ def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Each int32 as another one, of which every bit depends on all of it: how MurmurHash3 ends."""
+    """A bijection of int32 in which every bit depends on all others: MurmurHash3's finalizer."""
     x = (x ^ x >> 16 & 0xFFFF) * MURMUR[0]
     x = (x ^ x >> 13 & 0x7FFFF) * MURMUR[1]
     return x ^ x >> 16 & 0xFFFF

@@ -16,7 +16,7 @@ def learning_rate(train: Train, step: int) -> float:
 
 
 def _done(train: Train, step: int) -> float:
-    """The part of the way down that lies behind a step."""
+    """The fraction of the decay that is done at a step."""
     return (step - train.warmup_steps) / max(1, train.schedule_steps - train.warmup_steps)
 
 

@@ -71,7 +71,7 @@ class Trial:
 def settle(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> Config:
     """The config with the micro-batch that this run found, now or at an earlier start of the same layout. All ranks call it.
 
-    A stop that is heard of ends the search, and nothing is kept of it.
+    A request to stop ends the search, and nothing of it is kept.
 
     Raises:
         RunError: a trial failed, and not for memory.
@@ -98,7 +98,7 @@ def settle(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> 
 
 
 def ground_of(config: Config, world: World) -> Record:
-    """All that the fastest micro-batch depends on, as JSON has it."""
+    """All that the fastest micro-batch depends on, as JSON."""
     train = config.train
     asked = (
         train.global_batch,
@@ -127,7 +127,7 @@ def fastest(trials: list[Trial]) -> Trial | None:
 
 
 def search(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> Iterator[Trial]:
-    """Tries one size after the other, until one does not fit, or two in a row are no faster than the best before them."""
+    """Tries sizes in order, until one does not fit, or two in a row are no faster than the best so far."""
     trials: list[Trial] = []
     for size in within_reach(config, world):
         heart.at("compile", size)  # a trial's first step may take as long
@@ -150,7 +150,7 @@ def search(run: Run, config: Config, world: World, heart: Heart, vote: Vote) -> 
 
 
 def within_reach(config: Config, world: World) -> list[int]:
-    """The sizes that may fit by arithmetic, and at least the smallest."""
+    """The sizes that fit by the memory model, and at least the smallest."""
     sizes, half = sizes_to_try(config), world.precision(config.train.precision) != torch.float32
     room = ERRING * least_memory(world)
     return [size for size in sizes if size == sizes[0] or memory_of(with_size(config, size), half).total <= room]

@@ -1,4 +1,4 @@
-"""The rank that all others wait for, as a line of metrics names it."""
+"""The slowest rank, for a line of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what one rank asks for (to stop, to save) into what all ranks do at the same step, without delaying any step."""
+"""A vote: what one rank asks for (to stop, to save), all ranks do at the same step, without delaying any step."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Answer:
 
 
 class Vote:
-    """Asked at each step boundary; answers all ranks the same at the same one.
+    """The vote at each step boundary, with the same answer on all ranks.
 
     Each call starts a sum over the ranks on their hosts (tree.py) and reads the one that the call before started: a step that
     took longer than a few messages has it already, and what a rank heard of reaches the fleet at the boundary after the next.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
-        """`file` asks for a stop by being there; only the rank that is given it looks."""
+        """`file` asks for a stop if it exists; only the rank with a file checks it."""
         self.file, self.tree = file, tree
         self.heard = False  # that this rank is to stop: set by a signal, by the file, by whoever holds the vote
         self.votes = torch.zeros(3)

@@ -72,7 +72,7 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """One optimizer step, or none where the guard judges that it would do harm; the host never waits for the device."""
+        """One optimizer step, or none where the guard skips it; the host never waits for the device."""
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
         with self.watch.part("optimizer"):
             self.parts.update(learning_rate(self.train, step), lambda norm: self.guard.skips(step, loss, norm))

@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
     @classmethod
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
-        """All of these ranks join. Made by hand: for dist.new_group all ranks of the world have to come together."""
+        """Joins a group of ranks. Not by dist.new_group, which all ranks of the world must call together."""
         place, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), place, dist.ProcessGroupGloo(own, place, len(ranks), PATIENCE))
 
@@ -79,7 +79,7 @@ class Tree:
             self.under_way = self.groups[0].link.allreduce([numbers])
 
     def end(self) -> None:
-        """Returns when the sum that was begun is there.
+        """Waits for the sum that was begun.
 
         Raises:
             Exception: what torch raises when a rank is gone.

@@ -200,7 +200,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:
-    """From now on the passwords in these addresses are hidden in all that this process says."""
+    """Hides the passwords in these addresses in all that this process prints."""
     addresses = [word for value in settings.values() for word in value.split() if "://" in word]
     passwords = [found for address in addresses if (found := urlsplit(address).password)]
     for number, password in enumerate(passwords):

@@ -1,4 +1,4 @@
-"""What a builder writes, as a user reads it: a line a step, with its seconds or that it was there already, and what it says."""
+"""Shows a builder's output: a line a step, with its seconds or that it was cached, and its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE = re.compile(
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")  # instructions that may take time; others change the configuration alone
 WIDTH = 66  # letters of an instruction
 NEWLINE = "\n"
-TOLD = 1.0  # seconds from which on the time of a step is told
+TOLD = 1.0  # seconds from which on the time of a step is shown
 
 
 class Steps:

@@ -27,7 +27,7 @@ FAMILIES: dict[str, Callable[[Model], Network]] = {
 
 
 def build(shape: Model) -> Network:
-    """The module that `model.family` or `model.module` names, with weights that are not drawn yet: call `initialize`."""
+    """The module that `model.family` or `model.module` names, with uninitialized weights: call `initialize`."""
     if shape.module is None:
         return FAMILIES[shape.family](shape)
     model = own.load(shape)(shape)

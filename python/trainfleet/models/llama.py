@@ -114,14 +114,14 @@ class Llama(Decoder):
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm whose weight is what its gain has over 1, as Gemma has it."""
+    """RMSNorm with a gain of 1 + weight, as Gemma has it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
 
 
 def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
-    """The family's norm of the residual stream, or of so many features."""
+    """The family's norm of the residual stream, or of `size` features."""
     kind = Norm if FAMILIES[shape.family].gains_from_one else nn.RMSNorm
     return kind(width or shape.hidden_size, eps=shape.norm_epsilon)
 

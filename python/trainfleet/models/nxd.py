@@ -35,7 +35,7 @@ COPIES_DIFFER = 0.1  # of their norm: those of one head differ by stochastic rou
 
 @dataclass(frozen=True)
 class Degrees:
-    """In how many ranks a model is divided."""
+    """The degrees by which a model is divided."""
 
     tensor: int
     pipeline: int

@@ -45,7 +45,7 @@ class Job:
 
     torchrun   whether ranks meet through torchrun, or one plain process a node does its share
     secrets    names of variables whose values the nodes get; the values stand in no job, request, log or process list
-    launch     what tells this launch of the run from every other; "" in a plan that nobody carries out
+    launch     what tells this launch of the run from every other; "" in a plan that is only shown
     attempt    counts the attempts of a launch, from 1
     image      what it runs in, as registry/name:tag; "" for the nodes' own environment
     after      the id of the job's handle that must have ended well before this begins; "" for none

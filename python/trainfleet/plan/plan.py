@@ -29,7 +29,7 @@ def make_plan(
     price: float | None,
     experience: Experience | None = None,
 ) -> Plan:
-    """The plan of these requests, on nodes that cost `price` US dollars an hour each (None: nobody knows).
+    """The plan of these requests, on nodes that cost `price` US dollars an hour each (None: unknown).
 
     Raises:
         ConfigError: the estimate is over budget.max_usd, or what the fleet costs can't be told.

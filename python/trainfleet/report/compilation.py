@@ -1,4 +1,4 @@
-"""What a compilation ahead of training came to, from what its nodes wrote: how many programs, and which failed at which operator.
+"""The result of compiling ahead, from the nodes' logs: how many programs, and which failed at which operator.
 
 The words are those of neuron_parallel_compile and neuronx-cc (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0:
 pytorch-neuron-parallel-compile, compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled side by side, so an error

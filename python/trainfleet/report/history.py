@@ -1,4 +1,4 @@
-"""What a run folder says happened, read once, and how its numbers are written for people."""
+"""The history of a run, read once from its folder, and how its numbers are written for people."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Why the job does not run yet, in its engine's words; "" when it does, or nobody says."""
+        """Why the job does not run yet, in its engine's words; "" when it does, or the reason is unknown."""
         told = [event for event in self.events if event.get("event") in ("launched", "queued", "running", "began")]
         return f"{told[-1].get('phase')}: {told[-1].get('reason')}" if told and told[-1]["event"] == "queued" else ""
 

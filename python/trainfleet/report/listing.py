@@ -1,4 +1,4 @@
-"""Several runs beside each other: the table of all of them, and how some differ in config, figures and curves."""
+"""Compares runs: the table of all of them, and how some differ in config, figures and curves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Entry:
 
 
 def known(root: Path = RUNS) -> list[Run]:
-    """The run folders here, by name; what is none is left out."""
+    """The run folders here, by name."""
     return [Run(path.parent) for path in sorted(root.glob("*/results.json")) if path.is_file()]
 
 

@@ -157,7 +157,7 @@ class Live(Shown):
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _steps_done(self) -> int:
-        """How many the newest heartbeat tells of, as metrics come once in several steps; 0 where there is no bar to move."""
+        """The steps done by the newest heartbeat, as metrics come once in several steps; 0 where there is no bar to move."""
         at = newest_step(self.run.folder, fence.current(self.run.folder).order) if self.line.fancy else 0
         return max(0, min(at - 1, self.steps_total))
 

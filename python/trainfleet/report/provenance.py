@@ -38,7 +38,7 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """The ranks by their own work in the newest step, without waiting for others; none where there are no signs of life."""
+    """The ranks by their own work in the newest step, without waiting for others; none without heartbeats."""
     if history.status != "running":
         return
     with suppress(OSError, InputError):

@@ -32,7 +32,7 @@ def answer(config: Config, wish: Wish, price: float | None, out: Path | None) ->
     """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the picture.
 
     Raises:
-        ConfigError: none does, or nobody knows.
+        ConfigError: none does, or that is unknown.
     """
     found = answers.sizes(config, wish, price)
     chosen = answers.answer(found, wish)

@@ -27,7 +27,7 @@ META = torch.device("meta")
 
 
 def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
-    """Puts NxD's layers in the places of the model's own, each with this rank's slice, on the meta device.
+    """Replaces the model's layers by NxD's, each with this rank's slice, on the meta device.
 
     `copies`: how many tensor ranks, neighbours of each other, have the same key-value heads; 1 where there are enough for all.
     """
@@ -71,14 +71,14 @@ def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
 
 
 def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.Module:
-    """`whole`: all of its output is wanted on every rank; else it is summed and divided by a hook."""
+    """`whole`: every rank needs all of its output; else a hook sums and divides it."""
     with META:
         layer = ParallelEmbedding(module.num_embeddings, module.embedding_dim, device=META, dtype=precision, collect_output=whole)
     return layer  # type: ignore[no-any-return]
 
 
 def column(module: nn.Linear, parted: bool, precision: torch.dtype, copies: int = 1, rank: int = 0) -> nn.Module:
-    """`parted`: what it is given is the rank's part of the sequence. `copies`: of so many ranks the first counts in the norm."""
+    """`parted`: its input is the rank's part of the sequence. `copies`: ranks with one slice; the first counts in the norm."""
     layer = ColumnParallelLinear(
         module.in_features, module.out_features * copies, bias=module.bias is not None, gather_output=False, dtype=precision,
         device=META, sequence_parallel_enabled=parted, sequence_dimension=SEQUENCE if parted else None,
@@ -96,12 +96,12 @@ def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
 
 
 def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The whole sequence for what is computed alike on every rank, whose gradient every rank then has whole."""
+    """Gathers the whole sequence for a module that every rank computes alike; each rank then has its whole gradient."""
     return gather_from_sequence_parallel_region(inputs[0], SEQUENCE, to_model_parallel=False), *inputs[1:]
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy of slices of the vocabulary [N, V / ranks]; targets that are not guessed count nothing."""
+    """Cross-entropy of slices of the vocabulary [N, V / ranks]; targets that are not guessed are ignored."""
     guessed = targets != IGNORED
     losses: Tensor = parallel_cross_entropy(logits.clone(), torch.where(guessed, targets, 0)) * guessed  # it writes to the logits
     return losses.sum() / guessed.sum() if reduction == "mean" else losses.sum()

@@ -103,7 +103,7 @@ class Slice:
 
 
 def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
-    """A data-parallel rank's share of a slice of so many rows, without the zeros that make all shares equal."""
+    """A data-parallel rank's share of a slice of `rows` rows, without the zeros that pad all shares to one size."""
     each = -(-rows // grid.ways)
     return share[: max(0, min(each, rows - grid.data * each))]
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of a rank's part of the model, however it is divided, and what all of torch's layouts share."""
+"""The interface of a rank's part of the model, however it is divided, and what all of torch's layouts share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Parts(Protocol):
         ...
 
     def listen(self, watch: Stopwatch) -> None:
-        """Tells the watch when a backward pass has computed its last gradient, where that moment can be seen."""
+        """Registers a hook for the moment when a backward pass has computed its last gradient, if it can be seen."""
         ...
 
     def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:

@@ -52,7 +52,7 @@ class Replicas(Held):
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
 
     def _settle_buckets(self) -> None:
-        """Makes DDP rebuild its buckets now, by a backward pass of two tokens whose gradients are thrown away.
+        """Makes DDP rebuild its buckets now, by a backward pass of two tokens whose gradients are discarded.
 
         DDP rebuilds them after its first backward pass, and gloo's order of summation depends on where a gradient lies: without
         this, a resumed run's first step would differ from an unbroken run's in its last bits (seen with 4 ranks).

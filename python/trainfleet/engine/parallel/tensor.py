@@ -54,7 +54,7 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
 class Gather(ParallelStyle):
     """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks and scattered.
 
-    What is done `alike` on every rank gets a plain tensor, whose gradient every rank then has whole.
+    A module that every rank computes `alike` gets a plain tensor, so that each rank has its whole gradient.
     """
 
     def __init__(self, alike: bool = False) -> None:
@@ -77,7 +77,7 @@ def whole(loss: Tensor) -> Tensor:
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
-    """Each module that has a parameter of another: that other, and the parameter's name."""
+    """The modules with tied parameters: for each, the owner and the parameter's name."""
     owners: dict[int, nn.Module] = {}
     found = {}
     for module in model.modules():
