@@ -45,7 +45,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def filled(batches: Iterable[Batch], passes: int, blank: Batch) -> Iterator[Batch]:
-    """`count` batches of the size of `blank`: those given, padded with blank sequences, then blank batches."""
+    """`passes` batches of the size of `blank`: those given, padded with blank sequences, then blank batches."""
     found = iter(batches)
     for _ in range(passes):
         given = next(found, None)

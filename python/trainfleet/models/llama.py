@@ -121,7 +121,7 @@ class Norm(nn.RMSNorm):
 
 
 def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
-    """The family's norm of the residual stream, or of `size` features."""
+    """The family's norm of the residual stream, or of `width` features."""
     kind = Norm if FAMILIES[shape.family].gains_from_one else nn.RMSNorm
     return kind(width or shape.hidden_size, eps=shape.norm_epsilon)
 

@@ -63,7 +63,7 @@ def parse(data: bytes, files: Mapping[str, File]) -> tuple[Metadata, dict[Metada
 
 
 def _entry(made: Any, most: int) -> Entry:
-    """The entry of one name, of at most `left` pieces."""
+    """The entry of one name, of at most `most` pieces."""
     if isinstance(made, Made) and made.of == f"{_CLASSES}BytesStorageMetadata":
         return BytesStorageMetadata()
     state = _state(made, f"{_CLASSES}TensorStorageMetadata")
