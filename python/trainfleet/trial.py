@@ -96,16 +96,16 @@ def of_this_machine() -> Trial:
 
 @cache
 def _taken(named: str) -> Trial:
-    path = Path(named or kept())
+    path = Path(named or cache_path())
     with suppress(FileNotFoundError, InputError):
         found = fit(Trial, read_json(path, 4 * KIBIBYTE), str(path))
         if named or identity(found) == here():
             return found
-    keep(found := take())
+    save(found := measure())
     return found
 
 
-def take() -> Trial:
+def measure() -> Trial:
     """A trial taken now. Raises as `of_this_machine`."""
     words, path = [sys.executable, "-m", PROGRAM], os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
     try:
@@ -117,15 +117,15 @@ def take() -> Trial:
     return fit(Trial, parse_json(done.stdout, PROGRAM), PROGRAM)
 
 
-def kept() -> Path:
-    """Where a trial is kept."""
+def cache_path() -> Path:
+    """The file in which the trial is cached."""
     return Path(sys.prefix) / "trainfleet-trial.json"
 
 
-def keep(trial: Trial) -> None:
-    """Keeps it for later processes; where the environment can't be written, each takes its own."""
+def save(trial: Trial) -> None:
+    """Caches it for later processes; where the environment can't be written, each takes its own."""
     with suppress(OSError):
-        replace_file(kept(), (json.dumps(asdict(trial)) + "\n").encode())
+        replace_file(cache_path(), (json.dumps(asdict(trial)) + "\n").encode())
 
 
 def here() -> tuple[str, str, int]:

@@ -28,7 +28,7 @@ from fleet.lab import Lab, lab
 from fleet.slurmlab import cluster
 from trainfleet import s3
 from trainfleet.backends import BACKENDS, Backend, backend_of, terms_of
-from trainfleet.backends.base import Can, Handle, Phase, Status, keep, kept
+from trainfleet.backends.base import Can, Handle, Phase, Status, load_job, save_job
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.errors import BackendError
@@ -527,9 +527,9 @@ def test_another_attempt_has_a_token_of_its_own(bench: Bench) -> None:
 
 def test_another_process_attaches_by_what_the_run_folder_holds(bench: Bench, tmp_path: Path) -> None:
     run, request = Run(tmp_path / "probe"), bench.plan("polite")
-    keep(run, bench.backend.submit(request), request)
+    save_job(run, bench.backend.submit(request), request)
     bench.until_said(request, '"words"')
-    found, other = kept(run), bench.another()
+    found, other = load_job(run), bench.another()
     assert found is not None and found[1] == request
     status = other.status(found[0])
     assert status.phase is Phase.RUNNING and not status.failed

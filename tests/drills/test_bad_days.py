@@ -11,7 +11,7 @@ import pytest
 from cockpit import STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
-from trainfleet.backends.base import kept
+from trainfleet.backends.base import load_job
 
 FAULT_AT = 60  # the step
 
@@ -212,7 +212,7 @@ def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_pat
         nodes.recreate(1)
         pin(nodes, 1)
     assert "node1 is left out, and a spare takes its place: /fsx/trainfleet is on" in output
-    job = kept(cockpit.run)
+    job = load_job(cockpit.run)
     assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     said = "it is left out, with the reason, and a spare takes its place"

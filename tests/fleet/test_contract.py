@@ -10,7 +10,7 @@ import yaml
 
 from fleet.lab import Lab, address_of
 from trainfleet import fence
-from trainfleet.backends.base import kept
+from trainfleet.backends.base import load_job
 from trainfleet.links import read_links
 from trainfleet.runs import Run
 from verbs import begin, enter, write_text
@@ -51,7 +51,7 @@ def test_the_files_of_a_plan_are_what_ran_byte_for_byte(pair: Lab, tmp_path: Pat
         for node in range(2):
             ran = pair.root(node) / f"root/.trainfleet/jobs/node{node}/contract-{kind}.sh"
             assert ran.read_text() == (tmp_path / f"planned/{kind}-node-{node}.sh").read_text()
-    job = kept(run)
+    job = load_job(run)
     assert job is not None and [artifact.text for artifact in job[1].artifacts] == [
         (tmp_path / f"planned/train-node-{node}.sh").read_text() for node in range(2)
     ]

@@ -11,7 +11,7 @@ import pytest
 from trainfleet.config import Settings, load
 from trainfleet.errors import InputError
 from trainfleet.nodes import errand
-from trainfleet.nodes.answers import Untrue
+from trainfleet.nodes.answers import Implausible
 from trainfleet.nodes.fetch import read_listing
 from trainfleet.nodes.stream import OUTPUT_BEGINS, _after_mark, said
 
@@ -59,7 +59,7 @@ def test_a_list_of_files_names_plain_files_only() -> None:
         json.dumps({"a": 1}),
         "1  a",
     ):
-        with pytest.raises(Untrue):
+        with pytest.raises(Implausible):
             read_listing(text)
 
 

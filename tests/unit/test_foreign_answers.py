@@ -1,4 +1,4 @@
-"""Whatever a host answers is believed or Untrue: no other error, by answers grown from true ones and from nothing."""
+"""Whatever a host answers is believed or Implausible: no other error, by answers grown from true ones and from nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainfleet.config.hosts import Host
 from trainfleet.errors import BackendError
 from trainfleet.nodes import jobs, removal
-from trainfleet.nodes.answers import Untrue, parse_json
+from trainfleet.nodes.answers import Implausible, parse_json
 from trainfleet.nodes.facts import Facts, parse
 from trainfleet.nodes.gate import read_bandwidth
 from trainfleet.nodes.head import public_key
@@ -65,7 +65,7 @@ def believe(reader: str, text: str) -> Any:
     """What the reader makes of a text; None when it is refused as it should be."""
     try:
         return READERS[reader][0](text)
-    except (Untrue, BackendError) as error:
+    except (Implausible, BackendError) as error:
         assert len(str(error)) < 600
         return None
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from foreign.cases import watched
 from foreign.folders import CONTENTS, KINDS, RAW, VALUES, encoded
 from trainfleet import fence, stack_dumps
-from trainfleet.backends.base import HANDLE, REQUEST, Handle, keep, kept
+from trainfleet.backends.base import HANDLE, REQUEST, Handle, load_job, save_job
 from trainfleet.backends.local import Local
 from trainfleet.beats import HEAD, MAGIC, ROW, Beat, pack, read_beats
 from trainfleet.cli import explained
@@ -41,7 +41,7 @@ def look(run: Run) -> None:
     order = Local()
     for read in (
         lambda: fence.current(run.folder), lambda: fence.begin(run.folder), lambda: stack_dumps.asked(run.folder), lambda: stack_dumps.Stacks(run.folder, 0).read(),
-        lambda: read_beats(run.folder, 1), lambda: read_holder(run.folder), lambda: newest_holder(run.folder), lambda: kept(run),
+        lambda: read_beats(run.folder, 1), lambda: read_holder(run.folder), lambda: newest_holder(run.folder), lambda: load_job(run),
         lambda: order.status(order.find(run)), lambda: order.stop(order.find(run), at_once=False),
     ):  # fmt: skip
         try:
@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Run:
     config, _ = config_of(Settings(tmp_path / "config.yaml"))
     run = Run(tmp_path / "runs" / "x")
     request = Request(train_job(config), (Artifact("node-0.sh", "#!/bin/sh\n"),))
-    keep(run, Handle("local", str(run.folder), request.token, 1), request)
+    save_job(run, Handle("local", str(run.folder), request.token, 1), request)
     fence.begin(run.folder)
     for name, content in {FILE: json.dumps(asdict(Holder("here", 1, 3, 5.0))), "heartbeats/dump": "5.0", "logs/stacks-rank-0.txt": "x\n",
                           "nodes/node-0": f"4711 5 6 {request.token}\n", "nodes/node-0.exit": "0\n"}.items():  # fmt: skip
@@ -75,7 +75,7 @@ FILES = ("heartbeats/attempts/1", "heartbeats/attempts/1.taken", "heartbeats/att
 
 def test_a_job_is_kept_whole(run: Run) -> None:
     assert set(Written.__annotations__) == {field.name for field in fields(Job)}
-    found = kept(run)
+    found = load_job(run)
     assert found
     job = replace(
         found[1].job, image="registry.example/trainfleet:1", attempt=3, secrets=("A",), environment={"B": "c"}, port=29500
@@ -86,7 +86,7 @@ def test_a_job_is_kept_whole(run: Run) -> None:
 def test_what_is_right_is_read(run: Run) -> None:
     assert fence.current(run.folder) == Attempt(1, 1) and stack_dumps.asked(run.folder) == "5.0"
     assert read_beats(run.folder, 1) == {0: BEAT} and read_holder(run.folder) == Holder("here", 1, 3, 5.0)
-    found = kept(run)
+    found = load_job(run)
     assert found and found[0].nodes == 1 and found[0].token == found[1].token
     assert Local().status(Local().find(run)).exits == {0: 0}
 
@@ -119,7 +119,7 @@ def test_each_key_of_another_kind_is_refused_with_its_name(run: Run, name: str) 
         for value in (*VALUES, *RAW):
             path.write_bytes(encoded(record, key, value, None))
             try:
-                read_holder(run.folder), kept(run)
+                read_holder(run.folder), load_job(run)
             except TrainfleetError as error:
                 assert str(path) in str(error) and (isinstance(value, bytes) or key[-1] in str(error)), (key, value, str(error))
             else:

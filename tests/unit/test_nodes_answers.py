@@ -15,7 +15,7 @@ from trainfleet.config.hosts import Host
 from trainfleet.errors import BackendError
 from trainfleet.nodes import facts as reading
 from trainfleet.nodes import jobs, removal
-from trainfleet.nodes.answers import Failure, Result, Untrue
+from trainfleet.nodes.answers import Failure, Implausible, Result
 from trainfleet.nodes.facts import parse
 from trainfleet.nodes.gate import read_bandwidth
 from trainfleet.nodes.head import public_key
@@ -124,7 +124,7 @@ def test_a_script_that_never_became_the_supervisor_says_why() -> None:
     "said", ["", "ended", "failed", "ended well", "ended 1 2", "ended -1", "ended 99999", "runningx", "ended \u0663", "\x1b[2J"]
 )
 def test_any_other_word_of_it_is_untrue(said: str) -> None:
-    with pytest.raises(Untrue):
+    with pytest.raises(Implausible):
         jobs.read_look(said)
 
 
@@ -136,7 +136,7 @@ BANDWIDTHS = ["", "[]", "{}", '{"bandwidth": NaN, "bytes": 1, "nodes": 2, "pairs
 
 @pytest.mark.parametrize("said", BANDWIDTHS)
 def test_a_bandwidth_that_can_not_be_is_untrue(said: str) -> None:
-    with pytest.raises(Untrue):
+    with pytest.raises(Implausible):
         read_bandwidth(said, 2)
 
 
@@ -263,5 +263,5 @@ def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
 
 @pytest.mark.parametrize("said", ["runs/other 5", "5\truns/other", "five\truns/x", "-5\truns/x", "5\t/etc", "5"])
 def test_a_measure_of_something_else_is_untrue(said: str) -> None:
-    with pytest.raises(Untrue):
+    with pytest.raises(Implausible):
         removal.read_measures(said, ["runs/x"])

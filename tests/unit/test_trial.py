@@ -42,7 +42,7 @@ def test_a_trial_takes_what_is_clearly_faster() -> None:
 
 
 def test_the_trial_of_this_machine_is_of_this_machine() -> None:
-    found = trial.take()
+    found = trial.measure()
     assert trial.identity(found) == trial.here()
     assert all(1e8 < rate < 1e15 for rate in (found.fp32, found.bf16)) and found.onednn >= 0
     assert (found.together > 0) == (found.apart > 0)
@@ -68,9 +68,9 @@ def test_it_is_taken_once_for_a_cpu_and_a_torch(tmp_path: Path, monkeypatch: pyt
 
     version = "2.13"
     monkeypatch.delenv(trial.FILE)
-    monkeypatch.setattr(trial, "kept", lambda: tmp_path / "trial.json")
+    monkeypatch.setattr(trial, "cache_path", lambda: tmp_path / "trial.json")
     monkeypatch.setattr(trial, "here", lambda: ("mine", version, 2))
-    monkeypatch.setattr(trial, "take", take)
+    monkeypatch.setattr(trial, "measure", take)
     for expected in (1, 1):
         trial._taken.cache_clear()
         assert trial.of_this_machine() == taken[0] and len(taken) == expected

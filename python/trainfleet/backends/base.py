@@ -138,13 +138,13 @@ class Backend(Protocol):
     def machines(self) -> Machines: ...
 
 
-def keep(run: Run, handle: Handle, request: Request) -> None:
+def save_job(run: Run, handle: Handle, request: Request) -> None:
     """Writes to the run folder what another process needs to query this job, follow it and stop it."""
     runs.write_atomic(run.folder / REQUEST, json.dumps(request.record(), indent=2) + "\n")
     runs.write_atomic(run.folder / HANDLE, json.dumps(asdict(handle), indent=2) + "\n")
 
 
-def kept(run: Run) -> tuple[Handle, Request] | None:
+def load_job(run: Run) -> tuple[Handle, Request] | None:
     """The last job that was submitted for the run, whether or not it still runs; None before the first.
 
     Raises:

@@ -14,7 +14,7 @@ from ..config import Config, exports
 from ..errors import BackendError
 from ..lease import is_held, read_holder
 from ..nodes import errand, leftovers, removal
-from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
+from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason
 from ..nodes.fetch import fetch
 from ..nodes.fleet import open_fleet
 from ..nodes.gate import send_code
@@ -91,8 +91,10 @@ class Hosts:
         found = self._at_the_door(removal.measure(self.folder, folders))
         try:
             return {f"{self.folder}/{folder}": count for folder, count in removal.read_measures(found, folders).items()}
-        except Untrue as error:
-            raise BackendError(str(untrue(error, "what du prints")), where=(self.door or self.transport.hosts[0]).name) from error
+        except Implausible as error:
+            raise BackendError(
+                str(implausible(error, "what du prints")), where=(self.door or self.transport.hosts[0]).name
+            ) from error
 
     def remove(self, folders: Iterable[str]) -> None:
         self._at_the_door(removal.remove(self.folder, [folder.removeprefix(f"{self.folder}/") for folder in folders]))
@@ -193,5 +195,5 @@ def _traces(host: Host, answer: Result | Failure) -> list[str]:
     assert isinstance(answer, Result)
     try:
         return leftovers.read(answer.stdout)
-    except Untrue as error:
-        return [f"it is not known: {untrue(error, 'a list of what is left')}"]
+    except Implausible as error:
+        return [f"it is not known: {implausible(error, 'a list of what is left')}"]

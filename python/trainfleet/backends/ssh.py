@@ -23,7 +23,7 @@ from ..config.hosts import parse_hosts
 from ..errors import BackendError
 from ..nodes import facts as reading
 from ..nodes import jobs, pace
-from ..nodes.answers import Failure, Host, Result, Untrue, by_host, reason, untrue
+from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.jobs import RUNNING, Look
@@ -316,8 +316,8 @@ class Ssh:
         assert isinstance(answer, Result)
         try:
             looks.said[host], looks.heard[host] = jobs.read_look(answer.stdout), time.monotonic()
-        except Untrue as error:
-            looks.trouble[host] = untrue(error, "how its part of the job is").message
+        except Implausible as error:
+            looks.trouble[host] = implausible(error, "how its part of the job is").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
         fence = jobs.fence(self.mark, launchers=self.hands_over)  # the head itself launches, and stays

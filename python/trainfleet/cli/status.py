@@ -14,7 +14,7 @@ def main(variables: Variables, started: float) -> int:
     try:
         with whereabouts.place_of(variables) as place:
             place.refresh()
-            alone = "" if place.is_running() else whereabouts.alone(run, variables)
+            alone = "" if place.is_running() else whereabouts.orphan_note(run, variables)
     except BackendError:
         if run.results.exists():
             print(

@@ -12,7 +12,7 @@ def main(variables: Variables, started: float) -> int:
     with whereabouts.place_of(variables) as place:
         place.refresh()
         led = place.is_running()
-        if not led and not (alone := whereabouts.left(variables)):
+        if not led and not (alone := whereabouts.nodes_at_work(variables)):
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
         if not led:

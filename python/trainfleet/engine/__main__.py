@@ -81,7 +81,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
-        notices.Watch(lambda notice: heed(run, vote, world.node, notice))
+        notices.Watch(lambda notice: on_notice(run, vote, world.node, notice))
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
     if config.train.search_micro_batch:
@@ -99,7 +99,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         conclude(run, trainer, recorder, dataset, status)
 
 
-def heed(run: Run, vote: Vote, node: int, notice: str) -> None:
+def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
     """Makes all ranks save and stop, as this node is about to be reclaimed."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)

@@ -22,11 +22,11 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the add
 
 
 class Watch(threading.Thread):
-    """A daemon thread that polls until there is a notice and calls `heed` with it; one per instance."""
+    """A daemon thread that polls until there is a notice and calls `on_notice` with it; one per instance."""
 
-    def __init__(self, heed: Callable[[str], None]) -> None:
+    def __init__(self, on_notice: Callable[[str], None]) -> None:
         super().__init__(name="spot", daemon=True)
-        self.heed = heed
+        self.on_notice = on_notice
         self.trouble = ""
         self.start()
 
@@ -34,7 +34,7 @@ class Watch(threading.Thread):
         while True:
             try:
                 if notice := look():
-                    return self.heed(notice)
+                    return self.on_notice(notice)
             except (OSError, HTTPException) as error:
                 self.complain(str(error))
             time.sleep(EVERY)

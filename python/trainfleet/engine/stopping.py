@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
-class Wish:
+class Proposal:
     """What a rank asks for at a step boundary, beside a stop."""
 
     save: bool = False
@@ -24,7 +24,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Decision:
     """What any rank asked for, the same on all ranks."""
 
     stop: bool = False
@@ -33,7 +33,7 @@ class Answer:
 
 
 class Vote:
-    """The vote at each step boundary, with the same answer on all ranks.
+    """The vote at each step boundary, with the same decision on all ranks.
 
     Each call starts a sum over the ranks on their hosts (tree.py) and reads the one that the call before started: a step that
     took longer than a few messages has it already, and what a rank heard of reaches the fleet at the boundary after the next.
@@ -51,24 +51,24 @@ class Vote:
     def hear(self, number: int, frame: FrameType | None) -> None:
         self.heard = True
 
-    def agreed(self, wish: Wish) -> Answer:
+    def agreed(self, proposal: Proposal) -> Decision:
         """What all ranks do at this boundary."""
-        answer = self.settle()
+        decision = self.settle()
         self.look()
-        self.votes = torch.tensor([self.heard, wish.save, wish.fail], dtype=torch.float32)
+        self.votes = torch.tensor([self.heard, proposal.save, proposal.fail], dtype=torch.float32)
         self.tree.begin(self.votes)
         self.under_way = True
-        return answer
+        return decision
 
     def look(self) -> bool:
         """Whether this rank was asked to stop."""
         self.heard = self.heard or (self.file is not None and self.file.exists())
         return self.heard
 
-    def settle(self) -> Answer:
-        """The answer of the vote under way, if there is one; none is under way after it."""
+    def settle(self) -> Decision:
+        """The decision of the vote under way, if there is one; none is under way after it."""
         if not self.under_way:
-            return Answer()
+            return Decision()
         self.tree.end()
         self.under_way = False
-        return Answer(*(count > 0 for count in self.votes.tolist()))
+        return Decision(*(count > 0 for count in self.votes.tolist()))

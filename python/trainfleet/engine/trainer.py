@@ -57,10 +57,10 @@ class Trainer:
             valid_loss = self.validate() if step == last or due(step, self.train.validate_every) else None
             if logged or valid_loss is not None:
                 self.log(recorder, valid_loss)
-            answer = vote.agreed(self.checkpoints.wish())
-            ending = answer.stop or step == last
+            decision = vote.agreed(self.checkpoints.proposal())
+            ending = decision.stop or step == last
             try:
-                if self.checkpoints.due(step, answer) or ending:
+                if self.checkpoints.due(step, decision) or ending:
                     self.save(last=ending)
             finally:  # a save that ends the run is news too, and so is the one before it
                 if recorder:

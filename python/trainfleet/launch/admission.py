@@ -23,7 +23,7 @@ from ..config import Config, load_resolved
 from ..config.hosts import Host
 from ..errors import telling
 from ..nodes import gate
-from ..nodes.answers import Untrue, untrue
+from ..nodes.answers import Implausible, implausible
 from ..nodes.facts import SCRIPT, Facts, parse
 from ..nodes.finding import Finding
 from ..nodes.fleet import wanted_of
@@ -58,8 +58,8 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.Report:
     for node, host in enumerate(hosts):
         try:
             facts[host] = parse(_text(sbatch.facts_of(start, node)))
-        except Untrue as error:
-            findings.append(Finding(host, "facts", untrue(error, "what facts.sh prints").message, "sinfo -R; another node"))
+        except Implausible as error:
+            findings.append(Finding(host, "facts", implausible(error, "what facts.sh prints").message, "sinfo -R; another node"))
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
     said = [_plain(node_log(sbatch.trial_of(start), node)) for node in range(len(hosts))]

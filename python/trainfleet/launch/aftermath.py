@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from .. import output
-from ..backends.base import Phase, Status, kept
+from ..backends.base import Phase, Status, load_job
 from ..backends.slurm import starts
 from ..errors import TrainfleetError, telling
 from ..lease import is_held, read_holder
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     run, exits = Run(folder, f"launcher-{start.name}"), starts.exits_of(start)
     if run.is_asked_to_stop():
         return say(OVER, "it was asked to stop")
-    job = kept(run)
+    job = load_job(run)
     if near:
         done = run.read_results().get("status") == "finished" if job else not any(exits.values())
         return say(OVER, "it is finished") if done else say(AGAIN, "its time limit came: it is queued again")

@@ -81,7 +81,7 @@ def compile_ahead(config: Config, derived: list[Derived], started: float, sequel
     """Fills the cache, and says what it took and what it could not compile; the exit code."""
     imaging.make_ready(config)
     run = run_of(name_of(config))
-    print(f"compiling ahead, in {run.folder}: {foretold(config)}", flush=True)
+    print(f"compiling ahead, in {run.folder}: {expected_duration(config)}", flush=True)
     plan = plan_of(compile_only(config, run.name), derived, launch=secrets.token_hex(8))
     code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
@@ -94,7 +94,7 @@ def outlook(config: Config) -> list[str]:
     if not compiles_ahead(config):
         return []
     behind = "; training is queued behind it" if can_wait(config) else ""
-    return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {foretold(config)}{behind}", ""]
+    return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {expected_duration(config)}{behind}", ""]
 
 
 def name_of(config: Config) -> str:
@@ -109,7 +109,7 @@ def name_of(config: Config) -> str:
     return f"compile-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
-def foretold(config: Config) -> str:
+def expected_duration(config: Config) -> str:
     """How long it will take, by what others took, in words."""
     taken = [seconds for path in RUNS.glob("compile-*/results.json") if (seconds := _seconds(path, config))]
     if taken:

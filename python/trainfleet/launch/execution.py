@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import runs
 from ..backends import backend_of, lingers
-from ..backends.base import Handle, kept
+from ..backends.base import Handle, load_job
 from ..backends.place import Place
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
@@ -93,7 +93,7 @@ def say_finished(plan: Plan, run: runs.Run) -> int:
 
 def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None:
     """The job that an earlier launcher submitted, if all of it still runs."""
-    job = kept(run)
+    job = load_job(run)
     if job is None:
         return None
     status = backend_of(config).status(job[0])
@@ -102,7 +102,7 @@ def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None
 
 def take_over(plan: Plan, run: runs.Run) -> Plan:
     """The plan of a launcher whose predecessor died: without the hosts that are gone."""
-    backend, job = backend_of(plan.config), kept(run)
+    backend, job = backend_of(plan.config), load_job(run)
     lost = backend.status(job[0]).lost if job else {}
     without = {job[1].host(node): why for node, why in lost.items()} if job else {}
     attempt = job[1].job.attempt + 1 if job else 1

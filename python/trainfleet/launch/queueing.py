@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .. import fence
 from ..backends import backend_of
-from ..backends.base import Can, Handle, keep
+from ..backends.base import Can, Handle, save_job
 from ..config import Config, Derived
 from ..plan.plan import Plan
 from ..runs import run_of
@@ -78,7 +78,7 @@ class Waiting:
         training.record_launch(self.run, request)
         request = request.with_environment({fence.VARIABLE: str(fence.begin(self.run.folder))})
         self.submitted = self.backend.submit(request)
-        keep(self.run, self.submitted, request)
+        save_job(self.run, self.submitted, request)
         status = self.backend.status(self.submitted)
         self.run.note("queued", phase=status.phase.value, reason=status.reason)
 

@@ -53,10 +53,10 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
     place.ask_to_stop()
     print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
     began = heard = time.monotonic()
-    before = told(run)
-    while place.is_running() or left(variables):
+    before = bytes_written(run)
+    while place.is_running() or nodes_at_work(variables):
         now = time.monotonic()
-        if (latest := told(run)) != before:
+        if (latest := bytes_written(run)) != before:
             heard, before = now, latest
         if now - heard > PATIENCE or now - began > LONGEST:
             return False
@@ -72,12 +72,12 @@ def require_over(place: Place, run: Run) -> None:
         raise RunError("its launcher does not end", where=str(run.folder), why="its ranks were ended, and it is not", next=next)
 
 
-def told(run: Run) -> int:
+def bytes_written(run: Run) -> int:
     """Bytes of metrics and events, as they are here: they grow while the run makes progress."""
     return sum(path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists())
 
 
-def left(variables: Variables) -> tuple[str, ...]:
+def nodes_at_work(variables: Variables) -> tuple[str, ...]:
     """The nodes on which something of the run that the config names is at work, with a launcher or without one.
 
     Raises:
@@ -94,11 +94,11 @@ def left(variables: Variables) -> tuple[str, ...]:
     return tuple(handle.hosts[node] if node < len(handle.hosts) else f"node {node}" for node in nodes)
 
 
-def alone(run: Run, variables: Variables) -> str:
+def orphan_note(run: Run, variables: Variables) -> str:
     """A note on a run that counts as running without a launcher; "" for any other."""
     if run.read_results().get("status") != "running":
         return ""
-    nodes = left(variables)
+    nodes = nodes_at_work(variables)
     if nodes:
         return f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes over, make stop ends it"
     return "\nits launcher is gone, and nothing of it runs: make train resumes from the last checkpoint"

@@ -14,14 +14,14 @@ __all__ = [
     "Answers",
     "Failure",
     "Host",
+    "Implausible",
     "Result",
-    "Untrue",
     "by_host",
+    "implausible",
     "is_whole_number",
     "number",
     "parse_json",
     "reason",
-    "untrue",
 ]
 
 
@@ -41,7 +41,7 @@ class Failure:
 
     kind: name (does not resolve), down (nothing answers), host-key (another key than known), unknown-key (first contact), auth
     (user or key refused), lost (the link died meanwhile), timeout (no end in time), slow (left behind by the others), exit (the
-    command ended badly), untrue (what it says can't be so).
+    command ended badly), implausible (what it says can't be so).
     """
 
     kind: str
@@ -83,11 +83,11 @@ def by_host(what: str, said: Mapping[Host, object]) -> str:
     return "\n".join([what, *(f"  {host.name}: {words}" for host, words in said.items())])
 
 
-class Untrue(ValueError):
+class Implausible(ValueError):
     """A host's answer is implausible: not the format, or an impossible value."""
 
 
-def untrue(error: Untrue, asked: str) -> Failure:
+def implausible(error: Implausible, asked: str) -> Failure:
     """The failure of a host whose answer is implausible."""
     next = "look at that host: another user or program answers in its place"
     return Failure("untrue", f"its answer is not {asked}: it has {error}", next)
@@ -97,16 +97,16 @@ def parse_json(text: str) -> Any:
     """The one JSON value in a host's answer.
 
     Raises:
-        Untrue: it is none, or has what our programs never print: NaN, a duplicate key, hundreds of levels, endless digits.
+        Implausible: it is none, or has what our programs never print: NaN, a duplicate key, hundreds of levels, endless digits.
     """
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_distinct)
     except RecursionError:
-        raise Untrue("too many levels") from None
-    except Untrue:
+        raise Implausible("too many levels") from None
+    except Implausible:
         raise
     except ValueError as error:
-        raise Untrue(f"no JSON ({error})") from None
+        raise Implausible(f"no JSON ({error})") from None
 
 
 def is_whole_number(value: object) -> bool:
@@ -118,19 +118,19 @@ def number(value: object, least: float, most: float) -> float:
     """A finite JSON number within these bounds.
 
     Raises:
-        Untrue: it is none.
+        Implausible: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not math.isfinite(value):
-        raise Untrue("a number that can't be")
+        raise Implausible("a number that can't be")
     return float(value)
 
 
 def _refuse(word: str) -> NoReturn:
-    raise Untrue(f"the number {word}")
+    raise Implausible(f"the number {word}")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Untrue("a key twice")
+        raise Implausible("a key twice")
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config import Config
 from ..errors import InputError
 from ..telemetry import NeuronDevice, read_devices
-from .answers import Failure, Host, Result, Untrue, reason, untrue
+from .answers import Failure, Host, Implausible, Result, implausible, reason
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
@@ -130,8 +130,8 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
         assert isinstance(answer, Result)
         try:
             return parse(answer.stdout, answer.seconds)
-        except Untrue as error:
-            return untrue(error, "what facts.sh prints")
+        except Implausible as error:
+            return implausible(error, "what facts.sh prints")
 
     return transport.each(ask, hosts, leave_behind=True)
 
@@ -140,17 +140,17 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     """Parses the output of facts.sh. What a login shell printed before it is skipped.
 
     Raises:
-        Untrue: the text has no end (the node stopped in the middle of it), or a value that nothing has.
+        Implausible: the text has no end (the node stopped in the middle of it), or a value that nothing has.
     """
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
     if not start or not end:
-        raise Untrue(f"no beginning or no end: {text[-200:]!a}")
+        raise Implausible(f"no beginning or no end: {text[-200:]!a}")
     lines: dict[str, list[str]] = {}
     for count, line in enumerate(body.split("\n")):
         key, equals, value = line.partition("=")
         if count >= LINES or len(line) > LETTERS:
-            raise Untrue(f"more than {LINES:,} lines, or one of more than {LETTERS:,} letters")
+            raise Implausible(f"more than {LINES:,} lines, or one of more than {LETTERS:,} letters")
         if equals:
             lines.setdefault(key, []).append("".join(letter if letter.isprintable() else "\ufffd" for letter in value))
     return _build(lines, seconds, time.time() if now is None else now)
@@ -193,20 +193,20 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
 def _count(key: str, text: str) -> int:
     """The number behind a key; 0 for none."""
     if not re.fullmatch(r"[0-9]{0,20}", text):
-        raise Untrue(f"{key}={text[:60]!a}, which is no number")
+        raise Implausible(f"{key}={text[:60]!a}, which is no number")
     return int(text or 0)
 
 
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):  # %N stays a letter where date does not know it
-        raise Untrue(f"clock={text[:60]!a}, which is no time")
+        raise Implausible(f"clock={text[:60]!a}, which is no time")
     return float(text.rstrip("N"))
 
 
 def _require_form(key: str, text: str) -> str:
     """The text, which is one that such a value has, or empty."""
     if text and not re.fullmatch(FORMS[key], text):
-        raise Untrue(f"{key}={text[:60]!a}, which nothing is called")
+        raise Implausible(f"{key}={text[:60]!a}, which nothing is called")
     return text
 
 
@@ -215,7 +215,7 @@ def _address(text: str) -> str:
     try:
         ipaddress.ip_address(_require_form("address", text))
     except ValueError:
-        raise Untrue(f"address={text[:60]!a}, which is none") from None
+        raise Implausible(f"address={text[:60]!a}, which is none") from None
     return text
 
 
@@ -225,7 +225,7 @@ def _space(key: str, text: str) -> Space | None:
     if not words:
         return None
     if len(words) < 3:
-        raise Untrue(f"{key}={text[:60]!a}, which is no file system")
+        raise Implausible(f"{key}={text[:60]!a}, which is no file system")
     return Space(_count(key, words[0]), *words[1:])
 
 

@@ -19,7 +19,7 @@ from ..errors import BackendError
 from ..output import unguarded
 from ..runs import unwritable
 from ..travel import NAME
-from .answers import Failure, Host, Result, Untrue, reason, untrue
+from .answers import Failure, Host, Implausible, Result, implausible, reason
 from .transport import Transport
 
 MOST_FILES, MOST_BYTES = 10_000, 1 << 50
@@ -57,24 +57,24 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     assert isinstance(answer, Result)
     try:
         return read_listing(answer.stdout)
-    except Untrue as error:
-        raise BackendError(untrue(error, "a list of files").message, where=host.name, next="look at that host") from error
+    except Implausible as error:
+        raise BackendError(implausible(error, "a list of files").message, where=host.name, next="look at that host") from error
 
 
 def read_listing(text: str) -> dict[str, int]:
     """File → bytes, of what `stat` printed.
 
     Raises:
-        Untrue: it is another text, or names what no such folder has.
+        Implausible: it is another text, or names what no such folder has.
     """
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
         match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME}(/{NAME}){{0,2}})", line)
         if not match or match[2] in sizes or len(sizes) >= MOST_FILES:
-            raise Untrue(f"the line {line[:80]!a}")
+            raise Implausible(f"the line {line[:80]!a}")
         sizes[match[2]] = int(match[1])
     if sum(sizes.values()) > MOST_BYTES:
-        raise Untrue("more bytes than any model has")
+        raise Implausible("more bytes than any model has")
     return sizes
 
 

@@ -18,7 +18,7 @@ from ..config import Config
 from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, lone_rank, torchrun
 from . import facts as reading
-from .answers import Answers, Failure, Host, Result, Untrue, is_whole_number, number, parse_json, untrue
+from .answers import Answers, Failure, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
 from .facts import Facts
 from .finding import Finding, unreachable
 from .fleet import wanted_of
@@ -176,8 +176,8 @@ def judge_trial(
         return None
     try:
         found = read_bandwidth(report, len(hosts))
-    except Untrue as error:
-        return None, [Finding(hosts[0], "fabric", untrue(error, "what the trial prints").message, "make doctor again")]
+    except Implausible as error:
+        return None, [Finding(hosts[0], "fabric", implausible(error, "what the trial prints").message, "make doctor again")]
     findings = [Finding(None, "nccl", said) for said in judge_nccl(lines, instance_type)]
     return found, findings + judge_bandwidth(found, least_bandwidth(instance_type), hosts)
 
@@ -186,11 +186,11 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
     """What the trial on so many nodes measured, as its first node printed it.
 
     Raises:
-        Untrue: that can't be.
+        Implausible: that can't be.
     """
     record = parse_json(text)
     if not isinstance(record, dict) or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys():
-        raise Untrue("not the keys of a measurement")
+        raise Implausible("not the keys of a measurement")
     pairs = []
     for pair in record["pairs"] if isinstance(record["pairs"], list) else [None]:
         if (
@@ -198,10 +198,10 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
             or len(pair) != 3
             or not all(is_whole_number(node) and 0 <= node < nodes for node in pair[:2])
         ):
-            raise Untrue("pairs of nodes that are none")
+            raise Implausible("pairs of nodes that are none")
         pairs.append((pair[0], pair[1], number(pair[2], 0, 1e6)))
     if record["nodes"] != nodes or not is_whole_number(record["bytes"]):
-        raise Untrue("another number of nodes, or of bytes")
+        raise Implausible("another number of nodes, or of bytes")
     return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
 
 

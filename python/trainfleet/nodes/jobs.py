@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import BackendError
 from ..presence import ANNOUNCED
-from .answers import Untrue
+from .answers import Implausible
 
 JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
 MARK = "TRAINFLEET_JOB"
@@ -85,7 +85,7 @@ def read_look(text: str) -> Look:
     """What `look` said.
 
     Raises:
-        Untrue: it said something else.
+        Implausible: it said something else.
     """
     said = text.strip().rpartition("\n")[2]
     if said in ("running", "rebooted"):
@@ -97,7 +97,7 @@ def read_look(text: str) -> Look:
     if match := re.fullmatch(r"failed (.+)", said):
         words = "".join(letter for letter in match[1] if letter.isprintable())
         return Look("ended", 127, f"its script failed: {words[:200]}")
-    raise Untrue(f"the words {said[:60]!a}")
+    raise Implausible(f"the words {said[:60]!a}")
 
 
 def terminate(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from .answers import Untrue
+from .answers import Implausible
 from .head import KEY
 from .operations import HARDENING, LIMITS
 
@@ -43,13 +43,13 @@ def read(text: str) -> list[str]:
     """What `find` printed, in words.
 
     Raises:
-        Untrue: it printed something else.
+        Implausible: it printed something else.
     """
     found = []
     for line in filter(None, text.split("\n")):
         kind, _, what = line.partition(" ")
         if kind not in WORDS or not re.fullmatch(r"[A-Za-z0-9 ./_-]{0,80}", what):
-            raise Untrue(f"the line {line[:80]!a}")
+            raise Implausible(f"the line {line[:80]!a}")
         found.append(WORDS[kind].format(what=what))
     return found
 

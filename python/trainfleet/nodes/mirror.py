@@ -23,7 +23,7 @@ from typing import Any
 from .. import travel
 from ..runs import unwritable
 from ..travel import FILES, limit
-from .answers import Failure, Host, Result, Untrue, is_whole_number, number, parse_json, reason, untrue
+from .answers import Failure, Host, Implausible, Result, implausible, is_whole_number, number, parse_json, reason
 from .delta import MOST, Known
 from .transport import Transport
 
@@ -84,12 +84,12 @@ class Mirror:
             try:
                 news = read_news(answer.stdout, self.known)
                 self._require_room(news)
-            except Untrue as error:
-                return untrue(error, "what a run folder has")
+            except Implausible as error:
+                return implausible(error, "what a run folder has")
             self._take(news)
             if news.whole:
                 return news.now
-        return untrue(Untrue("it never ends"), "what a run folder has")
+        return implausible(Implausible("it never ends"), "what a run folder has")
 
     def _forget_lost(self) -> None:
         """Files that are no longer here, or not as long as they were, are to be sent anew."""
@@ -103,11 +103,11 @@ class Mirror:
                 del self.known[name]
 
     def _require_room(self, news: News) -> None:
-        """Untrue when the folder would be larger than any is, RunError when this disk has no room for what comes."""
+        """Implausible when the folder would be larger than any is, RunError when this disk has no room for what comes."""
         coming = sum(len(piece.data) for piece in news.pieces.values())
         sizes = {name: size for name, (size, _, _) in self.known.items()} | {n: p.size for n, p in news.pieces.items()}
         if sum(sizes.values()) > TOTAL:
-            raise Untrue(f"more than {TOTAL >> 30} GiB of small files")
+            raise Implausible(f"more than {TOTAL >> 30} GiB of small files")
         disk = next(folder for folder in (self.here, *self.here.absolute().parents) if folder.is_dir())
         if coming and shutil.disk_usage(disk).free - coming < SPARE:
             raise unwritable(self.here, OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"))
@@ -129,43 +129,43 @@ def read_news(text: str, known: Known) -> News:
     """What a node's answer says, where it can be true of a run folder of which `known` was brought.
 
     Raises:
-        Untrue: it can't.
+        Implausible: it can't.
     """
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
-        raise Untrue("not the four keys of an answer")
+        raise Implausible("not the four keys of an answer")
     files, paths, whole = record["files"], record["paths"], record["whole"]
     if not isinstance(files, dict) or not isinstance(paths, list) or not isinstance(whole, bool):
-        raise Untrue("values of another type")
+        raise Implausible("values of another type")
     if len(paths) > FILES or not all(isinstance(name, str) for name in paths):
-        raise Untrue(f"more than {FILES} files, or names that are none")
+        raise Implausible(f"more than {FILES} files, or names that are none")
     names = frozenset(paths)
     if len(names) != len(paths) or not files.keys() <= names:
-        raise Untrue("names that contradict each other")
+        raise Implausible("names that contradict each other")
     if strange := next((name for name in sorted(names) if limit(name) is None), None):
-        raise Untrue(f"the name {strange[:100]!a}, which no file of a run folder has")
+        raise Implausible(f"the name {strange[:100]!a}, which no file of a run folder has")
     room, pieces = MOST, {}
     for name, values in files.items():
         pieces[name] = _piece(name, values, known, room)
         room -= len(pieces[name].data)
     if not whole and room:
-        raise Untrue("less than there is")
+        raise Implausible("less than there is")
     return News(pieces, names, whole, number(record["now"], 0, 1 << 34))
 
 
 def _piece(name: str, values: Any, known: Known, room: int) -> Piece:
     """One file's part of an answer: it adds to what is here, or starts anew, and is at most as large as such a file may be."""
     if not isinstance(values, list) or len(values) != 5:
-        raise Untrue(f"no five values of {name}")
+        raise Implausible(f"no five values of {name}")
     offset, size, stamp, inode, packed = values
     most, here = limit(name) or 0, known.get(name, (0, 0.0, 0))[0]
     if not (is_whole_number(offset) and is_whole_number(size) and is_whole_number(inode) and isinstance(packed, str)):
-        raise Untrue(f"values of another type for {name}")
+        raise Implausible(f"values of another type for {name}")
     if offset not in (0, here) or not 0 <= inode < 1 << 64:
-        raise Untrue(f"bytes of {name} that do not follow on what was brought")
+        raise Implausible(f"bytes of {name} that do not follow on what was brought")
     data = _unpack(name, packed, room)
     if size != offset + len(data) or size > most:
-        raise Untrue(f"a size of {name} that it can't have")
+        raise Implausible(f"a size of {name} that it can't have")
     return Piece(offset, data, size, number(stamp, 0, 1 << 34), inode)
 
 
@@ -175,7 +175,7 @@ def _unpack(name: str, packed: str, room: int) -> bytes:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b85decode(packed), room + 1)
     except (ValueError, zlib.error) as error:
-        raise Untrue(f"bytes of {name} that can't be unpacked: {error}") from error
+        raise Implausible(f"bytes of {name} that can't be unpacked: {error}") from error
     if len(data) > room or not stream.eof or stream.unused_data:
-        raise Untrue(f"more bytes of {name} than an answer has")
+        raise Implausible(f"more bytes of {name} than an answer has")
     return data

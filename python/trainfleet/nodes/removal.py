@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable
 
 from ..errors import BackendError
-from .answers import Untrue
+from .answers import Implausible
 
 FOLDER = r"(runs|data)/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 ENTER = "cd -P -- {shared} || exit 0; top=$(pwd -P)"
@@ -40,13 +40,13 @@ def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
     """Folder → bytes, of what `measure` printed for these folders.
 
     Raises:
-        Untrue: another folder, or no number.
+        Implausible: another folder, or no number.
     """
     asked, found = set(folders), {}
     for line in filter(None, text.split("\n")):
         count, _, folder = line.partition("\t")
         if folder not in asked or not re.fullmatch(r"[0-9]{1,20}", count):
-            raise Untrue(f"the line {line[:80]!a}")
+            raise Implausible(f"the line {line[:80]!a}")
         found[folder] = int(count)
     return found
 

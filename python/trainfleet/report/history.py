@@ -218,7 +218,7 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def foretold(history: History, what: str, write: Callable[[float], str]) -> str:
+def predicted(history: History, what: str, write: Callable[[float], str]) -> str:
     """What the plan predicted of something that was measured."""
     predicted = number((history.results.get("predicted") or {}).get(what))
     return f" · predicted {write(predicted)}" if predicted else ""

@@ -13,7 +13,7 @@ from .. import door
 from ..output import shown
 from ..runs import Run, write_atomic
 from . import panels, plots, provenance
-from .history import UNKNOWN, History, decimal, describe, duration, foretold, moment, number, percent, quantity, read, size
+from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, predicted, quantity, read, size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def _tiles(history: History) -> str:
         ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step"),
         ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
         ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
-        ("Tokens per second", quantity(speed), f"of all ranks{each}{foretold(history, 'tokens_per_second', quantity)}"),
+        ("Tokens per second", quantity(speed), f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}"),
         ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
         ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),
         ("To the first step", duration(number(seconds.get("first_step"))), way),
@@ -129,7 +129,7 @@ def _memory(history: History) -> tuple[str, str]:
     bytes = history.measured("memory_bytes")
     if not bytes or history.results.get("device") == "cpu":  # where it is that of the whole process
         return UNKNOWN, ""
-    return size(bytes), f"of the device, at the fullest moment{foretold(history, 'memory_bytes', size)}"
+    return size(bytes), f"of the device, at the fullest moment{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
@@ -145,7 +145,7 @@ def _cost(history: History) -> tuple[str, str]:
         return UNKNOWN, ""
     if not usd:
         return "$0", "this machine, no cloud"
-    return f"${usd:,.2f}", f"price of the nodes × their hours{foretold(history, 'usd', '${:,.2f}'.format)}"
+    return f"${usd:,.2f}", f"price of the nodes × their hours{predicted(history, 'usd', '${:,.2f}'.format)}"
 
 
 def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TextIO
 
 from ..runs import Run
-from .history import History, decimal, duration, foretold, number, percent, quantity, read, size
+from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
 Row = tuple[str, str]
 
@@ -42,7 +42,7 @@ def _outcome(history: History) -> list[Row]:
         rows = [("loss", _losses(history)), *[("remark", remark) for remark in (history.rose, history.unvalidated) if remark]]
         speed = history.measured("tokens_per_second")
         used = f" · MFU {percent(mfu)}" if mfu else ""
-        rows.append(("speed", f"{quantity(speed)} tokens/s{used}{foretold(history, 'tokens_per_second', quantity)}"))
+        rows.append(("speed", f"{quantity(speed)} tokens/s{used}{predicted(history, 'tokens_per_second', quantity)}"))
         rows += [*_parts(history), *_costs(history)]
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
@@ -58,9 +58,9 @@ def _costs(history: History) -> list[Row]:
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
     if memory and history.results.get("device") != "cpu":
-        rows.append(("memory", f"{size(memory)} per rank{foretold(history, 'memory_bytes', size)}"))
+        rows.append(("memory", f"{size(memory)} per rank{predicted(history, 'memory_bytes', size)}"))
     if usd:
-        rows.append(("cost", f"${usd:,.2f}{foretold(history, 'usd', '${:,.2f}'.format)}"))
+        rows.append(("cost", f"${usd:,.2f}{predicted(history, 'usd', '${:,.2f}'.format)}"))
     return rows
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .. import fence
-from ..backends.base import Backend, Handle, Phase, Status, keep
+from ..backends.base import Backend, Handle, Phase, Status, save_job
 from ..backends.place import Place
 from ..errors import BackendError
 from ..plan.job import Job
@@ -92,7 +92,7 @@ class Follower:
         self.place.refresh()
         handle = running or self.backend.submit(request)
         try:
-            keep(self.run, handle, request)
+            save_job(self.run, handle, request)
             if self.sequel:
                 self.sequel.submitted(handle)
             outcome = self._stay(handle, request)

@@ -22,7 +22,7 @@ from ...config.types import Train
 from ...errors import RunError
 from ...runs import Run
 from ..parallel.parts import Parts
-from ..stopping import Answer, Wish
+from ..stopping import Decision, Proposal
 from ..world import World
 from . import randomness, resuming, saving
 from .peers import Peers
@@ -78,22 +78,22 @@ class Checkpoints:
         """Whether a save that failed ends the run."""
         return self.policy.on_failure == "stop"
 
-    def wish(self) -> Wish:
-        """What this rank asks for at a step boundary; the vote gives all ranks the same answer."""
+    def proposal(self) -> Proposal:
+        """What this rank asks for at a step boundary; the vote gives all ranks the same decision."""
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
         first, self.asked = late and not self.asked, self.asked or late
-        return Wish(save=first, fail=self.failed is not None and self.stops)
+        return Proposal(save=first, fail=self.failed is not None and self.stops)
 
-    def due(self, step: int, answer: Answer) -> bool:
+    def due(self, step: int, decision: Decision) -> bool:
         """Whether a save begins at this boundary.
 
         Raises:
             RunError: one failed, and the run is to stop when it does (checkpoint.on_failure).
         """
-        if answer.fail:
+        if decision.fail:
             self.settle()
-        return answer.save or (self.policy.every_steps > 0 and step % self.policy.every_steps == 0)
+        return decision.save or (self.policy.every_steps > 0 and step % self.policy.every_steps == 0)
 
     def save(self, parts: Parts, progress: Progress, loss: float) -> None:
         """Begins to save the state as it is now; training may change it once this returns.
