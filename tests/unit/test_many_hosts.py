@@ -90,7 +90,7 @@ class Simulated(Fake):
             assert len(self.begun) == len(self.hosts), "the first host waits for ranks that nobody has started"
         elif "kill -KILL" in command:
             record = {"bandwidth": 95.0, "bytes": 1 << 30, "nodes": len(self.hosts), "pairs": []}
-            return f"connected\n{gate.MARK}{json.dumps(record)}\nNET/OFI Selected provider is efa, fabric is efa (found 4 nics)\n"
+            return f"connected\n{gate.BANDWIDTH}{json.dumps(record)}\nNET/OFI Selected provider is efa, fabric is efa (found 4 nics)\n"
         elif command.startswith("cat "):
             return command.rpartition(".")[2]  # the token
         return "there"

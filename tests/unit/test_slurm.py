@@ -21,7 +21,7 @@ from requirement import need_program
 from trainfleet import s3
 from trainfleet.backends import terms_of
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.slurm import Slurm, engine, parallelcluster, room, sbatch, starts, template, words
+from trainfleet.backends.slurm import Slurm, cluster_checks, engine, parallelcluster, reasons, sbatch, starts, template
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.config import Config, Settings, dump_resolved, load
@@ -59,7 +59,7 @@ def config_of(folder: Path, **fleet: Any) -> Config:
     ],
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> None:
-    assert expected in words.why_waiting(reason) and words.why_waiting(reason).startswith(f"({reason}): ")
+    assert expected in reasons.why_waiting(reason) and reasons.why_waiting(reason).startswith(f"({reason}): ")
 
 
 def test_a_machine_that_belongs_to_no_cluster_is_told_so() -> None:
@@ -69,7 +69,7 @@ def test_a_machine_that_belongs_to_no_cluster_is_told_so() -> None:
 
 
 def test_every_entry_of_the_catalogue_says_what_to_do() -> None:
-    table = yaml.safe_load(words.FILE.read_text())
+    table = yaml.safe_load(reasons.FILE.read_text())
     assert len(table["reasons"]) > 45 and all(set(entry) == {"means", "do"} for entry in table["reasons"].values())
     assert all(set(entry) == {"says", "key", "means"} for entry in table["refusals"])
 
@@ -159,7 +159,7 @@ def test_what_squeue_has_forgotten_accounting_knows_or_nobody() -> None:
     slurm = Engine(ask)
     assert (slurm.look("7").state, slurm.look("7").reason) == ("CANCELLED", "by 0")
     assert slurm.look("8").state == engine.GONE
-    assert words.PHASES.get("CANCELLED", Phase.ENDED) is Phase.ENDED
+    assert reasons.PHASES.get("CANCELLED", Phase.ENDED) is Phase.ENDED
 
 
 def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(said: str, ref
 
     slurm = config_of(tmp_path).fleet.slurm
     if not refused:
-        return room.require(Engine(ask), slurm, 2, "", {})
+        return cluster_checks.require(Engine(ask), slurm, 2, "", {})
     with pytest.raises(BackendError, match=refused):
-        room.require(Engine(ask), slurm, 2, "", {})
+        cluster_checks.require(Engine(ask), slurm, 2, "", {})
 
 
 def test_nodes_that_have_yet_to_register_with_a_slurmctld_that_was_restarted_are_waited_for(
@@ -206,8 +206,8 @@ def test_nodes_that_have_yet_to_register_with_a_slurmctld_that_was_restarted_are
             return Said(0, unknown[len(waited)], "")
         return Said(0, {"scontrol": partition, "sinfo": "n0\nn1\n"}[line[0]], "")
 
-    monkeypatch.setattr("trainfleet.backends.slurm.room.time.sleep", waited.append)
-    room.require(Engine(ask), config_of(tmp_path).fleet.slurm, 2, "", {})
+    monkeypatch.setattr("trainfleet.backends.slurm.cluster_checks.time.sleep", waited.append)
+    cluster_checks.require(Engine(ask), config_of(tmp_path).fleet.slurm, 2, "", {})
     assert len(waited) == 2
 
 
@@ -310,7 +310,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
         for node, word in enumerate(shared):
             sbatch.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
             node_log(run.folder, node).unlink(missing_ok=True)
-        trial.write_text(f"rank 0  10:00:00.000 | {gate.MARK}{json.dumps(bandwidth)}\n")
+        trial.write_text(f"rank 0  10:00:00.000 | {gate.BANDWIDTH}{json.dumps(bandwidth)}\n")
         code = admission.main([str(run.folder), str(start)])
         ended = Status(Phase.ENDED, "", exits={0: 69, 1: 137, 2: 137}, hosts=("n0", "n1", "n2"), leaves=True)
         return code, judge(request, Outcome(ended, None), run, since)

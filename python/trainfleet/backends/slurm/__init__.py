@@ -43,14 +43,14 @@ from ..base import Can, Handle, Machines, Phase, Status
 from ..node import values_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
-from . import room, sbatch, starts, template
+from . import cluster_checks, sbatch, starts, template
 from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
 from .machines import Partitions
 from .parallelcluster import Cluster
 from .place import Shared
+from .reasons import PHASES, is_for_nodes, why_waiting
 from .template import name_of
-from .words import PHASES, is_for_nodes, why_waiting
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
@@ -130,7 +130,7 @@ class Slurm(Ssh):
         environment = self._fabric(job) | own | dict(job.environment)
         script = sbatch.script(self.config, job, ground, environment)
         if job.launch:
-            room.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
+            cluster_checks.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
         return Request(job, (script,))
 
     def _fabric(self, job: Job) -> dict[str, str]:
@@ -147,7 +147,7 @@ class Slurm(Ssh):
             return self._handle(job.folder, number, request.token, job.nodes)
         secrets = values_of(job.secrets)
         if secrets:
-            room.require_private(self.engine)
+            cluster_checks.require_private(self.engine)
         for folder in (job.folder / starts.NODES, job.folder / "logs"):
             runs.make_folder(folder)
         given = {name: os.environ[name] for name in GIVEN if name in os.environ}
@@ -157,7 +157,7 @@ class Slurm(Ssh):
         said = self.engine.ask(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not number.isdecimal():
-            raise room.explained(self.engine, refused("sbatch", said.error or said.out))
+            raise cluster_checks.explained(self.engine, refused("sbatch", said.error or said.out))
         runs.write_atomic(starts.claim(job.folder, request.token), number + "\n")
         self.engine.wake()
         return self._handle(job.folder, number, request.token, job.nodes)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import BackendError
 from ..ssh import HEAD
-from .words import WELL, why_refused
+from .reasons import WELL, why_refused
 
 TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
 SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes

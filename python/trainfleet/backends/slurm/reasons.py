@@ -1,4 +1,4 @@
-"""Slurm's words in plain ones: why a job waits, how it ended, why it is not taken (words.yaml, with its sources)."""
+"""Slurm's words in plain ones: why a job waits, how it ended, why it is not taken (reasons.yaml, with its sources)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from ..base import Phase
 
-FILE = Path(__file__).with_name("words.yaml")
+FILE = Path(__file__).with_name("reasons.yaml")
 # slurm.schedmd.com/squeue.html, JOB STATE CODES. What is none of these has ended.
 PHASES = {
     "PENDING": Phase.QUEUED, "REQUEUED": Phase.QUEUED, "REQUEUE_FED": Phase.QUEUED, "REQUEUE_HOLD": Phase.QUEUED,
