@@ -82,9 +82,9 @@ def decode(content: bytes, where: str) -> str:
         raise InputError(what, where=f"{where}:{line}", next=f"file {where}; iconv -t utf-8 converts") from error
 
 
-def read_json(path: Path, most: int = RECORD, depth: int = DEEPEST) -> Any:
+def read_json(path: Path, most: int = RECORD) -> Any:
     """The value in a JSON file. Raises as `read_text`, and InputError where `parse_json` does."""
-    return parse_json(read_text(path, most), str(path), depth)
+    return parse_json(read_text(path, most), str(path))
 
 
 def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:

@@ -263,18 +263,18 @@ def parse_lines(lines: Iterable[bytes], check: Callable[[Any], Record] = is_obje
             yield check(door.parse_line(line, ""))
 
 
-def whole_lines(path: Path, start: int, most: int = MOST) -> tuple[list[bytes], int]:
+def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
     """The lines behind byte `start` of a file that is still being written, and where they end; none when it is not there.
 
-    Of more than `most` bytes the first part: the next call goes on from there. A line that is longer comes in pieces.
+    Of more than MOST bytes the first part: the next call continues there. A longer line comes in pieces.
     """
     try:
         with door.open_regular(path) as file:
             file.seek(start)
-            chunk = file.read(most)
+            chunk = file.read(MOST)
     except FileNotFoundError:
         return [], start
-    whole = chunk[: chunk.rfind(b"\n") + 1] or (chunk if len(chunk) == most else b"")
+    whole = chunk[: chunk.rfind(b"\n") + 1] or (chunk if len(chunk) == MOST else b"")
     return whole.splitlines(), start + len(whole)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ..output import shown, unguarded
 from .answers import Host
@@ -21,11 +21,11 @@ STYLES = {"ok": "green", "changed": "yellow", "FAILED": "red"}
 class Board:
     """The state of every host. Use it in a `with`, and call `show` from any thread."""
 
-    def __init__(self, hosts: Sequence[Host], stream: TextIO | None = None) -> None:
+    def __init__(self, hosts: Sequence[Host]) -> None:
         self.rows: dict[Host, tuple[str, str]] = dict.fromkeys(hosts, ("...", ""))
         self.width = max((len(host.name) for host in hosts), default=0)
-        self.stream = stream = stream or sys.stdout
-        self.fancy = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.stream = sys.stdout
+        self.fancy = self.stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._lock = threading.Lock()
 
     def __enter__(self) -> Board:

@@ -63,7 +63,6 @@ class Facts:
     root: bool = False  # is root, or may become it by sudo without a password
     cores: int = 0
     memory_kib: int = 0
-    huge_pages: int = 0
     memlock: str = ""  # KiB, or `unlimited`
     nofile: int = 0
     disk: Space | None = None
@@ -75,7 +74,6 @@ class Facts:
     bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word a device on the PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_trouble: tuple[str, ...] = ()  # what nvidia-smi says in place of a GPU, or of a number of one
-    neuron_driver: str = ""
     neuron: tuple[str, ...] = ()
     neuron_ecc: dict[str, int] = field(default_factory=dict)  # counter (`neuron0/.../total`) → uncorrected memory errors
     neuron_devices: tuple[NeuronDevice, ...] = ()  # as neuron-ls lists them
@@ -173,7 +171,6 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         **plain,
         root=one("root") == "yes", uverbs=one("uverbs") == "yes", authorized=one("authorized") == "yes",
         cores=_count("cores", one("cores")), memory_kib=_count("memory_kib", one("memory_kib")),
-        huge_pages=_count("huge_pages", one("huge_pages")),
         nofile=1 << 30 if one("nofile") == "unlimited" else _count("nofile", one("nofile")),
         fi_info=_count("fi_info", one("fi_info")) if one("fi_info") else -1,
         disk=_space("disk", one("disk")), shared=_space("shared", one("shared")),

@@ -19,7 +19,7 @@ as_root=
 if [ "$(id -u)" = 0 ]; then say root yes; elif sudo -n true 2> /dev/null; then say root yes && as_root='sudo -n'; else say root no; fi
 say cores "$(nproc)"
 while read -r key value _; do
-  case $key in MemTotal:) say memory_kib "$value" ;; HugePages_Total:) say huge_pages "$value" ;; esac
+  case $key in MemTotal:) say memory_kib "$value" ;; esac
 done < /proc/meminfo
 say memlock "$(ulimit -l)"
 say nofile "$(ulimit -n)"
@@ -62,7 +62,6 @@ if command -v nvidia-smi > /dev/null; then
   timeout 10 nvidia-smi --format=csv,noheader,nounits \
     --query-gpu=driver_version,memory.total,ecc.errors.uncorrected.volatile.total,name | while IFS= read -r line; do say gpu "$line"; done
 fi
-[ ! -r /sys/module/neuron/version ] || first /sys/module/neuron/version neuron_driver
 for device in /dev/neuron[0-9]*; do [ ! -e "$device" ] || say neuron "$device"; done
 if [ -d /sys/devices/virtual/neuron_device ]; then # found by name: driver 2.31 moved the counters
   find /sys/devices/virtual/neuron_device -path '*_ecc_uncorrected/total' | while IFS= read -r path; do

@@ -105,7 +105,7 @@ def terminate(name: str) -> str:
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
-def fence(mark: str, launchers: bool = False, seconds: int = 10) -> str:
+def fence(mark: str, launchers: bool = False) -> str:
     """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone.
 
     `launchers`: also those that launch it, which would start it anew.
@@ -114,7 +114,7 @@ def fence(mark: str, launchers: bool = False, seconds: int = 10) -> str:
         BackendError: the mark could be another's than a run's.
     """
     words = " ".join(f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,)))
-    return f"""for _ in $(seq {seconds * 10}); do
+    return f"""for _ in $(seq 100); do
 pids=$(grep -FsxzlZ {words} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
 [ -n "$pids" ] || exit 0
 kill -KILL $pids 2> /dev/null

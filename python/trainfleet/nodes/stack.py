@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import TrainfleetError
@@ -44,7 +43,7 @@ class Stack:
         return dict(self.keys)[name]
 
 
-def load_stack(name: str, path: Path = LOCK) -> Stack:
+def load_stack(name: str) -> Stack:
     """The stack called `name`.
 
     Raises:
@@ -53,16 +52,16 @@ def load_stack(name: str, path: Path = LOCK) -> Stack:
     import yaml
 
     try:
-        lock = yaml.safe_load(path.read_text(encoding="utf-8"))
+        lock = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
         stacks: dict[str, Any] = lock["stacks"]
         keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise TrainfleetError(
-            "the lock of versions can't be read", where=str(path), why=str(error), next=f"git checkout {path}"
+            "the lock of versions can't be read", where=str(LOCK), why=str(error), next=f"git checkout {LOCK}"
         ) from error
     if name not in stacks:
         raise TrainfleetError(
-            f"no stack {name}; there are: {', '.join(stacks)}", where=str(path), next="see fleet.stack in schema/README.md"
+            f"no stack {name}; there are: {', '.join(stacks)}", where=str(LOCK), next="see fleet.stack in schema/README.md"
         )
     return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
 

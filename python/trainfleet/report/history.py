@@ -268,9 +268,9 @@ def percent(fraction: float | None) -> str:
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
 
 
-def decimal(value: object, digits: int = 3) -> str:
+def decimal(value: object) -> str:
     """A loss; `nan` and `inf` are said, not hidden."""
-    return f"{value:.{digits}f}" if isinstance(value, (int, float)) else UNKNOWN
+    return f"{value:.3f}" if isinstance(value, (int, float)) else UNKNOWN
 
 
 def moment(seconds: float) -> str:
