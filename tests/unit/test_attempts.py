@@ -276,7 +276,7 @@ def test_a_job_without_beats_that_gets_no_further_ends(run: Run, monkeypatch: py
     clock, done = [0.0], [0]
     monkeypatch.setattr(follow.time, "monotonic", lambda: clock[0])
     follower = follower_of(run)
-    follower.sentry, follower.sign = None, lambda: done[0]
+    follower.sentry, follower.progress = None, lambda: done[0]
     tokenizing, running = replace(job(run), torchrun=False), Status(Phase.RUNNING)
     for _ in range(10):
         clock[0] += 1000.0

@@ -125,9 +125,9 @@ def execute(
     budget = Budget(run, plan.config, backend.price(), lingers(plan.config))
     follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
     if isinstance(live, TokenizeLive):
-        follower.sign = lambda: live.progress
+        follower.progress = lambda: live.progress
     if request.job.ahead:  # what compiles says little
-        follower.sign, follower.still = (lambda: sum(size_of(log) for log in request.logs)), COMPILES
+        follower.progress, follower.still = (lambda: sum(size_of(log) for log in request.logs)), COMPILES
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.instance_type = plan.config.fleet.instance_type
     follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel

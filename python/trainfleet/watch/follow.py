@@ -70,14 +70,14 @@ class Follower:
     show: Callable[[str], None]  # shows progress; its argument is what the job waits for, "" if nothing
     say: Callable[[str], None]
     budget: Budget
-    sign: Callable[[], object] = lambda: None  # progress of a job without beats: any value that changes while it advances
+    progress: Callable[[], object] = lambda: None  # progress of a job without beats: any value that changes while it advances
     asked: bool = False
-    signed: tuple[object, float] = (None, 0.0)  # its last value, and since when, by the monotonic clock
+    last_progress: tuple[object, float] = (None, 0.0)  # its last value, and since when, by the monotonic clock
     seen: Status | None = None
     sentry: Sentry | None = None
     refreshed: float = 0.0  # by the monotonic clock
     replaces: bool = False  # nodes whose links slow the others down (fleet.slow)
-    still: float = STILL  # seconds without a change of `sign` after which such a job counts as stalled
+    still: float = STILL  # seconds without a change of `progress` after which such a job counts as stalled
     ends: float | None = None  # unix time at which all machines are reclaimed
     sequel: Sequel | None = None
     trouble: bool = False  # the run folder can't be brought up to date
@@ -88,7 +88,7 @@ class Follower:
     def run_attempt(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, no process of it is left on any reachable node."""
         self.seen = self.sentry = None
-        self.unreachable, self.signed = frozenset(), (None, time.monotonic())
+        self.unreachable, self.last_progress = frozenset(), (None, time.monotonic())
         self.place.refresh()
         handle = running or self.backend.submit(request)
         try:
@@ -202,10 +202,10 @@ class Follower:
 
     def _still(self, status: Status, job: Job) -> Alarm | None:
         """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no progress for STILL seconds."""
-        sign, now = self.sign(), time.monotonic()
-        if job.beats or self.trouble or status.phase is not Phase.RUNNING or sign != self.signed[0]:
-            self.signed = sign, now
-        still = now - self.signed[1]
+        done, now = self.progress(), time.monotonic()
+        if job.beats or self.trouble or status.phase is not Phase.RUNNING or done != self.last_progress[0]:
+            self.last_progress = done, now
+        still = now - self.last_progress[1]
         return Alarm(f"no rank has moved for {still:.0f} s (limit {self.still:.0f} s)") if still > self.still else None
 
     def _is_concluded(self) -> bool:
