@@ -23,11 +23,16 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .output import hide, visible
+from .output import COMMANDS, hide, visible
+
+TYPED = "TRAINFLEET_TYPED"  # has the words of the command that say which config and run it is about (cli)
+OF_NO_RUN = ("config", "recipes", "runs", "compare", "ls")
 
 
 class TrainfleetError(Exception):
@@ -53,8 +58,17 @@ class TrainfleetError(Exception):
 def tell(error: TrainfleetError) -> int:
     """Prints the error to stderr; the exit code of a process that ends with it."""
     sys.stdout.flush()  # in a pipe, what was said before must come before
+    error.next = completed(error.next)
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def completed(next: str) -> str:
+    """The commands in it with the config or run that was typed; without, they would be about the one in config.yaml."""
+    typed = os.environ.get(TYPED, "")
+    if not typed or re.search("(CONFIG|RUN|SET)=", next):
+        return next
+    return COMMANDS.sub(lambda command: command[0] + (typed if command[1] not in OF_NO_RUN else ""), next)
 
 
 def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:

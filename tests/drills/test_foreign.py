@@ -1,4 +1,4 @@
-"""Every bad input of tests/foreign: some 12,000, each in at most two seconds of CPU. tests/unit/test_foreign.py takes a sample."""
+"""Every bad input of tests/foreign: some 14,000, each in at most two seconds of CPU. tests/unit/test_foreign.py takes a sample."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from foreign import commands, configs, folders, models, spelling, wholes
+from foreign import commands, configs, documents, folders, models, spelling, wholes
 from foreign.cases import Case, judge_all
 
 SEED = 2026
 EVERY = [
     configs.values, configs.texts, configs.duplicates, configs.contradictions, configs.sources, lambda: configs.drawn(SEED, 1500), commands.sets, commands.variables, commands.config_files, models.shapes, models.tokenizers, lambda: models.encoders(SEED, 600),
     folders.configs, folders.manifests, folders.summaries, lambda: folders.drawn(SEED, 100), lambda: some(folders.files(), 250), lambda: some(folders.values(), 400), lambda: some(folders.values("report"), 60), lambda: some(folders.files("report"), 40),
-    lambda: some(wholes.files(), 600), wholes.weights, wholes.manifests,
+    lambda: some(wholes.files(), 600), wholes.weights, wholes.manifests, documents.records, documents.tables, documents.bombs, documents.tars, lambda: documents.drawn(SEED, 1500),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foreign import commands, configs, folders, models, spelling
+from foreign import commands, configs, documents, folders, models, spelling
 from foreign.cases import Case, judge_all
 from trainfleet import door
 from trainfleet.cli import main
@@ -39,6 +39,7 @@ def sampled(cases: Iterable[Case], count: int) -> list[Case]:
     [
         (configs.values, 120), (configs.texts, 60), (configs.duplicates, 60), (configs.contradictions, 80), (configs.sources, 8), (lambda: configs.drawn(7, 40), 40), (commands.sets, 60), (commands.variables, 80),
         (commands.config_files, 30), (models.shapes, 80), (models.tokenizers, 80), (lambda: models.encoders(7, 60), 40), (folders.configs, 12), (folders.files, 12), (folders.values, 20), (folders.manifests, 60), (folders.summaries, 30),
+        (documents.records, 30), (documents.tables, 15), (documents.bombs, 3), (documents.tars, 10), (lambda: documents.drawn(7, 60), 60),
     ],
 )  # fmt: skip
 def test_a_bad_input_is_refused_at_once_with_its_place(cases: Callable[[], Iterable[Case]], count: int, tmp_path: Path) -> None:

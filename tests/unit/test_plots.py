@@ -13,7 +13,7 @@ from report_runs import make_run, metric
 
 from trainfleet.report import html, listing, panels, plots
 from trainfleet.report.history import STAGES, read
-from trainfleet.runs import Run
+from trainfleet.runs import Run, append_line
 from trainfleet.watch.ledger import USES
 
 if TYPE_CHECKING:
@@ -90,6 +90,17 @@ def test_compared_runs_are_named_beside_their_curves(tmp_path: Path, monkeypatch
     assert drawn[0].axes[0].get_position().width > 0.4, "the names leave the curves room"
     told = [text.get_text() for text in drawn[0].axes[0].texts]
     assert [f"number-{i}" in name for i, name in enumerate(sorted(told, key=lambda name: name.split()[0][-1]))] == [True] * 5
+
+
+def test_a_page_of_ten_thousand_steps_is_no_heavier_than_a_picture(tmp_path: Path) -> None:
+    page = html.write(make_run(tmp_path, steps=10_000, every=1))
+    assert page.stat().st_size < 800_000
+
+
+def test_a_run_that_lost_its_loss_is_not_listed_with_the_one_before(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=60, every=1)
+    append_line(run.metrics, metric(61, 61) | {"loss": float("nan")})
+    assert "nan" in "".join(listing.describe_runs([run])) and "nan" in "".join(listing.describe_differences([run, run]))
 
 
 def test_a_use_of_time_has_one_colour_in_every_report(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.cli.variables import flag, number, read_variables
-from trainfleet.errors import ConfigError
+from trainfleet.errors import TYPED, ConfigError, completed
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = ("NODES", "CONFIG", "SET", "PROMPT")
@@ -88,6 +89,34 @@ def test_an_export_onto_what_is_there_is_refused_before_anything_is_loaded(
     (tmp_path / "file").write_text("mine")
     assert command(["export", "OUT=file"]) == 1
     assert "file: is there already" in capsys.readouterr().err and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["CONFIG=b c.yaml"], "make train CONFIG='b c.yaml'"),
+        (["CONFIG=b.yaml", "SET=name=x train.steps=5"], "make train CONFIG=b.yaml SET='name=x train.steps=5'"),
+        (["CONFIG=b.yaml", "SET=train.steps=5"], "make train CONFIG=b.yaml\n"),
+        ([], "make train\n"),
+    ],
+)
+def test_the_next_command_is_about_the_run_that_was_asked_about(
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("config.yaml", "b.yaml", "b c.yaml"):
+        (tmp_path / name).write_text("name: a\n")
+    assert command(["report", *words]) == 1
+    assert f"next: {named}" in capsys.readouterr().err and TYPED not in os.environ
+
+
+def test_commands_about_no_run_and_those_that_name_one_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TYPED, " CONFIG=b.yaml")
+    assert completed("make runs lists them; make config RECIPE=x") == "make runs lists them; make config RECIPE=x"
+    assert completed("make logs RUN=x") == "make logs RUN=x" and completed("make room: df -h") == "make room: df -h"
+    assert (
+        completed("make logs FOLLOW=1, make stop ends it") == "make logs CONFIG=b.yaml FOLLOW=1, make stop CONFIG=b.yaml ends it"
+    )
 
 
 def test_a_flag_is_on_off_or_refused() -> None:

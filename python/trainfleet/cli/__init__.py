@@ -13,11 +13,11 @@ from pathlib import Path
 
 from .. import origin
 from ..door import printable, shortened
-from ..errors import RunError, TrainfleetError, tell
+from ..errors import TYPED, RunError, TrainfleetError, tell
 from ..output import guarded
 from ..runs import unwritable
 from ..spelling import suggest
-from .variables import VARIABLES, Variables, read_variables
+from .variables import VARIABLES, Variables, read_variables, typed
 
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
 
@@ -73,8 +73,12 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         verb = _verb(arguments)
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
+        variables = read_variables(verb, VERBS[verb], arguments[1:])
+        os.environ[TYPED] = (
+            "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
+        )  # programs that a verb starts read it, too
         with guarded():
-            return run(read_variables(verb, VERBS[verb], arguments[1:]), started)
+            return run(variables, started)
     except TrainfleetError as error:
         return tell(error)
     except BrokenPipeError:  # the reader of our output left, as `head` does
@@ -87,6 +91,8 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    finally:
+        os.environ.pop(TYPED, None)
 
 
 def described(arguments: Sequence[str]) -> str:

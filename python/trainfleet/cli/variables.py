@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from ..door import printable, show
 from ..errors import ConfigError, Problem
+from ..runs import run_of
 from ..spelling import suggest
 
 VARIABLES = {
@@ -72,6 +74,16 @@ def read_variables(
     if problems:
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
     return {name: environment[name] for name in allowed if environment.get(name)} | given
+
+
+def typed(variables: Variables) -> str:
+    """The words of a command, as a shell takes them, without which the next one would be about another config or run."""
+    words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
+    if "RUN" in variables:
+        words["CONFIG"] = str(run_of(variables["RUN"]).given)  # which every verb takes
+    if "name" not in words.get("SET", "name"):
+        del words["SET"]  # keys that make no other run of it
+    return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())
 
 
 def _from_make(flags: str) -> Variables:

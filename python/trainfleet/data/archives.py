@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
 
+from ..door import printable, shortened
 from ..errors import DataError
 from .formats import LONGEST, Document, bad_line, cell, damage, decoded, too_long, unpacked
 from .sources import TAR_TEXT, Piece
@@ -31,12 +33,12 @@ def read_tar(piece: Piece, text_field: str) -> Iterator[Document]:
 
     It is read from front to back and nothing of it is written anywhere, so names and links in it lead nowhere.
     """
-    errors = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
+    errors = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, OSError, ArithmeticError, ValueError)
     with open_file(piece.file) as raw, damage(piece, "tar", *errors), tarfile.open(fileobj=raw, mode="r|*") as archive:
         for member in archive:
             if not member.isreg() or not member.name.endswith((*TAR_TEXT, ".json")):
                 continue
-            where = f"{piece.path}: {member.name}"
+            where = f"{piece.path}: {shortened(printable(member.name), 255)}"
             stream = archive.extractfile(member)
             content = stream.read(LONGEST + 1) if stream else b""
             if len(content) > LONGEST:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from ..door import printable, shortened
 from ..errors import DataError
 from ..origin import installing_package
 from . import hub, sources
@@ -24,6 +25,8 @@ from .storage import open_file
 SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
 LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
+TEXT_TYPES = ("string", "large_string", "string_view", "null")  # of Arrow, alone or as a dictionary's
+SHOWN = 400  # characters, of a table's own words
 ROWS = 256  # of a Parquet row group that are in memory at a time
 
 
@@ -81,8 +84,7 @@ def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
     arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
     with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError):
         table = parquet.ParquetFile(stream, pre_buffer=False)
-        if text_field not in table.schema_arrow.names:
-            raise lacks_field(piece.path, text_field, table.schema_arrow.names)
+        column(table.schema_arrow.names, text_field, piece.path)
         row = 0
         for group in range(table.num_row_groups):
             about, first = table.metadata.row_group(group), row
@@ -91,7 +93,7 @@ def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
                 continue
             at = first
             for batch in table.iter_batches(ROWS, row_groups=[group], columns=[text_field]):
-                for text in batch.column(0).to_pylist():
+                for text in texts(batch, 0, piece.path, text_field):
                     yield cell(text, f"{piece.path}: row {at}", text_field)
                     at += 1
 
@@ -107,8 +109,17 @@ def read_rows(piece: Piece, text_field: str) -> Iterator[Document]:
         yield cell(record[text_field], where, text_field)
 
 
+def texts(batch: Any, place: int, where: str, text_field: str) -> list[str | None]:
+    """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they are not UTF-8."""
+    kind = batch.schema.field(place).type
+    if str(getattr(kind, "value_type", kind)) not in TEXT_TYPES or "list" in str(kind):
+        raise DataError(f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next="set data.text_field")
+    batch.validate(full=True)  # what a file says of its own columns may lead anywhere in memory
+    return list(batch.column(place).to_pylist())
+
+
 def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
-    why = f"it has {', '.join(names) or 'no field'}"
+    why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
     return DataError(f"lacks the field `{text_field}`", where=where, why=why, next="set data.text_field")
 
 
@@ -125,7 +136,19 @@ def cell(text: object, where: str, text_field: str) -> Document:
         raise DataError(f"the column `{text_field}` is no text", where=where, why=why, next="set data.text_field")
     if text and len(text) > LONGEST:
         raise too_long(where)
-    return encoded(text or "", len(text or ""))
+    try:
+        return encoded(text or "", len(text or ""))
+    except UnicodeEncodeError as error:
+        raise half_a_pair(text_field, where, error) from error
+
+
+def column(names: list[str], text_field: str, where: str) -> int:
+    """Which column of a table has the texts. DataError when none has, or two have."""
+    if text_field not in names:
+        raise lacks_field(where, text_field, names)
+    if names.count(text_field) > 1:
+        raise DataError(f"has {names.count(text_field)} columns `{text_field}`", where=where, next="rename all but one")
+    return names.index(text_field)
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:
@@ -258,18 +281,25 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
     if isinstance(error, UnicodeDecodeError):
         return _not_utf8(where, error, 0)
     if isinstance(error, UnicodeEncodeError):
-        return DataError(f"`{text_field}` holds half of a surrogate pair", where=where, why=str(error), next=remedy)
+        return half_a_pair(text_field, where, error)
     if isinstance(error, json.JSONDecodeError):
         return DataError("is no JSON", where=where, why=error.args[0], next=remedy)
     try:
         record = json.loads(line)
     except RecursionError:
         return DataError("is nested too deeply", where=where, next=remedy)
+    except ValueError as unread:  # a number of thousands of digits
+        return DataError("can't be read as JSON", where=where, why=str(unread).partition(";")[0], next=remedy)
     if not isinstance(record, dict):
         return DataError("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
     if text_field in record:
         return DataError(f"`{text_field}` {error}", where=where, next=remedy)
     return lacks_field(where, text_field, list(record))
+
+
+def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataError:
+    why = f"{error.reason}, at character {error.start}"
+    return DataError(f"`{text_field}` holds half of a surrogate pair", where=where, why=why, next="correct or remove the line")
 
 
 def too_long(where: str) -> DataError:

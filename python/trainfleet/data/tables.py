@@ -6,9 +6,10 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from typing import TextIO
 
 from ..errors import DataError
-from .formats import LONGEST, Document, bad_line, cell, damage, decoded, lacks_field, library, too_long
+from .formats import LONGEST, Document, bad_line, cell, column, damage, decoded, lacks_field, library, texts, too_long
 from .sources import Piece
 from .storage import open_file
 
@@ -57,18 +58,16 @@ def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
     """The column `text_field` of a table of comma- or tab-separated values, whose first row names the columns."""
     csv.field_size_limit(LONGEST)
     with open_file(piece.file) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
-        rows = csv.reader(stream, "excel-tab" if piece.path.endswith(TAB) else "excel", strict=True)
+        rows = csv.reader(_lines(stream, piece), "excel-tab" if piece.path.endswith(TAB) else "excel", strict=True)
         try:
             names = next(rows, [])
-            if text_field not in names:
-                raise lacks_field(piece.path, text_field, names)
-            column = names.index(text_field)
+            place = column(names, text_field, piece.path)
             for row in rows:
                 if row:  # a blank line is none
                     where = f"{piece.path}:{rows.line_num}"
-                    if column >= len(row):
+                    if place >= len(row):
                         raise DataError(f"has {len(row)} cells of {len(names)}", where=where, next="correct or remove the line")
-                    yield cell(row[column], where, text_field)
+                    yield cell(row[place], where, text_field)
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {rows.line_num}"
             raise DataError("is not UTF-8", where=piece.path, why=why, next="convert it (iconv -f latin1 -t utf-8)") from error
@@ -79,6 +78,16 @@ def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
             raise DataError("is no row of a table", where=where, why=str(error), next="correct or remove it") from error
 
 
+def _lines(stream: TextIO, piece: Piece) -> Iterator[str]:
+    """The lines of a text, none of them longer than a document may be."""
+    number = 0
+    while line := stream.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise too_long(f"{piece.path}:{number}")
+        yield line
+
+
 def read_arrow(piece: Piece, text_field: str) -> Iterator[Document]:
     """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
@@ -86,11 +95,10 @@ def read_arrow(piece: Piece, text_field: str) -> Iterator[Document]:
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
-        if text_field not in reader.schema.names:
-            raise lacks_field(piece.path, text_field, reader.schema.names)
+        place = column(reader.schema.names, text_field, piece.path)
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches)) if is_file else iter(reader)
         row = 0
         for batch in batches:
-            for text in batch.column(reader.schema.get_field_index(text_field)).to_pylist():
+            for text in texts(batch, place, piece.path, text_field):
                 yield cell(text, f"{piece.path}: row {row}", text_field)
                 row += 1

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import flat, load_resolved
 from ..errors import TrainfleetError
 from ..runs import RUNS, Run
-from .history import History, decimal, duration, percent, quantity, read
+from .history import History, decimal, duration, number, percent, quantity, read
 from .tables import table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
@@ -49,7 +49,7 @@ def _entry(run: Run) -> Entry:
     usd = history.results.get("usd")
     return Entry(
         (
-            run.name, history.status, f"{history.step:,} of {history.steps_total:,}", decimal(history.losses[1]),
+            run.name, history.status, f"{history.step:,} of {history.steps_total:,}", _loss(history),
             decimal(history.measured("valid_loss")), quantity(history.measured("tokens_per_second")),
             f"${usd:,.2f}" if usd else "", f"{duration(time.time() - heard)}",
         ),
@@ -74,7 +74,7 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
         "state": [history.status for history in histories],
         "step": [f"{history.step:,}" for history in histories],
         "tokens": [quantity(history.measured("tokens")) for history in histories],
-        "loss": [decimal(history.losses[1]) for history in histories],
+        "loss": [_loss(history) for history in histories],
         "validation loss": [decimal(history.measured("valid_loss")) for history in histories],
         "tokens/s": [quantity(history.measured("tokens_per_second")) for history in histories],
         "MFU": [percent(history.measured("mfu")) for history in histories],
@@ -83,6 +83,12 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
         "restarts": [str(history.results.get("restarts", 0)) for history in histories],
     }
     return [(name, *values) for name, values in rows.items()]
+
+
+def _loss(history: History) -> str:
+    """The newest loss, which may be none that a number can tell."""
+    lost = bool(history.metrics) and number(history.metrics[-1].get("loss", 0.0)) is None
+    return "nan" if lost else decimal(history.losses[1])
 
 
 def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .history import History, quantity, size
-from .plots import BLUE, STYLE, VERMILION, curve, frame, mark_breaks
+from .plots import BLUE, MANY, STYLE, VERMILION, curve, frame, mark_breaks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,8 @@ def _parts(history: History) -> Figure | None:
         return None
     figure, axes = frame("Where a step's time goes", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
-    axes.stackplot(steps, heights, colors=list(PARTS.values()), labels=list(PARTS), baseline="zero")
+    many = len(steps) > MANY
+    axes.stackplot(steps, heights, colors=list(PARTS.values()), labels=list(PARTS), baseline="zero", rasterized=many)
     _finish(figure, axes, [name for name, values in by_part.items() if any(values.values())])
     return figure
 
@@ -74,8 +75,9 @@ def _slowest(history: History) -> Figure | None:
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
     figure, axes = frame(f"Slowest rank: {rank:.0f} in {times / len(steps):.0%} of the steps", history, HEIGHT)
-    axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median")
-    axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, clip_on=False, label="slowest")
+    many = len(steps) > MANY
+    axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median", rasterized=many)
+    axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, clip_on=False, label="slowest", rasterized=many)
     _finish(figure, axes, ["median", "slowest"])
     return figure
 

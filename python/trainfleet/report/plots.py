@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
 }
 NAMED, LINE = 4, 12  # breaks that are named; points between two such names
 ROW, LETTER = 0.08, 0.014  # of the axes' height and width: a line of text and a letter, both generously
-MANY = 5000  # points beyond which a line in an SVG is smaller as an image
+MANY = 2000  # points beyond which a line in an SVG is smaller as an image
 Label = tuple[float, str, str]  # the height at which a line ends, its text and its colour
 
 
