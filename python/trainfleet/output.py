@@ -181,6 +181,13 @@ def unguarded(stream: TextIO) -> TextIO:
     return stream._stream if isinstance(stream, Stream) else stream
 
 
+def discard(stream: TextIO) -> None:
+    """From now on what is written to a stream goes nowhere, and what it still holds too: whoever read it has left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def install() -> None:
     """Guards this process's stdout and stderr until it ends."""
     import atexit

@@ -18,7 +18,7 @@ from report_runs import make_run, metric
 
 from trainfleet.beats import Beat, write_beats
 from trainfleet.report.html import write
-from trainfleet.report.live import Live, TokenizeLive
+from trainfleet.report.live import Line, Live, TokenizeLive
 from trainfleet.report.summary import print_summary, status
 from trainfleet.runs import Run, append_line, take_lock, write_atomic
 
@@ -200,6 +200,20 @@ def test_a_run_that_did_more_than_is_asked_for_now_is_at_its_end(tmp_path: Path)
     run.config.write_text(run.config.read_text().replace("steps: 500", "steps: 12"))
     said = status(run)
     assert "finished · step 500 of 500 (100 %)" in said and "train.steps=1000" in said
+
+
+def test_a_reader_that_leaves_is_noticed_and_nothing_is_written_for_it_any_more() -> None:
+    """As in `make train | head`: the launcher then stops the run with a checkpoint, as when its terminal is closed."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        line = Line(stream)
+        line.say("one")
+        assert not line.unread and os.read(reading, 99) == b"one\n"
+        os.close(reading)
+        line.say("two")
+        assert line.unread
+        line.say("three")
+        print("four", file=stream, flush=True)
 
 
 def test_a_finished_run_without_validation_text_says_so(tmp_path: Path) -> None:

@@ -123,7 +123,12 @@ def execute(
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
     jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
     budget = Budget(run, plan.config, backend.price(), lingers(plan.config))
-    follower = Follower(backend, place, run, interrupts, live.update, live.line.say, budget)
+
+    def show(waits_for: str = "") -> None:
+        live.update(waits_for)
+        interrupts.told |= live.line.unread  # as when its terminal is closed
+
+    follower = Follower(backend, place, run, interrupts, show, live.line.say, budget)
     if isinstance(live, TokenizeLive):
         follower.progress = lambda: live.progress
     if request.job.ahead:  # what compiles says little

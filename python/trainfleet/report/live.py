@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 from .. import fence
 from ..beats import newest_step
 from ..errors import S3Error
-from ..output import shown, unguarded
+from ..output import discard, shown, unguarded
 from ..records import check_metric
 from ..runs import Feed, Lines, Record, Run
 from .history import clock, decimal, describe, duration, number, percent, quantity
@@ -48,13 +48,18 @@ class Line:
             self.console = Console(file=unguarded(stream), highlight=False)
             self.area = Area(console=self.console, auto_refresh=False)
         self.awaited = ""
+        self.unread = False  # whoever read the stream has left
 
     def say(self, text: str, style: str = "") -> None:
         """Prints one permanent line, above the live one if there is one."""
         if self.fancy:
             self.console.print(shown(text), style=style or None, markup=False)
         else:
-            print(text, file=self.stream, flush=True)
+            try:
+                print(text, file=self.stream, flush=True)
+            except BrokenPipeError:
+                self.unread = True
+                discard(self.stream)
 
     def wait(self, what: str, seconds: float) -> None:
         """Draws a spinner, what is waited for and for how long; elsewhere than on a terminal says it once."""
