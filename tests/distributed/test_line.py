@@ -147,7 +147,7 @@ def test_any_number_of_nodes_gives_the_same_losses(desk: Desk) -> None:
     again = next(line for line in desk.type("status", "SET=name=n4").splitlines() if "make train" in line)
     assert "CONFIG=runs/n4/given.yaml" in again  # what SET gave it is in there, and nothing that another size derives anew
     plan = desk.type("plan", "CONFIG=runs/n4/given.yaml", "SET=train.steps=12", "NODES=1")
-    assert "n4: 12 steps on the local backend, 1 nodes" in plan and "train.micro_batch" in plan
+    assert "n4: 12 steps on the local backend, 1 node x" in plan and "train.micro_batch" in plan
     for other in ("n2", "n4"):
         assert desk.losses(other) == pytest.approx(desk.losses("n1"), rel=1e-5)
 

@@ -35,6 +35,11 @@ def messages(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str])
     return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
 
 
+def test_a_merge_key_is_told_what_to_write_instead(tmp_path: Path) -> None:
+    told = messages(tmp_path, "name: a\ntrain: &a {steps: 3}\ncheckpoint:\n  <<: *a\n")
+    assert told[0].endswith("checkpoint.<<: unknown key; YAML's merge keys are not taken: write the keys out")
+
+
 def test_the_schema_is_valid_and_every_key_is_described() -> None:
     schema = load_schema()
     Draft202012Validator.check_schema(schema)

@@ -146,6 +146,8 @@ def _range(schema: Schema) -> str:
 
 def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
     """The key that was meant: a slip here, what others call it, one of that name elsewhere; else all that may stand here."""
+    if key[-1] == "<<":
+        return "; YAML's merge keys are not taken: write the keys out"
     siblings = list(schema.get("properties", {}))
     if meant := _meant(key, siblings):
         here = meant[:-1] == key[:-1]

@@ -41,7 +41,8 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     """What is known without asking any machine, for people: aligned."""
     fleet = config.fleet
     kind = f" ({fleet.instance_type})" if fleet.instance_type else ""
-    world = f"{fleet.nodes} nodes x {fleet.ranks_per_node} ranks{kind}"
+    plural = "s" * (fleet.nodes > 1), "s" * (fleet.ranks_per_node > 1)
+    world = f"{fleet.nodes} node{plural[0]} x {fleet.ranks_per_node} rank{plural[1]}{kind}"
     yield f"{config.name}: {config.train.steps:,} steps on the {fleet.backend} backend, {world}"
     yield from ("", "derived")
     keys, values = (
