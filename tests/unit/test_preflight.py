@@ -18,6 +18,7 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.config.room import Room, checkpoint_bytes, lack
 from trainfleet.errors import ConfigError, S3Error
 from trainfleet.launch import preflight
+from trainfleet.report.history import size
 
 GIB = 2**30
 HERE = "name: x\nfleet: {backend: local, nodes: 2}\ndata: {vocabulary_size: 2048}\nmodel: {preset: %s}\ntrain: {steps: 100, %s}\n"
@@ -108,6 +109,7 @@ def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_do
     assert (
         "5 checkpoints of" in (message := dict(preflight.problems(small))["checkpoint.keep"])
         and "checkpoint.keep=2 fits" in message
+        and f"of {size(one)} need {size(5 * one)}" in message
     )
     for step in (10, 20):  # what is there already needs no more room
         Path(f"runs/x/checkpoints/step-{step:08d}").mkdir(parents=True)

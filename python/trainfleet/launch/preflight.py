@@ -18,6 +18,7 @@ from ..config import Config
 from ..config.room import Room, checkpoint_bytes, device_room, gib, lack
 from ..data.manifest import MANIFEST
 from ..errors import ConfigError, Problem
+from ..report.history import size
 from ..runs import DATA, run_of
 from ..s3 import SCHEME
 
@@ -109,8 +110,8 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "checkpoint.keep",
             (
-                f"{wanted} checkpoints of {one / 1e9:,.1f} GB need {wanted * one / 1e9:,.1f} GB, "
-                f"and the disk of {folder} has {free / 1e9:,.1f} GB free; {works}"
+                f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}, "
+                f"and the disk of {folder} has {size(free)} free; {works}"
             ),
         )
 

@@ -66,7 +66,7 @@ class Quarantine:
         entries = self.entries()
         found = next(((key, entry) for key, entry in entries.items() if name in (key, entry.host, entry.address)), None)
         if found is None:
-            inside = ", ".join(entry.host for entry in entries.values()) or "nobody is"
+            inside = ", ".join(entry.host for entry in entries.values()) or "no host"
             raise BackendError(f"{name} is not in quarantine; in it: {inside}", where=str(self.path), next="make doctor")
         self._write({key: other for key, other in entries.items() if key != found[0]})
         return found[1]
