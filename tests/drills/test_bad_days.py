@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cockpit import STEPS, Cockpit, pin, told
+from cockpit import NODES, STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
 from trainfleet.backends.base import load_job
@@ -105,10 +105,14 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(nodes: Lab, whole: dic
     cockpit.until("training", lambda: cockpit.step() >= 30)
     refused = cockpit.type("train", "SET=train.learning_rate=0.5", code=1)
     assert "alone: is at work, with another config" in refused and "train.learning_rate is" in refused
+    for rank in range(NODES):
+        cockpit.signal_rank(rank, signal.SIGSTOP)  # it would be done before the lease is over
     cockpit.kill_launchers()
     looker.kill()
     looker.communicate()
-    time.sleep(10)  # until its lease is over
+    time.sleep(10)
+    for rank in range(NODES):
+        cockpit.signal_rank(rank, signal.SIGCONT)
     assert "node0, node1, node2 go on without it" in cockpit.type("status")
     began = time.time()
     said = cockpit.type("stop")
@@ -132,13 +136,14 @@ def test_a_finished_run_of_another_config_is_not_this_one(nodes: Lab, whole: dic
 @pytest.mark.timeout(400)
 def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
     cockpit = Cockpit(nodes, tmp_path, "orphans", nodes=2)
-    looker = cockpit.start("train", "SET=train.steps=1000000 train.log_every=1000 checkpoint.every=100000")
+    looker = cockpit.start("train", "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=100000")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     cockpit.kill_launchers()
     struck = time.time()
     looker.kill()
     looker.communicate()
     cockpit.until("they leave", lambda: not cockpit.leftovers(), 200)
+    assert cockpit.events("orphaned"), cockpit.words()
     alone, stopped = cockpit.events("orphaned")[0], cockpit.events("stopped")[0]
     assert 110 <= alone["time"] - struck <= 150 and cockpit.events("checkpointed")[-1]["step"] == stopped["step"]
     told(
@@ -154,7 +159,7 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: d
 @pytest.mark.timeout(300)
 def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
     cockpit = Cockpit(nodes, tmp_path, "slow-link", slow="replace")
-    looker = cockpit.start("train", "SET=train.steps=1000000 train.log_every=1000 checkpoint.every=1000")
+    looker = cockpit.start("train", "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=50")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     time.sleep(30)  # until it is known how long steps take
     step, struck = cockpit.step(), time.time()
