@@ -120,6 +120,18 @@ INSTANCE_TYPES = {
 }
 
 
+LEFT_OUT = {  # types that EC2 has and the table lacks, by how their names begin, and why; public pages as of 2026-11-22
+    "p6e-": "its processors are ARM's, and the drivers and images here are built for x86-64; p6-b200.48xlarge has the same GPUs",
+    "trn3": "EC2's guide names no type of Trainium3 yet; trn2.48xlarge is the newest that is known",
+    "p3.": "it has no EFA; p3dn.24xlarge has, and V100 too",
+}
+
+
+def left_out(name: str) -> str:
+    """Why an EC2 type is not in the table, where that is known."""
+    return next((why for begins, why in LEFT_OUT.items() if name.startswith(begins)), "")
+
+
 def instance(name: str | None) -> InstanceType | None:
     """The row of an EC2 type; None without a type, or for one that the table lacks."""
     return INSTANCE_TYPES.get(name or "")

@@ -82,12 +82,20 @@ def engine_of(row: dict[str, Any]) -> tuple[str, Engine]:
     found = next(((name, engine) for words, name, engine in ENGINES if words.lower() in row["source"].lower()), None)
     step = max((place for place, (words, _) in enumerate(LADDER) if words in row["id"]), default=-1)
     if found and found[1] is FP16:
-        at_once = "blocks and embeddings" if "tr11" in row["source"] else "blocks"  # as its README says of stages
-        half = "bf16" not in (row["precision"] or "")
-        return found if half and at_once == "blocks" else ("Megatron-DeepSpeed", replace(FP16 if half else BF16, stages=at_once))
+        half, rebalanced = "bf16" not in (row["precision"] or ""), _has_embeddings_as_blocks(row)
+        if half and not rebalanced:
+            return found
+        # its notes: fp32 sums of bf16 gradients came with the stages that have as many blocks and embeddings
+        return "Megatron-DeepSpeed on A100", replace(BF16, stages="blocks and embeddings") if rebalanced else FP16
     if found is None or found[0] != "torchtune":
         return found or ("others", OTHERS if row["layout"].get("fsdp") else Engine())
     return found[0], replace(found[1], **{key: value for _, changes in LADDER[: step + 1] for key, value in changes.items()})
+
+
+def _has_embeddings_as_blocks(row: dict[str, Any]) -> bool:
+    """Whether its stages count an embedding as a block: its numbers of layers then are two less than stages divide."""
+    layers, stages = row["model"].get("layers") or 0, row["layout"].get("pp") or 1
+    return stages > 1 and layers % stages != 0 and (layers + 2) % stages == 0
 
 
 def shape_of(row: dict[str, Any]) -> Shape | None:

@@ -20,7 +20,8 @@ import numpy as np
 
 from trainfleet import hardware
 from trainfleet.config import speed
-from trainfleet.config.speed import Constants, Device, Work
+from trainfleet.config.speed import Constants
+from trainfleet.config.work import Device, Work
 
 ROWS = Path(__file__).parent / "published.jsonl"
 GB = 1e9

@@ -76,3 +76,41 @@ def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config("new")
     assert command(["plan"]) == 0
     assert "corrected by 1 finished run of this layout, which had 0.80 times" in " ".join(capsys.readouterr().out.split())
+
+
+def profiled(name: str, factor: float, waited: float = 0.001) -> None:
+    """A profile of the config whose forward and backward passes took `factor` times what is predicted of them."""
+    one, folder = config(name, "train.profile_steps='\"4-6\"'"), Path("runs") / name
+    step = predict(one)
+    assert step
+    forward = factor * step.group("computing") / 3 + step.launches
+    spent = {"forward": forward, "backward": 2 * (forward - step.launches), "communication": waited, "optimizer": step.update}
+    seconds = sum(spent.values()) + step.other
+    speed = one.train.global_batch * one.train.sequence_length / seconds
+    line = {f"{part}_seconds": value for part, value in spent.items()} | {"seconds": seconds, "tokens_per_second": speed}
+    slow = {key: 50 * value for key, value in line.items()}
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_resolved(one))
+    (folder / "results.json").write_text(json.dumps({"status": "finished", "steps": 16, "tokens_per_second": 1.0}))
+    lines = [{"step": number} | (slow if number < 8 else line) for number in range(1, 17)]  # warming up, or profiled
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
+    """What launching and exchanges take stays as it is predicted: a profile of another layout does not tell it."""
+    profiled("new-profile-1", 1.5)
+    found = experience_of(other := config("new", "train.layout.tensor=2"))
+    assert found and (found.runs, found.of) == (1, "this model")
+    assert found.parts["computing"] == pytest.approx(1.5) and found.parts["update"] == pytest.approx(1.0)
+    before, after = estimate(other, 0.0).step, estimate(other, 0.0, found).step
+    assert before and after and after.launches == before.launches and after.tensor == before.tensor > 0
+    assert after.products == pytest.approx(1.5 * before.products)
+    same = experience_of(config("new"))
+    assert same and same.of == "this layout" and not same.parts and 0.5 < same.ratio < 1
+
+
+def test_a_profile_too_short_to_time_teaches_nothing() -> None:
+    profiled("new-profile-1", 1.5)
+    lines = Path("runs/new-profile-1/metrics.jsonl").read_text().splitlines()
+    Path("runs/new-profile-1/metrics.jsonl").write_text("\n".join(lines[:10]) + "\n")
+    assert experience_of(config("new")) is None

@@ -13,7 +13,8 @@ import pytest
 from trainfleet import hardware
 from trainfleet.config import Settings, load
 from trainfleet.config.pace import as_device, work_of
-from trainfleet.config.speed import Device, Step, Work, step_of, tokens_per_second
+from trainfleet.config.speed import ON_CPUS, Step, step_of, tokens_per_second
+from trainfleet.config.work import Device, Host, Work
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import fit_planner
@@ -74,3 +75,37 @@ def test_published_runs_are_foretold() -> None:
     errors = sorted(abs(2.718281828**error - 1) for error in model.errors(model.given, rows))
     assert len(rows) > 400
     assert statistics.median(errors) < 0.07 and errors[int(0.8 * len(errors))] < 0.20 and errors[int(0.9 * len(errors))] < 0.25
+
+
+CPU = Device("CPU", {"bf16": 4e11, "fp32": 2e11}, 1e10, 1.5e9, 1.5e9, 2, 1.0, 0.1, kernels=False, host=Host())
+TINY = replace(
+    LLAMA, layers=4, width=128, inner=384, heads=2, kv_heads=2, vocabulary=2048, length=256, micro_batch=4, passes=1, data=2,
+    shard=1, zero=0, fused=False,
+)  # fmt: skip
+
+
+def test_where_the_host_computes_each_call_more_calls_take_longer() -> None:
+    base = step_of(TINY, CPU, ON_CPUS)
+    for changes in ({"micro_batch": 1, "passes": 4}, {"tensor": 2, "data": 1, "micro_batch": 8}, {"shard": 2, "zero": 3}):
+        assert step_of(replace(TINY, **changes), CPU, ON_CPUS).launches > 1.5 * base.launches  # type: ignore[arg-type]
+    assert step_of(TINY, replace(CPU, host=None), ON_CPUS).launches == 0
+
+
+def test_muon_s_products_are_counted_and_a_divided_matrix_is_gathered_for_them() -> None:
+    muon = replace(TINY, straightened=True)
+    assert step_of(muon, CPU, ON_CPUS).update > step_of(TINY, CPU, ON_CPUS).update
+    assert step_of(replace(muon, shard=2, zero=3), CPU, ON_CPUS).update > step_of(muon, CPU, ON_CPUS).update
+    square, flops = 128**3, muon.straightening  # five rounds of two products of a matrix and its square, and of one of squares
+    assert flops == 4 * 5 * 6 * square + 3 * 5 * (4 * 3 * square + 2 * square)
+
+
+def test_a_last_stage_has_the_output_layer_where_stages_have_as_many_blocks() -> None:
+    stages = replace(TINY, data=1, pipeline=2, passes=8, micro_batch=1)
+    assert step_of(replace(stages, even=True), CPU, ON_CPUS).total > 1.1 * step_of(stages, CPU, ON_CPUS).total
+
+
+def test_a_correction_multiplies_the_parts_of_its_group() -> None:
+    step = step_of(LLAMA, H100)
+    found = step.corrected({"computing": 2.0})
+    assert found.products == 2 * step.products and found.update == step.update
+    assert found.total == pytest.approx(step.total + step.group("computing"))

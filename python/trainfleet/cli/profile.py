@@ -7,7 +7,7 @@ import time
 from .. import runs
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.training import train
-from ..plan.measurement import PROFILED, measured
+from ..plan.measurement import PROFILED, TIMED, measured
 from ..report.profile import describe
 from .variables import Variables
 
@@ -17,7 +17,7 @@ def main(variables: Variables, started: float) -> int:
     steps = config.train.profile_steps or PROFILED
     name = f"{config.name}-profile-{time.strftime('%m%d-%H%M%S')}"
     last = int(steps.partition("-")[2])
-    code = train(plan_of(measured(config, name, last, steps), derived, launch=name), started, summarize=False)
+    code = train(plan_of(measured(config, name, last + TIMED, steps), derived, launch=name), started, summarize=False)
     if code == 0:
         print("\n".join(["", *describe(runs.run_of(name))]))
     return code

@@ -49,6 +49,10 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
     if machine.cores and train["precision"] == "auto":  # which stays so in the config: ranks on other CPUs may decide otherwise
         tried = trial.of_this_machine()
         found.append(Derived("train.precision", "bf16" if tried.half else "fp32", tried.formats()))
+    device = hardware.accelerator_of(fleet["instance_type"])
+    if device is not None and device.bf16 is None and train["precision"] == "auto":
+        why = f"{device.name} has no instructions for bf16; fp16, which it has, needs scaled losses, and is not built"
+        found.append(Derived("train.precision", "fp32", why))
     if train["compile"] is None:
         put(train, "train", "compile", *compilation(values))
     if train["schedule_steps"] is None:

@@ -6,10 +6,11 @@ from .. import hardware, trial
 from .families import FAMILIES
 from .formats import format_of, is_half
 from .memory import passes_of
-from .speed import ON_CPUS, Device, Step, Work, step_of
+from .speed import ON_CPUS, Step, step_of
 from .types import Config
+from .work import Device, Host, Work
 
-CPU_EFFICIENCY = 0.8  # of what products alone have reached in the trial
+CPU_EFFICIENCY, CPU_ATTENTION = 1.0, 0.095  # of what products have reached in the trial; torch's attention is far slower
 CPU_MEMORY, LOOPBACK = 10e9, 1.5e9  # bytes/s of a core, and of a rank's exchange with another by gloo
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
@@ -37,8 +38,9 @@ def work_of(config: Config) -> Work:
         passes=passes_of(config), data=config.data_parallel, shard=layout.shard, zero=layout.zero, tensor=layout.tensor,
         pipeline=layout.pipeline, context=layout.context, interleave=layout.interleave, format=format_of(config),
         weight_bytes=2 if is_half(config) else 4, recompute=nearest, flash=family.causal or config.fleet.stack != "neuron-xla",
-        fused=bool(train.compile), 
+        fused=bool(train.compile),
         head=model.head_size or 0, predicted=family.guesses(train.sequence_length) / train.sequence_length,
+        straightened=train.optimizer == "muon", even=True,
     )  # fmt: skip
 
 
@@ -54,7 +56,8 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
 
 def local_cpu(config: Config) -> Device:
     """A rank's share of this machine's cores."""
-    share = min(1.0, hardware.local_cores() / config.world_size)
+    share = hardware.local_cores() / config.world_size
     measured = trial.of_this_machine()
     flops = {format: measured.rate(format) * share for format in ("fp32", "bf16")}
-    return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY, 0.5, kernels=False)
+    return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY,
+                  CPU_ATTENTION, kernels=False, host=Host())  # fmt: skip

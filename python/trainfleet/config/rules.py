@@ -37,11 +37,9 @@ def check_shape(config: Config) -> Iterator[tuple[str, str]]:
 def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
     name = config.fleet.instance_type
     if name is not None and name not in hardware.INSTANCE_TYPES:
-        known = list(hardware.INSTANCE_TYPES)
-        yield (
-            "fleet.instance_type",
-            f"{name!r} is not in the table of instance types{suggest(name, known) or '; known: ' + ', '.join(known)}",
-        )
+        known, why = list(hardware.INSTANCE_TYPES), hardware.left_out(name)
+        instead = f": {why}" if why else suggest(name, known) or f"; known: {', '.join(known)}"
+        yield "fleet.instance_type", f"{name!r} is not in the table of instance types{instead}"
     row = hardware.instance(name)
     if row and row.efa == 0 and row.accelerator and config.fleet.nodes > 1:
         yield (

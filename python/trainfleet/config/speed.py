@@ -8,119 +8,14 @@ with the rows that it used); the structure follows the sources named at each par
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from math import ceil, log2
+
+from .work import Device, Work
 
 FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
 GRADIENT = 4  # bytes of a number while gradients are exchanged once a step; with FSDP per micro-batch as many as the weights have
-
-
-@dataclass(frozen=True)
-class Device:
-    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each way, and how many share a node.
-
-    `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's network. `domain` is how many
-    ranks the inside links join, where that is more than a node (GB200 NVL72). `efficiency` is the part of the peak that large
-    products reach, `attention` the part of that which fused attention reaches; `kernels` is False where whole graphs run
-    without launches (Neuron).
-    """
-
-    name: str
-    flops: dict[str, float]
-    memory: float
-    inside: float
-    outside: float
-    node: int
-    efficiency: float
-    attention: float
-    kernels: bool = True
-    domain: int = 0
-
-    @property
-    def joined(self) -> int:
-        return self.domain or self.node
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where they divide nothing.
-
-    `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the part of a forward pass
-    beyond attention that is computed again; `flash`: attention keeps no scores; `fused`: elementwise work is compiled.
-    """
-
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    gated: bool
-    causal: bool
-    length: int
-    micro_batch: int
-    passes: int
-    data: int
-    shard: int
-    zero: int
-    tensor: int
-    pipeline: int
-    context: int
-    interleave: int
-    format: str
-    weight_bytes: int = 2
-    recompute: str = "none"
-    flash: bool = True
-    fused: bool = True
-    sequence_parallel: bool = True
-    tuned: bool = False
-    head: int = 0  # features of a head; 0: the width over the heads
-    predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
-
-    @property
-    def world(self) -> int:
-        return self.data * self.tensor * self.pipeline * self.context
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a micro-batch on one rank."""
-        return self.micro_batch * self.length / self.context
-
-    @property
-    def step_tokens(self) -> float:
-        """Tokens of a step, of all ranks."""
-        return float(self.micro_batch * self.length * self.passes * self.data)
-
-    @property
-    def queries(self) -> float:
-        return self.heads * (self.head or self.width / self.heads)
-
-    @property
-    def keys(self) -> float:
-        return self.queries * self.kv_heads / self.heads
-
-    @property
-    def products(self) -> tuple[tuple[float, float], ...]:
-        """Inputs and outputs of a block's matrices on a tensor rank, as they are multiplied."""
-        part = self.tensor
-        rows = (2 if self.gated else 1) * self.inner
-        return (
-            (self.width, (self.queries + 2 * max(self.keys, part * self.queries / self.heads)) / part),
-            (self.queries / part, self.width),
-            (self.width, rows / part),
-            (self.inner / part, self.width),
-        )
-
-    @property
-    def block_numbers(self) -> float:
-        """Numbers in one block's matrices, of all tensor ranks."""
-        return self.width * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner)
-
-    @property
-    def numbers(self) -> float:
-        """Numbers of a rank's stage, before they are sharded."""
-        around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
-        return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor
 
 
 @dataclass(frozen=True)
@@ -155,9 +50,20 @@ class Constants:
 FITTED = Constants()
 # On CPUs ranks meet over gloo, which hides little behind computing. Measured on one machine; finished runs correct them.
 ON_CPUS = Constants(
-    thin_tokens=0.1, thin_width=0.1, launch=0.0, ring=0.7, ring_outside=0.7, latency=3e-4, latency_outside=3e-4,
+    thin_tokens=0.1, thin_width=1.0, traffic=11.0, traffic_fused=11.0, traffic_inner=2.8, ring=0.7, ring_outside=0.7,
+    latency=3e-4, latency_outside=3e-4,
     hidden_tensor=0.0, hidden_shard=0.3, bubble=1.0, step=0.005, spread=0.0,
 )  # fmt: skip
+
+
+GROUPS = {  # parts of a step that are corrected together; a run's record (engine/meter.py) tells all but calls and exchange
+    "computing": ("products", "attention", "traffic", "idle"),
+    "calls": ("launches",),
+    "exchange": ("tensor", "shards", "stages", "context"),
+    "gradients": ("gradients",),
+    "update": ("update",),
+    "rest": ("other",),
+}
 
 
 @dataclass(frozen=True)
@@ -173,12 +79,22 @@ class Step:
     stages: float
     context: float
     idle: float
+    gradients: float
     update: float
     other: float
 
     @property
     def total(self) -> float:
         return float(sum(getattr(self, field.name) for field in fields(self)))
+
+    def corrected(self, factors: Mapping[str, float]) -> Step:
+        """The same with the parts of each group (GROUPS) multiplied by its factor, where it has one."""
+        of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
+        return Step(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
+
+    def group(self, name: str) -> float:
+        """Seconds of a group of parts."""
+        return float(sum(getattr(self, part) for part in GROUPS[name]))
 
     def limit(self) -> str:
         """The part that takes most."""
@@ -193,27 +109,27 @@ def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
     times = FORWARD + BACKWARD + again
     block = _block(work, device, c)
     head = _head(work, device, c)
-    share = 1.0 if work.pipeline == 1 else _pace(layers * block, head) / (layers * block)
-    products = layers * block * times * share + (head * (FORWARD + BACKWARD) if work.pipeline == 1 else 0.0)
+    whole = work.pipeline == 1 or work.even  # the output layer, on one stage
+    share = 1.0 if whole else _pace(layers * block, head) / (layers * block)
+    ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
+    products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
     repeated = again if work.recompute == "full" else min(1.0, 4 * again)
     attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
-    traffic = layers * _traffic(work, device, c) * times + _loss(work, device) * (1 if work.pipeline == 1 else 0)
+    traffic = layers * _traffic(work, device, c) * times + (_loss(work, device) if whole else 0.0)
     computing = products + attention + traffic
-    launches = (
-        max(0.0, layers * c.kernels * c.launch * times * (0.6 if work.fused else 1.0) - computing) if device.kernels else 0.0
-    )
+    launches = _launches(work, device, c, layers * times, computing)
     tensor = layers * _tensor(work, device, c) * (2 + (repeated if work.recompute == "full" else 0))
     ring = layers * _context(work, device, c, computing / layers)
     per_pass = computing + launches + tensor + ring
     shards, at_end = _shards(work, device, c, per_pass)
     stages = _stages(work, device, c)
     one = per_pass + shards + stages
-    idle = c.bubble * one * (work.pipeline - 1) / work.interleave
+    idle = c.bubble * (one - (ending if work.pipeline > 1 else 0.0)) * (work.pipeline - 1) / work.interleave
     times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
     scale = work.passes * times_slow
     return Step(
         products * scale, attention * scale, traffic * scale, launches * scale, tensor * scale, shards * scale, stages * scale,
-        ring * scale, idle * times_slow, _update(work, device, c), c.step + at_end,
+        ring * scale, idle * times_slow, at_end, _update(work, device, c), c.step,
     )  # fmt: skip
 
 
@@ -240,6 +156,20 @@ def _block(work: Work, device: Device, c: Constants) -> float:
 def _head(work: Work, device: Device, c: Constants) -> float:
     format = "bf16" if work.format == "fp8" else work.format
     return work.predicted * _product(work, device, c, (work.width, work.vocabulary / work.tensor), format)
+
+
+def _launches(work: Work, device: Device, c: Constants, blocks: float, computing: float) -> float:
+    """Seconds of a micro-batch that calls take beside what they compute, `blocks` forward passes of a block long."""
+    called = blocks * c.kernels * (0.6 if work.fused else 1.0)
+    if device.host is None:
+        return max(0.0, called * c.launch - computing) if device.kernels else 0.0
+    host, layers, numbers = device.host, ceil(work.layers / work.pipeline), work.numbers
+    seconds = called * host.launch + host.weights * numbers / device.memory
+    if work.tensor > 1:
+        seconds += layers * host.sliced
+    if work.zero == 3 and work.shard > 1:
+        seconds += layers * host.gathered + host.gathering * numbers / device.memory
+    return seconds + (host.passed if work.pipeline > 1 else 0.0)
 
 
 def _pace(blocks: float, head: float) -> float:
@@ -269,7 +199,8 @@ def _traffic(work: Work, device: Device, c: Constants) -> float:
 
 def _loss(work: Work, device: Device) -> float:
     """Seconds of the softmax over the vocabulary and its gradient: some passes over fp32 logits."""
-    return 6 * 4 * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
+    bytes = device.host.logits if device.host else 6 * 4
+    return bytes * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
 
 
 def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
@@ -345,4 +276,16 @@ def _stages(work: Work, device: Device, c: Constants) -> float:
 
 
 def _update(work: Work, device: Device, c: Constants) -> float:
-    return c.update * work.numbers / max(1, work.shard) / device.memory
+    seconds = c.update * work.numbers / max(1, work.shard) / device.memory
+    seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
+    return seconds + (_straighten(work, device) if work.straightened else 0.0)
+
+
+def _straighten(work: Work, device: Device) -> float:
+    """Seconds of making a stage's matrices orthogonal, which a rank needs whole for it."""
+    layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
+    peak = device.flops["fp32" if work.format == "fp32" else "bf16"] * device.efficiency
+    seconds = layers * work.straightening / peak
+    if device.host and work.tensor * work.shard > 1:
+        seconds += layers * (matrices * device.host.straightened + device.host.gathering * work.block_numbers / device.memory)
+    return seconds

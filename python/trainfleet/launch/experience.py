@@ -1,52 +1,101 @@
-"""The measured speed of finished runs on the same hardware over their predicted speed: it corrects the next plan."""
+"""The measured times of runs and profiles on the same hardware over their predicted times: they correct the next plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from statistics import median
 
 from ..config import Config, load_resolved
 from ..config.pace import predict
+from ..config.speed import GROUPS
 from ..errors import TrainfleetError
 from ..plan.estimate import Experience
+from ..plan.measurement import WARM_UP
 from ..runs import RUNS, Record, Run
 
 NEWEST = 12  # folders of runs that are looked at
 ENOUGH = 20  # steps, below which the first ones, which compile and warm up, weigh too much
+LARGEST = 1 << 20  # bytes of metrics.jsonl that a plan reads for a step's parts
+PLAIN = 4  # steps of a profile that neither warm up nor are profiled, from which on it counts
 NEAR, FAR = 0.2, 5.0  # ratios beyond which a run was disturbed
+SPANS = {  # what a line of metrics calls the parts of a step (engine/meter.py), by group of what is predicted
+    "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
+    "gradients": ("communication_seconds",),
+    "update": ("optimizer_seconds",),
+}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A run's config, its speed over what would be predicted today, and the seconds of each group of parts over the predicted."""
+
+    config: Config
+    ratio: float
+    parts: dict[str, float]
 
 
 def experience_of(config: Config) -> Experience | None:
-    """That of runs like this one: of the same layout, else of the same model, else of the same hardware; None without any."""
-    found = list(_finished(config))
+    """That of runs like this one: of the same layout, else of the same model, else of the same hardware; None without any.
+
+    Of the same layout the whole step counts; of another one each group of parts by itself, as layouts divide them differently.
+    """
+    found = list(_lessons(config))
     for of, is_like in (("this layout", _is_same), ("this model", _is_of_model), ("this hardware", lambda one, other: True)):
-        ratios = [ratio for other, ratio in found if is_like(config, other)]
-        if ratios:
-            return Experience(len(ratios), of, median(ratios))
+        if alike := [lesson for lesson in found if is_like(config, lesson.config)]:
+            parts = {} if of == "this layout" else _medians(alike)
+            return Experience(len(alike), of, median(lesson.ratio for lesson in alike), parts)
     return None
 
 
-def _finished(config: Config) -> Iterator[tuple[Config, float]]:
-    """Runs on the hardware of `config`, with their speed over what would be predicted of them today."""
+def _medians(lessons: list[Lesson]) -> dict[str, float]:
+    told = [lesson.parts for lesson in lessons if lesson.parts]
+    return {group: median(parts[group] for parts in told if group in parts) for group in GROUPS if any(group in p for p in told)}
+
+
+def _lessons(config: Config) -> Iterator[Lesson]:
+    """What the newest runs on the hardware of `config` teach."""
     folders = sorted(RUNS.glob("*/results.json"), key=lambda path: path.stat().st_mtime, reverse=True)[:NEWEST]
     for path in folders:
         with suppress(TrainfleetError, OSError):  # a folder that can't be read teaches nothing
             run = Run(path.parent)
             results, other = run.read_results(), load_resolved(run.config)
-            if _is_on_same(config, other, results) and (ratio := _ratio(other, results)):
-                yield other, ratio
+            lines = list(run.read_metrics()) if run.metrics.is_file() and run.metrics.stat().st_size <= LARGEST else []
+            if _is_on_same(config, other) and (lesson := _lesson(other, results, lines)):
+                yield lesson
 
 
-def _ratio(config: Config, results: Record) -> float | None:
-    speed, step = results.get("tokens_per_second"), predict(config)
-    if not isinstance(speed, float) or step is None or (results.get("steps") or 0) < ENOUGH:
+def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | None:
+    lines, step = plain(config, lines), predict(config)
+    profiled = config.train.profile_steps is not None
+    speed = median(line["tokens_per_second"] for line in lines) if profiled and lines else results.get("tokens_per_second")
+    enough = len(lines) >= PLAIN if profiled else (results.get("steps") or 0) >= ENOUGH
+    if not isinstance(speed, float) or step is None or not enough:
         return None
     ratio = speed * step.total / (config.train.global_batch * config.train.sequence_length)
-    return ratio if NEAR < ratio < FAR else None
+    if not NEAR < ratio < FAR:
+        return None
+    spent = {group: sum(_median(lines, name) for name in names) for group, names in SPANS.items()} if lines else {}
+    spent |= {"rest": max(0.0, _median(lines, "seconds") - sum(spent.values()))} if spent else {}
+    if spent.get("computing", 0.0) <= step.launches:
+        return Lesson(config, ratio, {})
+    spent["computing"] -= step.launches
+    return Lesson(config, ratio, {name: seconds / step.group(name) for name, seconds in spent.items() if step.group(name)})
 
 
-def _is_on_same(config: Config, other: Config, results: Record) -> bool:
+def plain(config: Config, lines: list[Record]) -> list[Record]:
+    """The lines of metrics of steps that are timed and were neither warming up nor profiled."""
+    first, last = map(int, (config.train.profile_steps or "0-0").split("-"))
+    timed = (line for line in lines if "forward_seconds" in line or "pipeline_seconds" in line)
+    return [line for line in timed if line["step"] > WARM_UP and not first <= line["step"] <= last + 1]
+
+
+def _median(lines: list[Record], name: str) -> float:
+    return median(float(line.get(name) or 0.0) for line in lines) if lines else 0.0
+
+
+def _is_on_same(config: Config, other: Config) -> bool:
     one, two = config.fleet, other.fleet
     return (one.instance_type, one.stack, one.backend) == (two.instance_type, two.stack, two.backend)
 
@@ -60,4 +109,5 @@ def _is_of_model(config: Config, other: Config) -> bool:
 def _is_same(config: Config, other: Config) -> bool:
     fleet, two = config.fleet, other.fleet
     same = (fleet.nodes, fleet.ranks_per_node) == (two.nodes, two.ranks_per_node)
-    return same and _is_of_model(config, other) and config.train.layout == other.train.layout
+    batch = (config.train.micro_batch, config.train.global_batch) == (other.train.micro_batch, other.train.global_batch)
+    return same and batch and _is_of_model(config, other) and config.train.layout == other.train.layout

@@ -56,8 +56,13 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
     """
     device = hardware.accelerator_of(config.fleet.instance_type)
     if device is None:
-        what = f"no figures of {config.fleet.instance_type or 'this machine'} to predict from"
-        raise ConfigError([Problem(0, "", "fleet.instance_type", what)], next="name a type that hardware.py has: p5.48xlarge ...")
+        kind = config.fleet.instance_type
+        what = f"{kind} has no accelerator" if kind else "without a type there is nothing to count nodes of"
+        asks = "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes"
+        raise ConfigError(
+            [Problem(0, "", "fleet.instance_type", f"{what}: {asks}")],
+            next="make plan DAYS=7 TOKENS=1e10 SET='fleet.instance_type=p5.48xlarge'; of this machine: make plan",
+        )
     if wish.usd is not None and price is None:
         what = f"no list price of {config.fleet.instance_type}, so USD can't be turned into nodes"
         raise ConfigError([Problem(0, "USD", "", what)], next="make plan DAYS=... TOKENS=...")
@@ -138,17 +143,22 @@ def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
     in_time, within = [size for size in found if _in_time(size, wish)], [size for size in found if _within(size, wish)]
     problems = []
     if not in_time:
-        what = f"{wish.days:g} days: {_nodes(fastest)}, the fastest fleet, would need {fastest.days:,.3g}"
+        limit = "" if fastest.nodes >= LARGEST else "; more need a larger train.global_batch, which they divide"
+        what = f"{_days(wish.days)}: {_nodes(fastest)}, the fastest fleet, would need {fastest.days:,.3g}{limit}"
         problems.append(Problem(0, "DAYS", "", f"{what}; DAYS={_up(fastest.days)} can be met"))
     if not within:
         what = f"${wish.usd:,.0f}: {_nodes(cheapest)}, the cheapest fleet, would cost ${_dollars(cheapest):,.0f}"
         problems.append(Problem(0, "USD", "", f"{what}; USD={_up(_dollars(cheapest))} can be met"))
     if not problems:
         one, other = min(in_time, key=_dollars), min(within, key=lambda size: size.days)
-        what = f"{wish.days:g} days cost ${_dollars(one):,.0f} ({_nodes(one)})"
+        what = f"{_days(wish.days)} cost ${_dollars(one):,.0f} ({_nodes(one)})"
         both = f"{what}, and ${wish.usd:,.0f} take {other.days:,.3g} days ({_nodes(other)})"
         problems.append(Problem(0, "DAYS", "", f"not within USD too: {both}"))
     return ConfigError(problems, next="fewer TOKENS, or what can be met")
+
+
+def _days(days: float | None) -> str:
+    return f"{days:g} day{'' if days == 1 else 's'}"
 
 
 def _nodes(size: Size) -> str:
@@ -162,4 +172,4 @@ def _dollars(size: Size) -> float:
 def _up(value: float) -> str:
     """Rounded up to three digits, so that what is offered can be met."""
     digits = 10 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1
-    return f"{math.ceil(value / digits) * digits:g}"
+    return f"{math.ceil(value / digits) * digits:.12g}"

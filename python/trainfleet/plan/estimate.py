@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .. import hardware, trial
 from ..config import Config
@@ -10,7 +11,7 @@ from ..config.formats import format_of, is_half, usable_bytes
 from ..config.memory import Memory, memory_of
 from ..config.pace import predict
 from ..config.sizes import count_parameters, flops_per_token
-from ..config.speed import Step
+from ..config.speed import GROUPS, Step
 
 LIKELY = 0.20  # four of five published rows lie within this of what is foretold (tests/bench/LOG.md)
 LIKELY_MEMORY = 0.07  # the same of the memory that engines told, by each one's own accounts; this one's is nearer to torch's
@@ -18,11 +19,19 @@ LIKELY_MEMORY = 0.07  # the same of the memory that engines told, by each one's 
 
 @dataclass(frozen=True)
 class Experience:
-    """How many runs of which kind finished on this hardware, and their speed over what was predicted of them, the median."""
+    """How many runs of which kind ended on this hardware, and their speed over what was predicted of them, the median.
+
+    `parts`: the seconds of each group of a step's parts over what was predicted, where the runs had another layout.
+    """
 
     runs: int
     of: str
     ratio: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def correct(self, step: Step) -> Step:
+        """What is predicted, as it would have been right of those runs."""
+        return step.corrected(self.parts or dict.fromkeys(GROUPS, 1 / self.ratio))
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ def estimate(config: Config, price: float | None, experience: Experience | None 
     device, format = hardware.accelerator_of(config.fleet.instance_type), format_of(config)
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
     step = predict(config)
-    seconds = config.train.steps * step.total / (experience.ratio if experience else 1.0) if step else None
+    step = experience.correct(step) if step and experience else step
+    seconds = config.train.steps * step.total if step else None
     usd = 0.0 if price == 0 else price * config.fleet.nodes * seconds / 3600 if price and seconds is not None else None
     return Estimate(
         count_parameters(config.model), memory_of(config, is_half(config)), usable_bytes(device) if device else None, flops,

@@ -11,6 +11,7 @@ from ..errors import ConfigError, Problem
 
 WARM_UP = 3  # steps that are not timed: the first one compiles, and allocators grow
 PROFILED = "4-6"  # steps, when nobody says which
+TIMED = 10  # steps after the profiled ones, which the profiler does not slow down: the next plan is corrected by them
 
 
 def measured(config: Config, name: str, steps: int, profile_steps: str | None = None) -> Config:

@@ -30,7 +30,7 @@ INDENT = "    "
 PARTS = {  # of a step, in words
     "products": "matrix products", "traffic": "memory traffic", "launches": "kernel launches", "shards": "gathering shards",
     "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
-    "idle": "pipeline idle", "update": "optimizer", "other": "gradient exchange and the rest",
+    "idle": "pipeline idle", "gradients": "gradient exchange", "update": "optimizer", "other": "the rest",
 }  # fmt: skip
 FILES = (
     r"config\.yaml|stack\.yaml|requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
@@ -152,10 +152,11 @@ def _basis(config: Config, needs: Estimate) -> str:
     """What the speed was predicted from, and how far off it may be."""
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
-        return f"measured here: corrected by {runs}, which had {found.ratio:.2f} times what was predicted"
+        by_parts = " (each part of a step by itself)" if found.parts else ""
+        return f"measured here: corrected by {runs}{by_parts}, which had {found.ratio:.2f} times what was predicted"
     device = hardware.accelerator_of(config.fleet.instance_type)
     if device is None:
-        return "predicted roughly: no run on this machine has been measured yet"
+        return "predicted roughly: no run on this machine has been measured yet (make profile does it)"
     if not device.fitted:
         return "predicted from related devices: assumed, as no run of this one is published"
     return f"predicted from published runs: within {LIKELY:.0%} for four of five"

@@ -1,0 +1,142 @@
+"""What a rank does in a step, and on what: the two things that the model of speed (speed.py) is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a step takes beside where the host itself computes each call: seconds, and bytes that go through memory.
+
+    Measured on one CPU, in CPU seconds of layouts that differ in one thing (tests/bench/LOG.md); they follow the host's speed.
+    """
+
+    launch: float = 1.7e-6  # of a call
+    weights: float = 24.0  # bytes a micro-batch moves per number of the weights: casts, and sums of gradients
+    logits: float = 90.0  # bytes per logit
+    sliced: float = 0.0175  # of a block of slices: DTensor decides about each call
+    gathered: float = 1e-3  # of a block whose weights are gathered
+    gathering: float = 70.0  # bytes per number of these
+    passed: float = 4.6e-3  # of a micro-batch at a stage of a pipeline
+    agreed: float = 8e-3  # of a step: stages agree on the norm, and on gradients of tied weights
+    straightened: float = 1e-3  # of a matrix of several ranks that Muon needs whole
+
+
+@dataclass(frozen=True)
+class Device:
+    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each way, and how many share a node.
+
+    `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's network. `domain` is how many
+    ranks the inside links join, where that is more than a node (GB200 NVL72). `efficiency` is the part of the peak that large
+    products reach, `attention` the part of that which fused attention reaches; `kernels` is False where whole graphs run
+    without launches (Neuron).
+    """
+
+    name: str
+    flops: dict[str, float]
+    memory: float
+    inside: float
+    outside: float
+    node: int
+    efficiency: float
+    attention: float
+    kernels: bool = True
+    domain: int = 0
+    host: Host | None = None  # where the host computes each call, so that nothing hides what that takes
+
+    @property
+    def joined(self) -> int:
+        return self.domain or self.node
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where they divide nothing.
+
+    `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the part of a forward pass
+    beyond attention that is computed again; `flash`: attention keeps no scores; `fused`: elementwise work is compiled.
+    """
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    gated: bool
+    causal: bool
+    length: int
+    micro_batch: int
+    passes: int
+    data: int
+    shard: int
+    zero: int
+    tensor: int
+    pipeline: int
+    context: int
+    interleave: int
+    format: str
+    weight_bytes: int = 2
+    recompute: str = "none"
+    flash: bool = True
+    fused: bool = True
+    sequence_parallel: bool = True
+    tuned: bool = False
+    head: int = 0  # features of a head; 0: the width over the heads
+    predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
+    straightened: bool = False  # Muon makes the blocks' matrices orthogonal, each rank all of its stage
+    even: bool = False  # stages have as many blocks, and the last one the output layer too; else an engine balances them
+
+    @property
+    def world(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.length / self.context
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a step, of all ranks."""
+        return float(self.micro_batch * self.length * self.passes * self.data)
+
+    @property
+    def queries(self) -> float:
+        return self.heads * (self.head or self.width / self.heads)
+
+    @property
+    def keys(self) -> float:
+        return self.queries * self.kv_heads / self.heads
+
+    @property
+    def products(self) -> tuple[tuple[float, float], ...]:
+        """Inputs and outputs of a block's matrices on a tensor rank, as they are multiplied."""
+        part = self.tensor
+        rows = (2 if self.gated else 1) * self.inner
+        return (
+            (self.width, (self.queries + 2 * max(self.keys, part * self.queries / self.heads)) / part),
+            (self.queries / part, self.width),
+            (self.width, rows / part),
+            (self.inner / part, self.width),
+        )
+
+    @property
+    def block_numbers(self) -> float:
+        """Numbers in one block's matrices, of all tensor ranks."""
+        return self.width * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner)
+
+    @property
+    def straightening(self) -> float:
+        """FLOPs of one block's matrices in Muon's five rounds of three products each (engine/updates.py)."""
+        wide, inner = (self.width, self.queries), (self.width, self.inner)
+        shapes = (wide, wide, (self.width, self.keys), (self.width, self.keys), *(inner,) * (3 if self.gated else 2))
+        return sum(5 * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes)
+
+    @property
+    def numbers(self) -> float:
+        """Numbers of a rank's stage, before they are sharded."""
+        around = self.width * self.vocabulary * (1 if self.pipeline > 1 else 2)
+        return (self.block_numbers * ceil(self.layers / self.pipeline) + around) / self.tensor
