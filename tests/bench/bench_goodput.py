@@ -1,6 +1,6 @@
 """The formula of config/goodput.py against the real watch, attempts and ledger on a clock that is not waited for.
 
-    .venv/bin/python tests/bench/bench_goodput.py [DAYS]
+    .venv/bin/python tests/bench/bench_goodput.py [DAYS [NODES]]
 
 A row a size, from 96 to 80,000 devices that fail as published ones do; without DAYS so many that about sixty of them fail, and then
 the 54 days of 16,384 H100 (Llama 3, arXiv:2407.21783, 3.3.4: 419 unexpected interruptions, over 90 % of useful time).
@@ -48,7 +48,7 @@ def tell(nodes: int, days: float) -> None:
 def main() -> None:
     print(" devices   days  restarts  checkpoint   formula  simulated  commands    CPU")
     told = float(sys.argv[1]) if len(sys.argv) > 1 else None
-    for nodes in SIZES:
+    for nodes in [int(sys.argv[2])] if len(sys.argv) > 2 else SIZES:
         tell(nodes, told or FAILURES * foresee(fleet_of(nodes), STEP).between_failures / 86400)
     if told is None:
         tell(2048, 54.0)

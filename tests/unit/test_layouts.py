@@ -38,7 +38,7 @@ def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, d
     [
         ({"preset": "llama-3.2-1b"}, "shard 1 tensor 1 pipeline 1", "none"),
         ({"preset": "llama-3-8b"}, "shard 8 zero 3 tensor 1 pipeline 1", "none"),  # within a node, replicas over nodes
-        ({"preset": "llama-3-70b", "nodes": 16}, "shard 4 zero 1 tensor 4 pipeline 8", "selective"),
+        ({"preset": "llama-3-70b", "nodes": 16}, "shard 128 zero 3 tensor 1 pipeline 1", "full"),  # a last stage has the output layer too
         ({"preset": "llama-2-13b", "kind": "p4d.24xlarge", "nodes": 2, "length": 4096}, "shard 4 zero 1 tensor 4", "selective"),
         ({"preset": "llama-2-7b", "kind": "trn1.32xlarge", "nodes": 4, "length": 4096}, "shard 16 zero 1 tensor 4 pipeline 2", "none"),
         ({"preset": "llama-2-70b", "kind": "trn1.32xlarge", "nodes": 32, "batch": 1024, "length": 4096}, "zero 1 tensor 8 pipeline 8", "full"),
@@ -46,6 +46,7 @@ def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, d
         ({"preset": "llama-3-8b", "kind": "g6.48xlarge", "nodes": 2, "batch": 64, "length": 4096}, "shard 16 zero 3 tensor 1", "full"),
         ({"preset": "bert-large", "kind": "trn1.32xlarge", "nodes": 16, "batch": 65536, "length": 128}, "shard 512 zero 1 tensor 1", "none"),
         ({"nodes": 48, "batch": 128}, "tensor 4 pipeline 3", "none"),  # 384 = 3 x 128
+        ({"preset": "llama-3-70b", "nodes": 10_000, "batch": 80_000}, "shard 1000 zero 3", "full"),  # and 80 copies of the state
     ],
 )  # fmt: skip
 def test_the_least_division_that_is_near_the_fastest_is_taken(

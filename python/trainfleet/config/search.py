@@ -29,6 +29,7 @@ MOST_TOKENS = 16384  # of a micro-batch, beyond which products get no faster
 MOST_CONTEXT = 64
 LONG = 16384  # tokens of a sequence from which context parallelism is tried
 NEAR = 0.05  # of the best speed: the model's own error between two layouts of one fleet is no smaller (tests/bench/LOG.md)
+MOST_SHARERS = 1024  # ranks that one copy of the state is divided over: no published run gathers weights over more
 ROUNDS = (1, 2, 4, 8)  # stages a rank of an interleaved pipeline
 
 
@@ -159,9 +160,10 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 
 
 def _sharded(config: Config, layout: Layout, asked: set[str], ways: int) -> Iterator[Layout]:
-    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, then over all that see other sequences."""
+    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, then over all that see other sequences, or as many as may be."""
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
-    shards = sorted({shard for shard in (inside, ways) if shard > 1 and ways % shard == 0})
+    widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
+    shards = sorted({shard for shard in (inside, widest) if shard > 1 and ways % shard == 0})
     if "layout.shard" in asked:
         yield replace(layout, shard=1)
     # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the whole step
