@@ -160,7 +160,7 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 
 
 def _sharded(config: Config, layout: Layout, asked: set[str], ways: int) -> Iterator[Layout]:
-    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, then over all that see other sequences, or as many as may be."""
+    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, then over all that see other sequences (MOST_SHARERS)."""
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
     shards = sorted({shard for shard in (inside, widest) if shard > 1 and ways % shard == 0})
