@@ -54,6 +54,28 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
         sizes(config("fleet.instance_type=p5e.48xlarge"), Wish(usd=1, tokens=1e9), None)
 
 
+def test_what_bounds_the_fleet_is_told_and_what_has_no_accelerator_is_refused() -> None:
+    found = sizes(config("train.global_batch=64"), wish := Wish(days=1, tokens=1e13), PRICE)
+    with pytest.raises(ConfigError, match=r"1 day: 64 nodes, the fastest .* more need a larger train.global_batch"):
+        answer(found, wish)
+    with pytest.raises(ConfigError, match=r"c7i.8xlarge has no accelerator"):
+        sizes(replace(config(), fleet=replace(config().fleet, instance_type="c7i.8xlarge")), wish, PRICE)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("p6e-gb200.36xlarge", "ARM"), ("trn3.48xlarge", "Trainium3"), ("p3.2xlarge", "no EFA")]
+)
+def test_a_type_that_is_left_out_is_refused_with_the_reason(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"not in the table of instance types: .*{why}"):
+        config(f"fleet.instance_type={name}")
+
+
+def test_a_plan_for_v100_says_which_number_format_it_uses() -> None:
+    _, derived = load(Settings(FOLDER / "roberta-large-p3dn-ssh.yaml", "train.precision=auto"))
+    (row,) = (row for row in derived if row.key == "train.precision")
+    assert row.value == "fp32" and "V100-32GB has no instructions for bf16" in row.why
+
+
 def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan"
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e11", "DAYS=7", f"OUT={out}"]) == 0
