@@ -121,7 +121,7 @@ INSTANCE_TYPES = {
 
 
 LEFT_OUT = {  # types that EC2 has and the table lacks, by how their names begin, and why; public pages as of 2026-11-22
-    "p6e-": "its processors are ARM's, and the drivers and images here are built for x86-64; of Blackwell p6-b200.48xlarge and p6-b300.48xlarge work",
+    "p6e-": "its processors are ARM's, and drivers and images here are x86-64's; p6-b200.48xlarge and p6-b300.48xlarge work",
     "trn3": "EC2's guide names no type of Trainium3 yet; trn2.48xlarge is the newest that is known",
     "p3.": "it has no EFA; p3dn.24xlarge has, and V100 too",
 }

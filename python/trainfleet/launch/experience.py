@@ -78,9 +78,10 @@ def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | No
         return None
     spent = {group: sum(_median(lines, name) for name in names) for group, names in SPANS.items()} if lines else {}
     spent |= {"rest": max(0.0, _median(lines, "seconds") - sum(spent.values()))} if spent else {}
-    if spent.get("computing", 0.0) <= step.launches:
+    beside = step.group("calls") + step.group("exchange")  # what forward and backward passes take besides, as it is predicted
+    if spent.get("computing", 0.0) <= beside:
         return Lesson(config, ratio, {})
-    spent["computing"] -= step.launches
+    spent["computing"] -= beside
     return Lesson(config, ratio, {name: seconds / step.group(name) for name, seconds in spent.items() if step.group(name)})
 
 
