@@ -56,7 +56,7 @@ ON_CPUS = Constants(
 )  # fmt: skip
 
 
-GROUPS = {  # parts of a step that are corrected together; a run's record (engine/meter.py) tells all but calls and exchange
+GROUPS = {  # parts of a step that are corrected together; a run measures all but calls and exchange (engine/meter.py)
     "computing": ("products", "attention", "traffic", "idle"),
     "calls": ("launches",),
     "exchange": ("tensor", "shards", "stages", "context"),
@@ -88,7 +88,7 @@ class Step:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def corrected(self, factors: Mapping[str, float]) -> Step:
-        """The same with the parts of each group (GROUPS) multiplied by its factor, where it has one."""
+        """The step with the parts of each group (GROUPS) multiplied by its factor, if it has one."""
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
         return Step(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
 
@@ -159,7 +159,7 @@ def _head(work: Work, device: Device, c: Constants) -> float:
 
 
 def _launches(work: Work, device: Device, c: Constants, blocks: float, computing: float) -> float:
-    """Seconds of a micro-batch that calls take beside what they compute, `blocks` forward passes of a block long."""
+    """Seconds of overhead per micro-batch that computing does not hide; `blocks`: forward passes of a block that it takes."""
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
     if device.host is None:
         return max(0.0, called * c.launch - computing) if device.kernels else 0.0
@@ -282,7 +282,7 @@ def _update(work: Work, device: Device, c: Constants) -> float:
 
 
 def _straighten(work: Work, device: Device) -> float:
-    """Seconds of making a stage's matrices orthogonal, which a rank needs whole for it."""
+    """Seconds of Muon's orthogonalization of a stage's matrices, which are gathered for it where they are sharded."""
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
     peak = device.flops["fp32" if work.format == "fp32" else "bf16"] * device.efficiency
     seconds = layers * work.straightening / peak

@@ -1,4 +1,4 @@
-"""What a rank does in a step, and on what: the two things that the model of speed (speed.py) is told."""
+"""The inputs of the speed model (speed.py): what a rank computes in a step, and on which device."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from math import ceil
 
 @dataclass(frozen=True)
 class Host:
-    """What a step takes beside where the host itself computes each call: seconds, and bytes that go through memory.
+    """Overheads of a step where the host itself runs each operation, as on CPUs: seconds, and bytes of memory traffic.
 
-    Measured on one CPU, in CPU seconds of layouts that differ in one thing (tests/bench/LOG.md); they follow the host's speed.
+    Measured on one CPU, in CPU seconds of layouts that differ in one respect (tests/bench/LOG.md).
     """
 
-    launch: float = 1.7e-6  # of a call
-    weights: float = 24.0  # bytes a micro-batch moves per number of the weights: casts, and sums of gradients
-    logits: float = 90.0  # bytes per logit
-    sliced: float = 0.0175  # of a block of slices: DTensor decides about each call
-    gathered: float = 1e-3  # of a block whose weights are gathered
-    gathering: float = 70.0  # bytes per number of these
-    passed: float = 4.6e-3  # of a micro-batch at a stage of a pipeline
-    agreed: float = 8e-3  # of a step: stages agree on the norm, and on gradients of tied weights
-    straightened: float = 1e-3  # of a matrix of several ranks that Muon needs whole
+    launch: float = 1.7e-6  # per operation
+    weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
+    logits: float = 90.0  # bytes per logit in the loss
+    sliced: float = 0.0175  # per block under tensor parallelism: DTensor's dispatch
+    gathered: float = 1e-3  # per block whose weights FSDP gathers
+    gathering: float = 70.0  # bytes per gathered parameter
+    passed: float = 4.6e-3  # per micro-batch at a pipeline stage
+    agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
+    straightened: float = 1e-3  # per sharded matrix that Muon gathers
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Device:
     attention: float
     kernels: bool = True
     domain: int = 0
-    host: Host | None = None  # where the host computes each call, so that nothing hides what that takes
+    host: Host | None = None  # its overheads, where the host itself runs each operation
 
     @property
     def joined(self) -> int:
@@ -86,8 +86,8 @@ class Work:
     tuned: bool = False
     head: int = 0  # features of a head; 0: the width over the heads
     predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
-    straightened: bool = False  # Muon makes the blocks' matrices orthogonal, each rank all of its stage
-    even: bool = False  # stages have as many blocks, and the last one the output layer too; else an engine balances them
+    straightened: bool = False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    even: bool = False  # stages have equal numbers of blocks, and the last also has the output layer; else they are balanced
 
     @property
     def world(self) -> int:
@@ -130,7 +130,7 @@ class Work:
 
     @property
     def straightening(self) -> float:
-        """FLOPs of one block's matrices in Muon's five rounds of three products each (engine/updates.py)."""
+        """FLOPs of Muon for one block: five Newton-Schulz iterations of three products each (engine/updates.py)."""
         wide, inner = (self.width, self.queries), (self.width, self.inner)
         shapes = (wide, wide, (self.width, self.keys), (self.width, self.keys), *(inner,) * (3 if self.gated else 2))
         return sum(5 * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes)

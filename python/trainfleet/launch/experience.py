@@ -18,9 +18,9 @@ from ..runs import RUNS, Record, Run
 NEWEST = 12  # folders of runs that are looked at
 ENOUGH = 20  # steps, below which the first ones, which compile and warm up, weigh too much
 LARGEST = 1 << 20  # bytes of metrics.jsonl that a plan reads for a step's parts
-PLAIN = 4  # steps of a profile that neither warm up nor are profiled, from which on it counts
+PLAIN = 4  # timed steps that a profile needs besides warm-up and profiled ones
 NEAR, FAR = 0.2, 5.0  # ratios beyond which a run was disturbed
-SPANS = {  # what a line of metrics calls the parts of a step (engine/meter.py), by group of what is predicted
+SPANS = {  # the names in metrics.jsonl of a step's parts (engine/meter.py), by group of the predicted parts
     "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
     "gradients": ("communication_seconds",),
     "update": ("optimizer_seconds",),
@@ -29,7 +29,7 @@ SPANS = {  # what a line of metrics calls the parts of a step (engine/meter.py),
 
 @dataclass(frozen=True)
 class Lesson:
-    """A run's config, its speed over what would be predicted today, and the seconds of each group of parts over the predicted."""
+    """A run's config, its measured over its predicted speed, and the same ratio of the seconds of each group of parts."""
 
     config: Config
     ratio: float
@@ -39,7 +39,7 @@ class Lesson:
 def experience_of(config: Config) -> Experience | None:
     """That of runs like this one: of the same layout, else of the same model, else of the same hardware; None without any.
 
-    Of the same layout the whole step counts; of another one each group of parts by itself, as layouts divide them differently.
+    The same layout corrects the whole step; another one corrects each group of parts separately, as their shares differ.
     """
     found = list(_lessons(config))
     for of, is_like in (("this layout", _is_same), ("this model", _is_of_model), ("this hardware", lambda one, other: True)):
@@ -78,7 +78,7 @@ def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | No
         return None
     spent = {group: sum(_median(lines, name) for name in names) for group, names in SPANS.items()} if lines else {}
     spent |= {"rest": max(0.0, _median(lines, "seconds") - sum(spent.values()))} if spent else {}
-    beside = step.group("calls") + step.group("exchange")  # what forward and backward passes take besides, as it is predicted
+    beside = step.group("calls") + step.group("exchange")  # the rest of forward and backward passes, as predicted
     if spent.get("computing", 0.0) <= beside:
         return Lesson(config, ratio, {})
     spent["computing"] -= beside
@@ -86,7 +86,7 @@ def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | No
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:
-    """The lines of metrics of steps that are timed and were neither warming up nor profiled."""
+    """The metrics of steps whose parts were timed, without warm-up and profiled steps."""
     first, last = map(int, (config.train.profile_steps or "0-0").split("-"))
     timed = (line for line in lines if "forward_seconds" in line or "pipeline_seconds" in line)
     return [line for line in timed if line["step"] > WARM_UP and not first <= line["step"] <= last + 1]

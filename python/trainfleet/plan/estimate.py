@@ -30,7 +30,7 @@ class Experience:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def correct(self, step: Step) -> Step:
-        """What is predicted, as it would have been right of those runs."""
+        """The prediction, scaled so that it matches those runs."""
         return step.corrected(self.parts or dict.fromkeys(GROUPS, 1 / self.ratio))
 
 
