@@ -216,6 +216,25 @@ def test_a_reader_that_leaves_is_noticed_and_nothing_is_written_for_it_any_more(
         print("four", file=stream, flush=True)
 
 
+def test_a_terminal_that_is_closed_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SIGHUP asks for a clean stop; words for it must not end the launcher before that."""
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(slave, "w") as stream, os.fdopen(os.dup(slave), "w") as errors:
+        monkeypatch.setattr(sys, "stderr", errors)
+        line = Line(stream)
+        line.area.start()
+        line.wait("one", 1.0)
+        assert line.fancy and not line.unread
+        os.close(master)
+        line.bar(1, 2, [("step ", "1")])
+        line.say("two")
+        assert line.unread
+        line.say("three")
+        line.draw(line.area.stop)
+        print("four", file=errors, flush=True)
+
+
 def test_a_finished_run_without_validation_text_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=100)
     assert "validation" in status(run) and "remark" not in status(run)

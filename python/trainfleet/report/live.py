@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
@@ -53,13 +55,20 @@ class Line:
     def say(self, text: str, style: str = "") -> None:
         """Prints one permanent line, above the live one if there is one."""
         if self.fancy:
-            self.console.print(shown(text), style=style or None, markup=False)
+            self.draw(lambda: self.console.print(shown(text), style=style or None, markup=False))
         else:
-            try:
-                print(text, file=self.stream, flush=True)
-            except BrokenPipeError:
-                self.unread = True
-                discard(self.stream)
+            self.draw(lambda: print(text, file=self.stream, flush=True))
+
+    def draw(self, write: Callable[[], object]) -> None:
+        """Writes, and notices where nobody reads any more: a pipe's reader has left, or the terminal was closed."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            self.unread = True
+            for stream in (self.stream, sys.stderr) if error.errno == errno.EIO else (self.stream,):
+                discard(stream)
 
     def wait(self, what: str, seconds: float) -> None:
         """Draws a spinner, what is waited for and for how long; elsewhere than on a terminal says it once."""
@@ -67,7 +76,8 @@ class Line:
             from rich.text import Text
 
             turn = SPINNER[int(seconds * 10) % len(SPINNER)]
-            self.area.update(Text.assemble((turn, "cyan"), f" {what} ", (duration(int(seconds)), "dim")), refresh=True)
+            text = Text.assemble((turn, "cyan"), f" {what} ", (duration(int(seconds)), "dim"))
+            self.draw(lambda: self.area.update(text, refresh=True))
         elif what != self.awaited:
             self.awaited = what
             self.say(what)
@@ -75,7 +85,7 @@ class Line:
     def bar(self, done: float, total: float, parts: list[Part]) -> None:
         """Draws a bar and the parts behind it, as many of them, from the first, as the terminal is wide for."""
         if self.fancy:
-            self.area.update(_row(done, total, parts, self.console.width), refresh=True)
+            self.draw(lambda: self.area.update(_row(done, total, parts, self.console.width), refresh=True))
 
 
 def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
@@ -117,7 +127,7 @@ class Shown(ABC):
                 self.update()
         finally:
             if self.line.fancy:
-                self.line.area.stop()
+                self.line.draw(self.line.area.stop)
 
 
 class Live(Shown):
