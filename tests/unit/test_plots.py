@@ -78,6 +78,11 @@ def test_the_smaller_plots_are_as_clear(steps: int, tmp_path: Path) -> None:
         assert list(collisions(figure)) == [], name
 
 
+def test_a_stack_of_one_step_is_not_drawn(tmp_path: Path) -> None:
+    assert "parts" not in panels.panels(read(make_run(tmp_path, name="one", steps=1, every=1)))
+    assert "parts" in panels.panels(read(make_run(tmp_path, name="two", steps=2, every=1)))
+
+
 def test_compared_runs_are_named_beside_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends, drawn = (40, 200, 500, 500, 120), []
     runs = [
@@ -101,6 +106,7 @@ def test_a_run_that_lost_its_loss_is_not_listed_with_the_one_before(tmp_path: Pa
     run = make_run(tmp_path, steps=60, every=1)
     append_line(run.metrics, metric(61, 61) | {"loss": float("nan")})
     assert "nan" in "".join(listing.describe_runs([run])) and ("loss", "nan") in listing._outcomes([read(run)])
+    assert "the last that was a finite number" in html.write(run).read_text()
     append_line(run.metrics, metric(62, 62))
     assert ("loss", "nan") not in listing._outcomes([read(run)]), "it has found its way back"
 

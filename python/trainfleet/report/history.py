@@ -95,6 +95,11 @@ class History:
         return next((int(line["step"]) for line in self.metrics if "loss" in line and number(line["loss"]) is None), None)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the newest loss is no finite number: a run may find its way back."""
+        return bool(self.metrics) and "loss" in self.metrics[-1] and number(self.metrics[-1]["loss"]) is None
+
+    @property
     def rose(self) -> str:
         """A remark on a loss that ends above where it began; "" for one that does not, or that is too young to tell."""
         values = self.series("loss")[1]

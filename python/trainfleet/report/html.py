@@ -103,11 +103,12 @@ def _tiles(history: History) -> str:
     results, (first, last) = history.results, history.losses
     speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
     seconds = results.get("seconds") or {}
+    lost = "; the last that was a finite number" if history.is_lost else ""
     way = f"from the command, everything included{_way(seconds)}"
     batch = quantity(history.tokens_per_step or None)
     each = f"; {quantity(speed / world)} per rank" if speed and world else ""
     tiles = [
-        ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step"),
+        ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step{lost}"),
         ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
         ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
         ("Tokens per second", quantity(speed), f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}"),

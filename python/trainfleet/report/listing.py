@@ -12,7 +12,7 @@ from typing import Any
 from ..config import flat, load_resolved
 from ..errors import TrainfleetError
 from ..runs import RUNS, Run
-from .history import History, decimal, duration, number, percent, quantity, read
+from .history import History, decimal, duration, percent, quantity, read
 from .tables import table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
@@ -87,8 +87,7 @@ def _outcomes(histories: Sequence[History]) -> list[tuple[str, ...]]:
 
 def _loss(history: History) -> str:
     """The newest loss, which may be none that a number can tell."""
-    lost = bool(history.metrics) and number(history.metrics[-1].get("loss", 0.0)) is None
-    return "nan" if lost else decimal(history.losses[1])
+    return "nan" if history.is_lost else decimal(history.losses[1])
 
 
 def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:

@@ -58,7 +58,7 @@ def _parts(history: History) -> Figure | None:
     """A stack of what a timed step was spent on, named above it."""
     by_part = {name: dict(zip(*history.series(f"{name}_seconds"), strict=True)) for name in PARTS}
     steps = sorted({step for values in by_part.values() for step in values})
-    if not steps:
+    if len(steps) < 2:  # one has no width
         return None
     figure, axes = frame("Where a step's time goes", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
