@@ -111,6 +111,11 @@ def test_a_traceback_in_one_line_is_read_as_one() -> None:
     ("RuntimeError: DataLoader worker (pid 25) is killed by signal: Segmentation fault.", "code"),
     ("OSError: ((' gsutil cat gs://b/20.tar',), {}): exit 1 (read) {'worker_id': 0}", "storage"),
     ("frob.ResponseParserError: no element", "unknown"),
+    ("trainfleet.errors.ConfigError: train.layout: three ranks leave one over", "code"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/w/configs/train.yaml'", "code"),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/w/tokens/train.bin'", "data"),
+    ("ValueError: Configuration file options/train_frob not found.", "code"),
+    ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing", "environment"),
 ])  # fmt: skip
 def test_words_of_a_kind_mean_the_same_whoever_says_them(words: str, expected: str) -> None:
     assert cause(HEAD, THEIRS, words) == expected
@@ -119,6 +124,7 @@ def test_words_of_a_kind_mean_the_same_whoever_says_them(words: str, expected: s
 @pytest.mark.parametrize("words, expected", [
     ("/bin/bash: /var/scratch/run.sh: Is a directory", "environment"),
     ("container exited with code 126", "environment"),
+    ("2022/05/13 23:09:23 Failed to initialize NVML: could not load NVML library.", "environment"),
     ("frob.CreateError: no machines: capacity-not-available", "capacity"),
     ("llite kernel: LustreError: 2:0:(super25.c:187:fill()) llite: Unable to mount <unknown>: rc = -5", "mount"),
 ])  # fmt: skip

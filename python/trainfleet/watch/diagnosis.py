@@ -100,7 +100,8 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
     """The evidence that means anything, was not taken back by its author, and did not only follow from another's failure."""
     marks = [one for one in evidence if one.cause[0] in "-+"]
-    return [one for one in evidence if one not in marks and one.cause != "none" and not any(_annuls(mark, one) for mark in marks)]
+    meant = (one for one in evidence if one.cause[0] not in "-+" and one.cause != "none")
+    return [one for one in meant if not any(_annuls(mark, one) for mark in marks)]
 
 
 def _annuls(mark: Evidence, one: Evidence) -> bool:

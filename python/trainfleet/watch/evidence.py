@@ -8,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from .blame import Book
 from .catalogue import Sign, firm_causes, first_sign, signs
@@ -279,7 +278,7 @@ def _error(writer: Writer, block: Block) -> Evidence:
         return replace(blank, cause=where[0].cause)
     if block.bare or block.aside:
         blank = replace(blank, weight=Weight.HINT)
-    return replace(blank, **_guess(block, text))
+    return _guess(blank, block, text)
 
 
 def _handled(cause: str, firm: bool, block: Block) -> str:
@@ -289,19 +288,17 @@ def _handled(cause: str, firm: bool, block: Block) -> str:
     return "disk" if cause == "checkpoint" and not firm and SAVING.search(block.frames) else cause
 
 
-def _guess(block: Block, text: str) -> dict[str, Any]:
-    """Cause and firmness of an exception in which no catalogue has a word: the program's, where Python itself raises it or its
-    words are about arguments; else nobody knows, and nothing is named.
+def _guess(blank: Evidence, block: Block, text: str) -> Evidence:
+    """An exception in which no catalogue has a word: the program's, where Python or its own line raises it, or where it argues
+    about arguments; else nobody knows its cause.
     """
-    traced = not (block.bare or block.aside)
     if block.name == "KeyError" and KEYS.search(block.source):
-        return {"cause": "checkpoint"}
+        return replace(blank, cause="checkpoint")
     if block.name in PROGRAM:
-        return {"cause": "code", "firm": traced}
+        return replace(blank, cause="code", firm=not (block.bare or block.aside))
     own = block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
-    if block.name == "AssertionError" or own or first_sign(("program",), text):
-        return {"cause": "code"}
-    return {}
+    known = own or block.name == "AssertionError" or first_sign(("program",), text)
+    return replace(blank, cause="code") if known else blank
 
 
 @dataclass

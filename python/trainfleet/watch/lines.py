@@ -21,6 +21,7 @@ _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")  # but n
 _PREFIX = re.compile(
     r"""(?:\x1b\[[0-9;]*m
     |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ]+(?:(?:stdout|stderr)[ ][FP][ ])?
+    |\d{4}/\d\d/\d\d[ ]\d\d:\d\d:\d\d(?:\.\d+)?[ ]
     |\[(?:pod/)?[\w.-]+/[\w./-]+\][ ]
     |\(\w+[ ]pid=\d+(?:,[ ]ip=[\d.]+)?\)[ ]
     |(?!(?:nvme|ib\d|eth|en|mlx|efa|rank|nd\d|mount))(?=[a-z\d.-]{0,60}\d[a-z\d.-]{0,60}:)(?!\d+:)
