@@ -1,4 +1,4 @@
-"""Where a job can run. Nothing outside this folder and launch/ asks which backend it has, or what that can."""
+"""The backends: where a job can run. Nothing outside this folder and launch/ asks which one it has, or what that can do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a backend: a few small classes with declared capabilities, and nothing else that the rest must know of it.
+"""The contract of a backend: a few small classes and its declared capabilities, all that the rest of the program knows of it.
 
 refuse(config)           what it can't do of what the config asks: (key, message) each; pure
 plan(job, without)       → Request: named artifacts that can be read and run by hand; without the hosts that are named

@@ -1,4 +1,4 @@
-"""What is checked before a job is given to AWS Batch or SageMaker, so that it fails here in a second and not there in an hour.
+"""Checks before a job is submitted to AWS Batch or SageMaker, so that it fails here in a second and not there in an hour.
 
 Each check makes one or two requests and raises what is wrong with the command that mends it. A check for which these credentials
 lack permission (iam:GetRole, for one) passes: the job's own start will show.

@@ -1,4 +1,4 @@
-"""What AWS Batch is to run: a multi-node job definition and the submission of a job of it. Pure.
+"""Builds requests to AWS Batch: a multi-node job definition, and the submission of a job. Pure.
 
 One node range holds all nodes: Batch takes at most five, so a range a node would end at five nodes
 (https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and pytorch/torchx #700).

@@ -1,4 +1,4 @@
-"""What AWS Batch and SageMaker need in the account: a stack, for all that the config does not name as yours."""
+"""The machines of AWS Batch and SageMaker: a stack for all that they need in the account and the config does not name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet of hosts as a run's place, and as machines that setup makes ready."""
+"""A fleet of hosts: access to its runs (Place), and its set-up (Machines)."""
 
 from __future__ import annotations
 

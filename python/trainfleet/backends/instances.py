@@ -1,4 +1,4 @@
-"""The machines of the ec2 backend: a stack for make setup, and nothing left of it after make clean."""
+"""The machines of the ec2 backend: make setup creates a stack, and make clean proves that nothing of it is left."""
 
 from __future__ import annotations
 

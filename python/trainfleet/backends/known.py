@@ -1,4 +1,4 @@
-"""What the machine where commands are typed must have to reach instances: their host keys, and what SSH through SSM needs."""
+"""What this machine needs to reach instances: their host keys, and the plug-in for SSH through SSM."""
 
 from __future__ import annotations
 

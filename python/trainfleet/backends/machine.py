@@ -1,4 +1,4 @@
-"""This machine, which plays all nodes of the local backend: nothing is made on it, and nothing is left."""
+"""This machine as the machines of the local backend: nothing is set up, and nothing is left."""
 
 from __future__ import annotations
 

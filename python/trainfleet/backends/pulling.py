@@ -1,4 +1,4 @@
-"""An image on the hosts of a fleet, before a job starts in it: there, for their processor, and of the config's own lock."""
+"""Pulls an image to the hosts of a fleet before a job starts in it, and checks its processor and its lock of versions."""
 
 from __future__ import annotations
 

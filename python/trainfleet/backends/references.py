@@ -1,4 +1,4 @@
-"""Where AWS's engines take the values of secrets from: references, as no request may hold a value.
+"""Passes secrets to AWS's engines by reference, as no request may contain a value.
 
 A name of fleet.secrets with an ARN in fleet.secret_arns is that one's. The value of any other is taken from where the job is
 launched and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>, until `make clean`.

@@ -1,4 +1,4 @@
-"""Which backend can what, as they declare it: the README's table."""
+"""The README's support table, generated from what backends declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SageMaker is to run: CreateTrainingJob's body, and how nodes get the dataset, with the reason. Pure.
+"""Builds CreateTrainingJob's body for SageMaker, and decides how nodes get the dataset. Pure.
 
 Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html; for the modes of input,
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and the article that the README's table follows.

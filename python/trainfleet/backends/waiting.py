@@ -1,4 +1,4 @@
-"""Why a job waits, in words: what Batch says of one at the head of its queue, or else what its queue and environment show.
+"""Why a Batch job waits: Batch's reason for the head of the queue, or else the state of its queue and environment.
 
 Codes and their causes: https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
 """

@@ -1,4 +1,4 @@
-"""What is in a store: which checkpoints are good, what is wrong with the others, and which of them stay."""
+"""The checkpoints of a store: which are good, what is wrong with the others, and which are retained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where checkpoints lie, and how one appears there whole or not at all.
+"""Stores of checkpoints, in which one appears completely or not at all.
 
     <folder>/
       .step-00000200/          being written, or left by a save that never ended: nobody reads it

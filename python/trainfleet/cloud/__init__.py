@@ -1,1 +1,1 @@
-"""AWS: one door for every control request, and what is made there, what it costs, and what may stop it."""
+"""AWS: one way to send control requests, the resources that are made there, their costs, and what may prevent them."""

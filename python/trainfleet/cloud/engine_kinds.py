@@ -1,4 +1,4 @@
-"""What AWS Batch and SageMaker keep for a config, found by tag and removed, as kinds.py does for a fleet.
+"""The resources of AWS Batch and SageMaker, found by tag and removed, as kinds.py does for a fleet.
 
 Who may not list a service's things has made none there with these credentials, so what is denied is nothing found. Jobs of Batch
 that have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.

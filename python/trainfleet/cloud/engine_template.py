@@ -1,4 +1,4 @@
-"""The CloudFormation template behind AWS Batch and SageMaker: what their jobs need that is not made for each job. Pure.
+"""The CloudFormation template behind AWS Batch and SageMaker: what all of their jobs share. Pure.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement group, and its queue. SageMaker
 makes machines itself and needs a role. Both: the roles of containers, a repository, a log group. The definition of a job is none

@@ -1,4 +1,4 @@
-"""The machines of a config in its stack: how many there are, one replaced, all taken down.
+"""The machines of a config's stack: creates, counts, replaces and removes them.
 
 Nothing is remembered here. Which nodes there are is read from AWS each time, by tag: a node's logical id in the stack,
 `Node<slot>`, is on the instance, and a slot whose instance is no good is left out for a new one: all other nodes stay.

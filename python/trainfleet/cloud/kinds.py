@@ -1,4 +1,4 @@
-"""Every kind of thing that a fleet is made of: how those of ours are found by their tags, and how one is removed.
+"""The kinds of resources that a fleet is made of: how ours are found by tag, and how one is removed.
 
 The order is the one in which they can be removed. What is found is read from the service itself: the tagging API, which covers
 all services, still lists what is long gone and does not list roles; it is asked for what none of these kinds covers.

@@ -1,4 +1,4 @@
-"""What `make plan` says of a fleet on AWS: what would change, what it costs, what stands against it, how tokens are read."""
+"""What `make plan` says of a fleet on AWS: what would change, what it costs, what prevents it, how tokens are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking a config's things down, with or without a stack, until AWS itself says that they are gone.
+"""Removes a config's resources, with or without a stack, until AWS itself confirms that they are gone.
 
 First the stack is deleted, as CloudFormation knows its order. Then what is left is found by tag and removed piece by piece: what
 a stack could not delete, what it was told to keep, what was made beside it. A thing that another still uses is tried again: the

@@ -1,4 +1,4 @@
-"""What a thing that was found costs while it is there: US dollars an hour, and what it is in a word or two."""
+"""The price of an existing resource in US dollars an hour, and a short description."""
 
 from __future__ import annotations
 

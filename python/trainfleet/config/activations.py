@@ -1,4 +1,4 @@
-"""What passes of a stage keep for their backward pass, and what one block works with at its fullest moment.
+"""The activations that a stage's forward passes keep for backward, and the working memory of one block at its peak.
 
 Counted as Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) do, of our modules, and compared with what lives at the peak of
 a step (tests/bench/bench_memory.py). Between modules a tensor rank has a part of the sequence; what enters attention and

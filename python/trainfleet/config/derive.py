@@ -1,4 +1,4 @@
-"""What follows from the config and is not asked: each with the reason that `make plan` shows. Layouts: layouts.py."""
+"""Derives the values that a config leaves open, each with the reason that `make plan` shows. Layouts: layouts.py."""
 
 from __future__ import annotations
 

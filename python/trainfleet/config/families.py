@@ -1,4 +1,4 @@
-"""What the config, the plan and the data must know of an architecture without loading it: the facts behind `model.family`."""
+"""Facts about the architectures behind `model.family`, for config, plan and data, which don't load them."""
 
 from __future__ import annotations
 

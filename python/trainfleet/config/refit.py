@@ -1,4 +1,4 @@
-"""The same run on fewer nodes: the global batch stays, and so does what is learnt; only who computes what changes."""
+"""Refits a run to fewer nodes: the global batch and the data order stay; only the division of the work changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts in files that are packed: one compressed text, and the texts in a tar, as WebDataset shards have them."""
+"""Reads packed files: one compressed text, or the texts in a tar, as in WebDataset shards."""
 
 from __future__ import annotations
 

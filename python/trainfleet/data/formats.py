@@ -1,4 +1,4 @@
-"""How texts lie in files: one a file, one a line of JSON (plain, gzip, zstd), one a row of Parquet, many in one long text.
+"""Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet, or many in one long text.
 
 A bad text is refused with its file and line (or row); that line is counted only then. So is a record of more than LONGEST bytes:
 it is read whole, at several times its size in memory, and what is that long is mostly a file without line ends.

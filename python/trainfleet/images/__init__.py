@@ -1,4 +1,4 @@
-"""The images that jobs run in: what one is made of, built by whatever builder is there, pushed to ECR under a tag of its content.
+"""The images that jobs run in: their recipes, built by the builder at hand, and pushed to ECR under a tag of their content.
 
 recipe.py    from the lock, docker/Dockerfile and the code: arguments, tag, and which layers change. Pure
 builders.py  docker, podman or buildah: which one works here, and its words

@@ -1,4 +1,4 @@
-"""docker, podman or buildah: which one works on this machine, and the words by which each builds, looks and pushes."""
+"""docker, podman or buildah: which one works on this machine, and its commands to build, inspect and push."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What verbs orchestrate: from a command's variables to a plan, to who carries it out, and to a run that is followed or ended."""
+"""What verbs orchestrate: from a command's variables to a plan, its execution here or on a head, and the end of a run."""

@@ -1,4 +1,4 @@
-"""What make clean removes: what can be made again, and on PURGE what the named config made, its run and dataset."""
+"""make clean: removes what can be made again, and with PURGE the named config's run and dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling ahead of training: a run of its own, of a few steps, whose programs go to the cache that all nodes share.
+"""Compiles ahead of training: a run of its own, of a few steps, fills the cache of compiled programs that all nodes share.
 
 It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees the runs knows whether the
 cache is warm, two runs that compute the same compile once, and what changes a program, such as another micro-batch, compiles

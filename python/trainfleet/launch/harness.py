@@ -1,4 +1,4 @@
-"""The exported model before EleutherAI's lm-evaluation-harness (make eval TASKS=...)."""
+"""Runs EleutherAI's lm-evaluation-harness on the exported model (make eval TASKS=...)."""
 
 from __future__ import annotations
 

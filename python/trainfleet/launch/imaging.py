@@ -1,4 +1,4 @@
-"""The image of a config: built here, pushed to its registry, and known by its whole name before a job is made of the config."""
+"""The image of a config: built here, pushed to its registry, and resolved to its full name before a job is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logs of a run's nodes, brought here and printed as they grow.
+"""Fetches the logs of a run's nodes and prints them as they grow.
 
 Of a node of AWS Batch or SageMaker that left none, as its container died before the entrypoint or can't write to S3, it is what
 the engine has kept, engine-<i>.

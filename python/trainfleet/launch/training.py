@@ -1,4 +1,4 @@
-"""A training run from its plan to its report, on the machine that launches it."""
+"""Trains by a plan, up to the report, from the machine that launches it."""
 
 from __future__ import annotations
 

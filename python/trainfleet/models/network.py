@@ -1,4 +1,4 @@
-"""What every family of models is."""
+"""The base class of all families of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model may be divided among ranks, said as names of its modules: data, which any library of parallel layers can follow."""
+"""How a model may be divided among ranks, as names of its modules: data, which any library of parallel layers can apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command on a host whose output is passed on as it comes, for as long as it takes: what a verb says, or a file's bytes."""
+"""Runs a command on a host and streams its output: what a verb prints, or a file's bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a node's part runs in an image on a host that has Docker: the words that its script ends with. Pure."""
+"""Runs a node's part in an image on a host with Docker: the command at the end of its script. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that only measure: the run that a config asks for, cut short, under a name of its own and with nothing saved."""
+"""Runs that only measure: a config's run, cut short, under a name of its own and with nothing saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Neuron's software is told by the environment of a job's nodes: the value, and the page that says so. Pure.
+"""The environment variables for Neuron's software on a job's nodes: each value, and the page that documents it. Pure.
 
 AWS's pages are those of awsdocs-neuron.readthedocs-hosted.com for SDK 2.31, the last that trains on Trn1 (2026-07-07), and 2.33,
 the newest of TorchNeuron (2026-10-19), by their names there.

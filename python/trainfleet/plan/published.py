@@ -1,4 +1,4 @@
-"""What AWS has published of training speeds on Trainium, to stand beside what is predicted. Pure.
+"""AWS's published training speeds on Trainium, for comparison with predicted ones. Pure.
 
 github.com/aws-neuron/aws-neuron-sdk, about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv, page of 2026-02-19 and its
 history: the newest row of each model. None has ever been published of Trn2 or Trn3.

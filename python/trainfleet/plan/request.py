@@ -1,4 +1,4 @@
-"""What will run, exactly: a backend makes it from a job, `make plan` prints it, and the launcher carries out that very thing."""
+"""A request: exactly what will run. A backend makes it from a job, `make plan` prints it, the launcher executes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan for people: what would run, with what was derived and why; and as files, in a folder of its own."""
+"""Prints a plan: what would run, what was derived and why; and writes it as files to a folder of its own."""
 
 from __future__ import annotations
 

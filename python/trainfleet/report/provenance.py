@@ -1,4 +1,4 @@
-"""Where a run comes from: versions, devices, what was set in its config; and how its ranks are now."""
+"""The provenance of a run: versions, devices, the keys that its config sets; and the state of its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's sizes came to: the table on the terminal and in scaling.md, the figures in scaling.json, and the plot."""
+"""The results of make scaling: the table on the terminal and in scaling.md, the figures in scaling.json, and the plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training takes over numbers of nodes, and the best layouts of one: tables for the terminal, and a picture."""
+"""Tables and a plot of time and money over numbers of nodes, and of the best layouts of one number."""
 
 from __future__ import annotations
 

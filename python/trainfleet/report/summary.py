@@ -1,4 +1,4 @@
-"""What the terminal says about a run: the block at its end and the answer of `make status`."""
+"""The summary of a run on the terminal: the block at its end, and the answer of `make status`."""
 
 from __future__ import annotations
 

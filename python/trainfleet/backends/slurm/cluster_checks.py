@@ -1,4 +1,4 @@
-"""What a cluster has against a job, before it is submitted: what sbatch refuses, and what it would let wait for ever."""
+"""Checks whether a cluster can take a job before it is submitted: what sbatch would refuse, or let wait for ever."""
 
 from __future__ import annotations
 

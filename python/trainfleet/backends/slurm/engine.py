@@ -1,4 +1,4 @@
-"""Slurm's commands, and what they say of jobs: one look for all jobs of this process, as seldom as they change.
+"""Slurm's commands and the jobs that they report: one query for all jobs of this process, at the pace at which they change.
 
 squeue knows a job until some minutes (MinJobAge) after its end, sacct from then on, if the cluster keeps accounting. Where
 neither does, what the job left in its folder decides. While slurmctld does not answer, jobs are as they were seen last: it may be

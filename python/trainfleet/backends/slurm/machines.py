@@ -1,4 +1,4 @@
-"""A cluster that is there, as machines: nothing is made, and nothing is left."""
+"""An existing Slurm cluster as machines: nothing is set up, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that AWS ParallelCluster makes, as machines: the pcluster command makes, changes and deletes it, and is followed.
+"""A cluster of AWS ParallelCluster as machines: runs pcluster to create, update and delete it, and follows its progress.
 
 Its file system is kept when the cluster is deleted, as it holds data; `make clean PURGE=1` removes it too. What there is of ours
 is found by its tags, whatever this machine remembers.

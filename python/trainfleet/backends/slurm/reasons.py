@@ -1,4 +1,4 @@
-"""Slurm's words in plain ones: why a job waits, how it ended, why it is not taken (reasons.yaml, with its sources)."""
+"""Slurm's reasons in plain words: why a job waits, how it ended, why it was refused (reasons.yaml, with its sources)."""
 
 from __future__ import annotations
 

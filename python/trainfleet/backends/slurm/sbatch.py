@@ -1,4 +1,4 @@
-"""The batch script of a job, which sbatch is given: what it asks for, and how it carries its nodes' parts out. Pure.
+"""The batch script that is given to sbatch: the resources that a job asks for, and how its nodes' parts run. Pure.
 
 Slurm runs it on the first node of each allocation, anew when the job was queued again. It makes sure that a token is one job; its
 srun starts trainfleet.entrypoint on every node; before the time limit it has the ranks save and leave, and queues the job again.

@@ -1,4 +1,4 @@
-"""What a job leaves in its folder: nodes/<token>, which job carries it out; nodes/slurm-<id>-<start>/, how its nodes ended."""
+"""The starts of a job, from its folder: nodes/<token> names the job; nodes/slurm-<id>-<start>/ has the nodes' exit codes."""
 
 from __future__ import annotations
 
