@@ -64,6 +64,7 @@ class Run:
         self.plots = folder / "plots"
         self.profile = folder / "profile"
         self.search = folder / "search.json"
+        self.rehearsal = folder / "rehearsal.json"
 
     @property
     def name(self) -> str:

@@ -70,8 +70,13 @@ def test_with_the_fence_taken_out_it_fails(cockpit: Cockpit, tmp_path: Path) -> 
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize(
     "faults",
-    ["rank-killed agent-killed rank-stopped link-cut", "launcher-killed notice checkpoint-damaged"],
-    ids=["hard", "soft"],
+    [
+        "rank-killed agent-killed rank-stopped link-cut",
+        "launcher-killed notice checkpoint-damaged",
+        "head-lost link-slowed",
+        "disk-full read-only nan no-environment",
+    ],
+    ids=["hard", "soft", "head", "surroundings"],
 )
 def test_every_promise_is_kept_on_four_hosts(cockpit: Cockpit, faults: str, tell) -> None:  # type: ignore[no-untyped-def]
     said = cockpit.type("rehearse", f"FAULTS={faults}", "YES=1", timeout=760)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,15 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from report_runs import make_run
 
-from trainfleet.cli.rehearse import chosen, describe, main
+from requirement import missing
+from trainfleet.cli.rehearse import chosen, main, row
 from trainfleet.config import Settings, load
-from trainfleet.errors import BackendError, ConfigError, RunError
+from trainfleet.errors import BackendError, ConfigError, InputError, RunError
 from trainfleet.launch import rehearsal
-from trainfleet.launch.faults import FAULTS, Fault, rehearse
-from trainfleet.launch.rehearsal import Outcome, Stage, config_of_run, stage
-from trainfleet.launch.rehearsal_hosts import GUARD, HostStage, fleet_of
-from trainfleet.runs import take_lock
+from trainfleet.launch.faults import FAULTS, FULL, READ_ONLY, SMALL, Fault, rehearse
+from trainfleet.launch.rehearsal import STRUCK, Stage, config_of_run, stage
+from trainfleet.launch.rehearsal_hosts import GUARD, REMOVE, UNMOUNT, HostStage, fleet_of, lacking
+from trainfleet.launch.rehearsal_slurm import _end, _guard
+from trainfleet.report import html
+from trainfleet.report.rehearsal import Outcome, write
+from trainfleet.runs import Run, take_lock
 from trainfleet.watch.causes import CAUSES
 
 
@@ -37,16 +43,37 @@ def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
     assert [fault.name for fault in chosen("nan, rank-killed")] == ["nan", "rank-killed"] and len(chosen("")) == len(FAULTS)
     with pytest.raises(ConfigError, match="rank-kiled is no fault; did you mean rank-killed"):
         chosen("rank-kiled")
-    assert all({*fault.verdicts} <= CAUSES.keys() for fault in FAULTS.values())
+    assert all({*fault.verdicts} <= {*CAUSES, "none"} for fault in FAULTS.values())
 
 
-def test_hosts_are_harmed_only_by_consent_and_engines_not_at_all(tmp_path: Path) -> None:
+IN_S3 = "data: {store: 's3://bucket/data'}\ncheckpoint: {destination: 's3://bucket/checkpoints'}"
+
+
+@pytest.mark.parametrize(
+    ("fleet", "expected"),
+    [
+        ("{backend: ssh, hosts: [a, b], shared_folder: /shared}", "nobody has agreed"),
+        ("{backend: slurm}", "nobody has agreed"),
+        ("{backend: slurm, hosts: [login], shared_folder: /shared}", "from the machine that has sbatch"),
+        (
+            f"{{backend: batch, shared_folder: 's3://bucket/runs', image: build, instance_type: c7i.8xlarge}}\n{IN_S3}",
+            "let nobody in",
+        ),
+    ],
+)
+def test_nodes_are_harmed_only_by_consent_and_those_of_an_engine_in_the_cloud_not_at_all(
+    tmp_path: Path, fleet: str, expected: str
+) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("name: a\nfleet: {backend: ssh, hosts: [a, b], shared_folder: /shared}\n")
-    with pytest.raises(RunError, match="nobody has agreed"):
+    config.write_text(f"name: a\nfleet: {fleet}\n")
+    with pytest.raises((RunError, ConfigError), match=expected):
         main({"CONFIG": str(config)}, 0.0)
+
+
+def test_one_host_is_too_few(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
     config.write_text("name: a\nfleet: {backend: ssh, nodes: 1, hosts: [a], shared_folder: /shared}\n")
-    with pytest.raises(ConfigError, match="needs two hosts"):
+    with pytest.raises(ConfigError, match="1 hosts: a rehearsal needs two"):
         main({"CONFIG": str(config), "YES": "1"}, 0.0)
 
 
@@ -57,7 +84,8 @@ def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(t
     )
     fleet = fleet_of(load(Settings(path))[0], "/fsx/rehearsal")
     assert fleet["hosts"] == ["a=1.2.3.4", "b", "c"] and fleet["nodes"] == 2 and "secrets" not in fleet
-    assert fleet["shared_folder"] == "/fsx/rehearsal" and str(fleet["python"]).startswith("/fsx/env/")
+    assert fleet["shared_folder"] == "/fsx/rehearsal" and fleet["python"] == "/fsx/rehearsal/python"
+    assert lacking(load(Settings(path))[0]).keys() == {"link-slowed"}, "of two nodes none is the slow one"
     path.write_text(config_of_run(fleet, "/fsx/rehearsal/text", 8))
     assert load(Settings(path))[0].fleet.python == fleet["python"]
 
@@ -65,9 +93,11 @@ def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(t
 def test_the_guard_of_a_host_ends_marked_processes_and_removes_the_folder_when_no_sign_of_life_comes(tmp_path: Path) -> None:
     folder = tmp_path / "rehearsal"
     folder.mkdir()
-    made = HostStage(tmp_path, transport=None, shared=str(folder), names=("nan",))  # type: ignore[arg-type]
+    made = HostStage(tmp_path, transport=None, shared=str(folder), names=("nan",), lacking={})  # type: ignore[arg-type]
     (folder / "sign").touch()
-    (folder / "guard.sh").write_text(GUARD.format(folder=folder, silent=2, end=made.end_all()))
+    (folder / "guard.sh").write_text(
+        GUARD.format(folder=folder, silent=2, end=made.end_all(), remove=REMOVE.format(folder=folder))
+    )
     os.utime(folder / "sign", (0, 0))
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     marked, other = (
@@ -109,12 +139,117 @@ def test_a_process_that_is_left_over_breaks_the_promise(place: Path) -> None:
     def play(fault: Fault, made: Stage) -> Outcome:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=made.folder)
         time.sleep(0.2)
-        return Outcome(fault.name, 1.0, "killed", 3, 4.0)
+        return Outcome(fault.name, 1.0, "killed", True, 3, 4.0)
 
     with stage() as made:
         (outcome,) = rehearse([Fault("x", "what", ("killed",), play)], made)
-    assert outcome.broken == ("1 processes were left over",) and "BROKEN" in describe(outcome)
-    assert describe(Outcome("x", 1.0, "killed", 3, 4.0)).split() == ["x", "1", "s", "killed", "3", "4", "s", "kept"]
+    assert (outcome.broken, outcome.left) == (("1 processes were left over",), 1) and "BROKEN" in row(*outcome.cells)
+    told = row(*Outcome("x", 1.0, "killed", True, 3, 4.0, True).cells)
+    assert told.split() == ["x", "1", "s", "killed,", "right", "3", "4", "s", "equal", "0", "kept"]
+    assert row(*Outcome("x", skipped="no tc").cells).split() == ["x", "not", "played", "here:", "no", "tc"]
+
+
+@pytest.mark.parametrize("whom", ["rank", "agent"])
+def test_a_signal_reaches_the_rank_or_its_parent_and_what_fails_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, whom: str
+) -> None:
+    agent = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait $!"], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    rank = int(agent.stdout.readline())
+    monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: rank)
+    with stage() as made:
+        made.strike("x", whom, signal.SIGKILL)
+        assert agent.wait(5) == (-9 if whom == "agent" else 137)
+        monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: 2**30)  # of nobody
+        with pytest.raises(RunError, match="x could not be played"):
+            made.strike("x", "rank", signal.SIGKILL)
+
+
+def test_a_rank_for_which_the_disk_is_full_writes_no_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"import sys, signal; sys.stdin.read(1); open('big', 'wb').write(bytes({2 * SMALL}))"
+    rank = subprocess.Popen([sys.executable, "-c", program], cwd=place.parent, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: rank.pid)
+    with stage() as made:
+        assert made.at_rank("x", FULL) == STRUCK
+        assert b"File too large" in rank.communicate(b"x")[1]
+
+
+def test_root_s_rank_sees_a_folder_as_read_only_and_nobody_else(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stage() as made:
+        folder = made.run("x").checkpoints
+        folder.mkdir(parents=True)
+        if not made.alone:
+            missing("this machine lets nobody have mounts of their own; that needs root (unshare --mount)")
+        program = f"import sys; sys.stdin.read(1); open({str(folder / 'file')!r}, 'w')"
+        rank = subprocess.Popen(
+            [*made.alone, sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+        )
+        monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: rank.pid)
+        while b"python" not in Path(f"/proc/{rank.pid}/cmdline").read_bytes().split(b"\0")[0]:
+            time.sleep(0.01)
+        assert made.at_rank("x", READ_ONLY) == STRUCK
+        assert b"Read-only file system" in rank.communicate(b"x")[1]
+        (folder / "file").write_text("here all may write")
+
+
+def test_what_was_mounted_in_the_folder_of_hosts_is_taken_off_and_nothing_else(tmp_path: Path) -> None:
+    """With mounts that are told, and a umount that tells what it was asked to take off."""
+    told, bin = tmp_path / "told", tmp_path / "bin"
+    bin.mkdir()
+    (bin / "umount").write_text(f'#!/bin/sh\necho "$2" >> {told}\n')
+    (bin / "cut").write_text("#!/bin/sh\nprintf '%s\\n' / /a/b/c /a/b/c/d /a/bc/d /x/a/b/c /a/b\n")
+    for program in bin.iterdir():
+        program.chmod(0o755)
+    subprocess.run(["sh", "-c", UNMOUNT.format(folder="/a/b")], env={"PATH": f"{bin}:{os.environ['PATH']}"}, check=True)
+    assert told.read_text().split() == ["/a/b/c/d", "/a/b/c"]
+
+
+SQUEUE = """#!/bin/sh
+[ -e {at}/asked ] || {{ touch {at}/asked; echo "slurmctld is away" >&2; exit 1; }}
+printf '7 %s\\n8 {at}/other\\n9 %s\\n' '{at}/a b' '{at}/a b' | while read -r job folder
+do grep -qsx $job {at}/told || echo "$job $folder"; done
+"""
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "ends"])
+def test_the_guard_of_jobs_cancels_those_of_its_folder_alone_and_removes_it_for_the_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    folder, bin = tmp_path / "a b", tmp_path / "bin"
+    bin.mkdir()
+    folder.mkdir()
+    (bin / "squeue").write_text(SQUEUE.format(at=tmp_path))
+    (bin / "scancel").write_text(f'#!/bin/sh\nprintf "%s\\n" $* >> {tmp_path}/told\n')
+    for program in bin.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    guard = _guard(folder)
+    if dies:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        assert guard.wait(30) == 0
+    else:
+        _end(guard)
+    assert (tmp_path / "told").read_text().split() == ["7", "9"] and folder.exists() is not dies
+
+
+def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
+    run, unbroken = Run(tmp_path / "runs" / "a-rehearsal"), make_run(tmp_path / "whole")
+    outcomes = [
+        Outcome("rank-killed", 1.4, "killed", True, 10, 18.0, True),
+        Outcome("nan", 3.0, "hang", False, 0, None, False, 2, ("the verdict was hang, not nan", "2 processes were <left> over")),
+        Outcome("link-cut", skipped="these nodes share their links"),
+    ]
+    write(run, unbroken.folder, "local", outcomes)
+    text = html.write(run).read_text()
+    assert "1 of 2 faults were survived as promised, 1 not played here" in text
+    assert '<tr class="broken"><td colspan="1">nan</td>' in text and "hang, wrong" in text and "not equal" in text
+    assert "BROKEN: the verdict was hang, not nan; 2 processes were &lt;left&gt; over" in text
+    assert '<td colspan="7">not played here: these nodes share their links</td>' in text
+    assert "make rehearse" in text and "make sample" not in text
+    run.rehearsal.write_text('{"backend": "local", "outcomes": [{"name": 3}]}')
+    with pytest.raises(InputError, match="outcomes"):
+        html.write(run)
 
 
 def test_the_folder_s_lock_is_free_afterwards(place: Path) -> None:

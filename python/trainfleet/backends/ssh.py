@@ -86,6 +86,11 @@ class Ssh:
         return self.config
 
     @property
+    def by_agent(self) -> bool:
+        """Whether no port of the hosts is open, and SSH goes through an agent of theirs."""
+        return False
+
+    @property
     def ends(self) -> float | None:
         """When all machines are reclaimed, unix time; None if they are not."""
         return None

@@ -1,35 +1,38 @@
-"""make rehearse: breaks a short run of its own on purpose, and says which promises it kept; on hosts it asks first (YES=1)."""
+"""make rehearse: breaks a short run of its own on purpose, and says which promises it kept; real nodes by consent (YES=1)."""
 
 from __future__ import annotations
 
 import sys
+import time
 
 from ..errors import ConfigError, Problem
 from ..launch.faults import FAULTS, Fault, rehearse
-from ..launch.rehearsal import Outcome
-from ..launch.rehearsal_hosts import stage_for
 from ..launch.settings import config_of, settings_of
-from ..report.history import duration
+from ..launch.staging import stage_for
+from ..report import html, rehearsal
+from ..runs import run_of
 from ..spelling import suggest
 from .variables import Variables, flag
 
-WIDTHS, HEADS = (18, 14, 12, 10, 15), ("fault", "noticed after", "verdict", "lost steps", "trains again in")
+WIDTHS = (18, 13, 18, 10, 15, 9, 9)
 
 
 def main(variables: Variables, started: float) -> int:
     faults = chosen(variables.get("FAULTS", ""))
     config, _ = config_of(settings_of(variables))
-    outcomes = []
+    outcomes: list[rehearsal.Outcome] = []
+    run = run_of(f"{config.name}-rehearsal-{time.strftime('%m%d-%H%M%S')}")
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
-        print(row(*HEADS), flush=True)
+        print(row(*rehearsal.HEAD), flush=True)
         for outcome in rehearse(faults, made):
             outcomes.append(outcome)
-            print(describe(outcome), flush=True)
+            print(row(*outcome.cells), flush=True)
+        rehearsal.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:
         print(f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}", file=sys.stderr)
-    kept = len(outcomes) - len(broken) - sum(bool(outcome.skipped) for outcome in outcomes)
-    print(f"\n{kept} of {len(outcomes)} faults were survived as promised; everything is put back")
+    print(f"\n{rehearsal.Rehearsal(config.fleet.backend, tuple(outcomes)).told}; everything is put back")
+    print(f"report  {html.write(run)}")
     return 1 if broken else 0
 
 
@@ -46,14 +49,7 @@ def chosen(names: str) -> list[Fault]:
     return [FAULTS[name] for name in wanted] or list(FAULTS.values())
 
 
-def describe(outcome: Outcome) -> str:
-    """The fault's line of the table."""
-    if outcome.skipped:
-        return f"{row(outcome.name)} not tried: {outcome.skipped}"
-    figures = (duration(outcome.noticed), outcome.verdict, str(outcome.lost), duration(outcome.again))
-    return f"{row(outcome.name, *figures)} {'BROKEN: ' + '; '.join(outcome.broken) if outcome.broken else 'kept'}"
-
-
 def row(*cells: str) -> str:
-    """Cells, each as wide as its column."""
-    return " ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=False))
+    """Cells, each as wide as its column, but for the last; of a fault that could not be played its name and the reason."""
+    told = cells if all(cells) else (cells[0], cells[-1])
+    return " ".join([*(cell.ljust(width) for cell, width in zip(told[:-1], WIDTHS, strict=False)), told[-1]])

@@ -1,23 +1,45 @@
-"""The faults that a rehearsal causes on this machine, each with what is promised of it."""
+"""The faults that a rehearsal causes, each with what is promised of it. A stage (rehearsal.py) says how it is done, and where."""
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..report.rehearsal import Outcome
+from ..runs import Record
 from ..watch.causes import CAUSES, Then
-from .rehearsal import BREAK_AT, EVERY, STEPS, Outcome, Stage
+from .execution import STOPPED
+from .rehearsal import BREAK_AT, EVERY, LONGEST, STRUCK, Stage
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
+CUT, CUT_RATE = 30, "rate 1kbit burst 90 latency 1ms"  # seconds: longer than a node that is not heard is waited for
+# Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For so long at most.
+SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
+SLOWLY = f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.slow=warn"
+USUAL = 30.0  # seconds of training until it is known how long steps take (watchdog.RECENT)
+FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
+# A folder that nobody may write in stops everybody but root, whose rank gets a mount of its own over it.
+READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
+nsenter --target $p --mount --root sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 && echo {STRUCK}"""
+# Of one host, which is node 1 when it begins: another one in its place has the package.
 BROKEN_NODE = """
 import os, sys
+def is_here():
+    own, told = os.uname().nodename, os.path.join(os.path.dirname(os.path.abspath(__file__)), "host")
+    if os.environ.get("GROUP_RANK") != "1":
+        return False
+    try:
+        with open(told, "x") as file:
+            file.write(own)
+    except FileExistsError:
+        with open(told) as file:
+            own = file.read() or own
+    return own == os.uname().nodename
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name == "safetensors" and os.environ.get("GROUP_RANK") == "1":
+        if name == "safetensors" and is_here():
             raise ModuleNotFoundError(f"No module named {name!r}")
 sys.meta_path.insert(0, Missing())
 """
@@ -56,14 +78,12 @@ class Fault:
 def rehearse(faults: list[Fault], stage: Stage) -> Iterator[Outcome]:
     """What became of each fault, one after the other; what is left of one is ended before the next."""
     for fault in faults:
-        if fault.name in (HERE if stage.apart else THERE):
-            only = "on this machine only: fleet.backend=local" if stage.apart else "on hosts only: these nodes share their links"
-            yield Outcome(fault.name, skipped=f"it is played {only}")
+        if why := stage.lacks(fault.name):
+            yield Outcome(fault.name, skipped=why)
             continue
-        outcome = fault.play(fault, stage)
-        left = stage.left_over()
-        broken = (*outcome.broken, *([f"{len(left)} processes were left over"] if left else []))
-        yield Outcome(outcome.name, outcome.noticed, outcome.verdict, outcome.lost, outcome.again, broken, outcome.skipped)
+        outcome, left = fault.play(fault, stage), stage.left_over()
+        broken = (*outcome.broken, *([f"{len(left)} {stage.things} were left over"] if left else []))
+        yield replace(outcome, left=len(left), broken=broken)
 
 
 def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Outcome]:
@@ -86,32 +106,84 @@ def _cut_off(fault: Fault, stage: Stage) -> Outcome:
     process = stage.begin(fault.name)
     stage.await_step(fault.name, process)
     began = time.time()
-    if why := stage.cut_off(fault.name):
+    if why := stage.shape(fault.name, CUT_RATE, CUT):
         stage.stop(fault.name, process)
         return Outcome(fault.name, skipped=why)
     code = stage.end(process)
     return _measure(fault, stage, began, [] if code == 0 else [f"the command ended with {code}"])
 
 
-def _measure(fault: Fault, stage: Stage, began: float, broken: list[str], most_lost: int = STEPS) -> Outcome:
-    """What the run's events tell of a fault at `began`, with the promises that all faults have: verdict, losses."""
+def _slowed(fault: Fault, stage: Stage) -> Outcome:
+    """A node whose packets take long: the run must go on, to the same losses. That it is named is told, and not promised:
+    on machines that others load, steps may take no longer for it.
+    """
+    process = stage.begin(fault.name, SLOWLY)
+    stage.await_step(fault.name, process)
+    time.sleep(USUAL)
+    began, named = time.time(), None
+    why = stage.shape(fault.name, SLOW_RATE, SLOWED)
+    while not why and not named and process.poll() is None and time.time() - began < SLOWED:
+        found = next((event for event in stage.events(fault.name, began) if event["event"] == "slow-link"), None)
+        named = found and found | {"cause": "slow"}
+        time.sleep(0.5)
+    stage.free()
+    stage.stop(fault.name, process)
+    if why:
+        return Outcome(fault.name, skipped=why)
+    broken = [] if process.returncode == STOPPED else [f"the command ended with {process.returncode}"]
+    return _measure(fault, stage, began, broken, named=named, ends=False)
+
+
+def _headless(fault: Fault, stage: Stage) -> Outcome:
+    """A head that is gone, with the launcher and a rank: the host that stands by must take over."""
+    process = stage.begin(fault.name)
+    stage.await_step(fault.name, process)
+    began = time.time()
+    stage.lose_head(fault.name)
+    code = stage.end(process)
+    took = next((event for event in stage.events(fault.name, began) if event["event"] == "restarted"), None)
+    named = took and took | {"host": str(took["who"]).rpartition(" ")[2]}  # the launcher on node0
+    return _measure(fault, stage, began, [] if code == 0 else [f"the command ended with {code}"], named=named)
+
+
+def _measure(
+    fault: Fault,
+    stage: Stage,
+    began: float,
+    broken: list[str],
+    most_lost: int | None = None,
+    named: Record | None = None,
+    ends: bool = True,
+) -> Outcome:
+    """What the run's events tell of a fault at `began`, with the promises that all faults have: verdict, losses.
+
+    `named`: the event by which the fault was named, where nobody judged. `ends`: the run was to end by itself.
+    """
     events = stage.events(fault.name, began)
-    verdict = next((event for event in events if event["event"] == "verdict"), None)
-    first = verdict or next((event for event in events if event["event"] in ("damaged", "unsaved", "stopped")), None)
+    verdict = named or next((event for event in events if event["event"] == "verdict"), None)
+    signs = ("damaged", "unsaved", "stopped") if ends else ()
+    first = verdict or next((event for event in events if event["event"] in signs), None)
     after = first["time"] if first else began
     again = next((event for event in events if event["event"] == "began" and event["time"] > after), None)
     said = str(verdict["cause"]) if verdict else "none"
-    if said not in (fault.verdicts or ("none",)):
-        broken.append(f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}")
-    elif verdict and fault.rank is not None and not stage.is_right(verdict, fault.rank):
-        broken.append(f"the verdict blames {verdict['who']}")
-    if stage.losses(fault.name) != stage.whole:
-        broken.append("the losses are not those of the unbroken run")
+    wrong = _what_is_wrong(fault, stage, verdict, said)
+    losses = stage.losses(fault.name)
+    equal = all(losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses)
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    if lost > most_lost:
-        broken.append(f"{lost} steps were done twice")
-    seconds = [round(event["time"] - began, 1) if event else None for event in (first, again)]
-    return Outcome(fault.name, seconds[0], said, lost, seconds[1], tuple(broken))
+    promises = [wrong, "" if equal else "the losses are not those of the unbroken run",
+                f"{lost} steps were done twice" if lost > (stage.steps if most_lost is None else most_lost) else ""]  # fmt: skip
+    seconds = [max(0.0, round(event["time"] - began, 1)) if event else None for event in (first, again)]
+    told = (*broken, *filter(None, promises))
+    return Outcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=told)
+
+
+def _what_is_wrong(fault: Fault, stage: Stage, verdict: Record | None, said: str) -> str:
+    """What a verdict has wrong: the cause, or whom it blames."""
+    if said not in (fault.verdicts or ("none",)):
+        return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
+    if verdict and fault.rank is not None and not stage.is_right(verdict, fault.rank):
+        return f"the verdict blames {verdict.get('who') or verdict.get('host')}"
+    return ""
 
 
 def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
@@ -120,7 +192,7 @@ def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
     began = time.time()
     process.kill()
     process.communicate()
-    outlived = not stage.apart and stage.left_over()  # a fleet's launcher is on its head, and goes on
+    outlived = not stage.outlives and stage.left_over()
     broken = ["ranks outlived their launcher"] if outlived else []
     if code := stage.again(fault.name):
         broken.append(f"the same command ended with {code}")
@@ -154,32 +226,33 @@ def _damaged(fault: Fault, stage: Stage) -> Outcome:
     return _measure(fault, stage, began, broken)
 
 
-def _full_disk(fault: Fault, stage: Stage) -> Outcome:
-    """No file of the run may grow beyond SMALL bytes, so that no checkpoint can be written; then the same without that limit."""
-    began = time.time()
-    code = stage.end(stage.begin(fault.name, limit=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))))
-    return _mended(fault, stage, began, code)
+def _at_checkpoints(command: str) -> Callable[[Fault, Stage], Outcome]:
+    """Plays a fault by which rank 1 can't write checkpoints any more, from a moment on; then it can again."""
 
+    def play(fault: Fault, stage: Stage) -> Outcome:
+        process = stage.begin(fault.name)
+        stage.await_step(fault.name, process)
+        began, said = time.time(), stage.at_rank(fault.name, command)
+        if said != STRUCK:
+            stage.stop(fault.name, process)
+            return Outcome(fault.name, skipped=" ".join(said.split()) or "its host says nothing")
+        try:
+            code = stage.end(process)
+        finally:
+            stage.let_write(fault.name)
+        return _mended(fault, stage, began, code)
 
-def _read_only(fault: Fault, stage: Stage) -> Outcome:
-    """The folder of checkpoints can't be written from a moment on; then it can again."""
-    if os.getuid() == 0:
-        return Outcome(fault.name, skipped="root may write everywhere; try it as another user")
-    process = stage.begin(fault.name)
-    stage.await_step(fault.name, process)
-    folder, began = stage.run(fault.name).checkpoints, time.time()
-    folder.chmod(0o555)
-    try:
-        code = stage.end(process)
-    finally:
-        folder.chmod(0o755)
-    return _mended(fault, stage, began, code)
+    return play
 
 
 def _mended(fault: Fault, stage: Stage, began: float, code: int, words: str = "") -> Outcome:
-    """A fault that another attempt would meet again: the command must fail, say why, and go on once it is mended."""
+    """A fault that another attempt would meet again: the command must fail, say why, and go on once it is mended.
+
+    A fault of one node may be left behind with that node instead.
+    """
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
-    broken = [] if code == 1 else [f"the command ended with {code}, not 1"]
+    elsewhere = code == 0 and restarted and any(CAUSES[cause].then is Then.ELSEWHERE for cause in fault.verdicts)
+    broken = [] if code == 1 or elsewhere else [f"the command ended with {code}, not 1"]
     stops = all(CAUSES[cause].then is Then.STOP for cause in fault.verdicts)
     broken += ["it was tried again, in vain"] if restarted and stops else []
     if again := stage.again(fault.name, words):
@@ -191,18 +264,14 @@ def _changed(program: str, words: str = "") -> Callable[[Fault, Stage], Outcome]
     """Plays a fault that is a change of what Python finds when it starts, as if a node were installed so; then as it was."""
 
     def play(fault: Fault, stage: Stage) -> Outcome:
-        folder = stage.folder / f"{fault.name}.site"
-        folder.mkdir(exist_ok=True)
-        (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
         began = time.time()
-        code = stage.end(stage.begin(fault.name, words, {"PYTHONPATH": str(folder)}))
+        code = stage.end(stage.begin(fault.name, words, stage.alter(fault.name, program)))
+        stage.restore()
         return _mended(fault, stage, began, code, words)
 
     return play
 
 
-HERE = ("disk-full", "read-only", "nan", "no-environment")  # faults of a process's surroundings, which hosts have of their own
-THERE = ("link-cut",)
 KILLED = ("killed", "lost-node")
 FAULTS = {
     fault.name: fault
@@ -211,11 +280,13 @@ FAULTS = {
         Fault("agent-killed", "kill -9 of node 1's torchrun", KILLED, _signalled(signal.SIGKILL, "agent"), 1),
         Fault("rank-stopped", "SIGSTOP of rank 1: it hangs", ("hang",), _signalled(signal.SIGSTOP, "rank"), 1),
         Fault("link-cut", "node 1 is not heard for a while", ("lost-node", "slow"), _cut_off, 1),
+        Fault("link-slowed", "what node 1 sends passes at 50 Mbit/s", ("slow", "none"), _slowed, 1),
         Fault("launcher-killed", "kill -9 of make train itself; the same command again", (), _killed_launcher),
+        Fault("head-lost", "kill -9 of all of the run on its head, the launcher too", KILLED, _headless, 0),
         Fault("notice", "the machine is about to be taken away; the same command again", (), _noticed),
         Fault("checkpoint-damaged", "half of the newest checkpoint's largest file is gone", (), _damaged),
-        Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _full_disk),
-        Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _read_only),
+        Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _at_checkpoints(FULL)),
+        Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _at_checkpoints(READ_ONLY)),
         Fault("nan", f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is", ("nan",),
               _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3")),
         Fault("no-environment", "node 1 lacks a package; then it has it", ("environment",), _changed(BROKEN_NODE), 1),

@@ -3,12 +3,14 @@
 All of it is in one folder outside the user's runs, which is made for it and goes with it. Every process of it dies with this one,
 so it is gone also after kill -9; the folder that such a death leaves behind is emptied by the next rehearsal.
 
-What is covered: nodes that this machine plays, real torchruns. Hosts have a stage of their own: rehearsal_hosts.py.
+What is covered: nodes that this machine plays, real torchruns. Hosts and Slurm have stages of their own: rehearsal_hosts.py,
+rehearsal_slurm.py.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -30,8 +33,14 @@ from ..processes import die_with_parent
 from ..runs import Record, Run, run_of, take_lock
 
 STEPS, EVERY, BREAK_AT = 120, 20, 50  # steps of the run, between two checkpoints, and done when it is broken
+LONGER = 400  # steps, where what nodes do is seen here some seconds later
+LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
 PATIENCE = 240.0  # seconds that one command may take
 LEFT_WITHIN = 10.0  # seconds in which every process must be gone
+STRUCK = "struck"  # what a command says that has broken something
+PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
+OWN_LINKS = "nodes that one machine plays have no links of their own"
+LACKING = {"link-cut": OWN_LINKS, "link-slowed": OWN_LINKS, "head-lost": "the head is this machine; launcher-killed is near it"}
 
 
 def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS) -> str:
@@ -42,7 +51,7 @@ def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8, steps:
             "data": {"name": "text", "sources": [text], "vocabulary_size": 340, "validation_fraction": 0.1},
             "model": {"layers": 4, "hidden_size": 128, "heads": 4, "kv_heads": 2, "intermediate_size": 256},
             "train": {"steps": steps, "precision": "fp32", "global_batch": batch, "sequence_length": 32, "log_every": 1,
-                      "validate_every": 0},
+                      "validate_every": 0, "warmup_steps": 20, "schedule_steps": LONGEST},
             "checkpoint": {"every": EVERY},
             "fleet": dict(fleet),
         }
@@ -55,27 +64,22 @@ def documents() -> dict[str, str]:
     return {f"{number}.txt": f"Document {number}. {words}\n" for number, words in lines.items()}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one fault. `broken` are the promises that were not kept; `skipped` says why it could not be tried."""
-
-    name: str
-    noticed: float | None = None  # seconds after the fault
-    verdict: str = "none"
-    lost: int = 0  # steps done twice
-    again: float | None = None  # seconds until ranks trained again
-    broken: tuple[str, ...] = ()
-    skipped: str = ""
-
-
 @dataclass
 class Stage:
     """The folder in which runs are broken: `type` enters a command there, as a user would."""
 
     folder: Path
     whole: Mapping[int, float] = field(default_factory=dict)  # the losses of a run that nothing happens to
+    steps: int = STEPS
+    patience: float = PATIENCE
     apart: float = 0.0  # seconds that the clocks of its nodes may be behind this one's
+    things: str = "processes"  # that could be left over
+    outlives: bool = False  # a run goes on without the command that launched it
     said: str = ""  # by the command that ended last
+
+    def lacks(self, fault: str) -> str:
+        """Why a fault can't be played here, or ""."""
+        return LACKING.get(fault, "")
 
     def called(self, name: str) -> str:
         """The name of the run in which the fault `name` is played."""
@@ -109,7 +113,7 @@ class Stage:
         given = inherited | {"PYTHONPATH": package, "NO_COLOR": "1"} | dict(environment or {})
         if environment and "PYTHONPATH" in environment:
             given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{package}"
-        command = [sys.executable, "-m", "trainfleet", verb, f"SET=name={self.called(name)} {words}"]
+        command = [*self.alone, sys.executable, "-m", "trainfleet", verb, f"SET=name={self.called(name)} {words}"]
         return subprocess.Popen(
             command, cwd=self.folder, env=given, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=prepare,
@@ -118,7 +122,7 @@ class Stage:
     def end(self, process: subprocess.Popen[str]) -> int:
         """The exit code of a command, once it has ended; a command that does not end in time is killed, and counts as 124."""
         try:
-            self.said = process.communicate(timeout=PATIENCE)[0]
+            self.said = process.communicate(timeout=self.patience)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             self.said = process.communicate()[0]
@@ -138,7 +142,7 @@ class Stage:
         Raises:
             RunError: it ended before, or the step never came.
         """
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + self.patience
         while max(self.losses(name), default=0) < step:
             if process.poll() is not None or time.monotonic() > until:
                 process.kill()
@@ -164,20 +168,59 @@ class Stage:
         """A signal to rank 1, or to the torchrun `agent` that is its parent.
 
         Raises:
-            RunError: it has no heartbeat.
+            RunError: it is nowhere.
         """
-        pid = self.pid_of(name, 1)
-        if whom == "agent":
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(pid, number)
+        parent = PARENT if whom == "agent" else ""
+        self.require(self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"), name)
+
+    def at_rank(self, name: str, command: str) -> str:
+        """What a shell's command says on rank 1's machine: its process is $p, the run's checkpoints are in $c.
+
+        Raises:
+            RunError: it is nowhere.
+        """
+        pid, folder = self.pid_of(name, 1), shlex.quote(str(self.run(name).checkpoints))
+        words = f"p={pid} c={folder}\n{command}"
+        return subprocess.run(["sh", "-c", words], cwd="/", capture_output=True, text=True, check=False).stdout.strip()
+
+    def require(self, said: str, name: str) -> None:
+        """Raises RunError where a command that breaks something has said anything but STRUCK."""
+        if said != STRUCK:
+            raise RunError(f"{name} could not be played", where=str(self.folder), why=said[-400:], next="make rehearse again")
+
+    def alter(self, name: str, program: str) -> Mapping[str, str]:
+        """Has the nodes' Pythons run a program when they start, until `restore`; what the command's environment needs for it."""
+        folder = self.folder / f"{name}.site"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
+        return {"PYTHONPATH": str(folder)}
+
+    def restore(self) -> None:
+        """Has the nodes' Pythons be as they were."""
+
+    def let_write(self, name: str) -> None:
+        """Has the checkpoints' folder be as it was."""
+        self.run(name).checkpoints.chmod(0o755)
+
+    @property
+    def alone(self) -> list[str]:
+        """The words before a command by which what it mounts goes with it: only root needs them (faults.READ_ONLY)."""
+        return ["unshare", "--mount"] if os.getuid() == 0 and not self.outlives and can_unshare() else []
 
     def is_right(self, verdict: Record, rank: int) -> bool:
         """Whether a verdict blames the node of that rank: each node has one."""
         return bool(verdict["node"] == rank)
 
-    def cut_off(self, name: str) -> str:
-        """Cuts the links of rank 1's node for a while; why that can't be, or ""."""
-        return "nodes that one machine plays have no links of their own"
+    def shape(self, name: str, rate: str, seconds: int) -> str:
+        """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't be, or ""."""
+        raise NotImplementedError  # `lacks` says why
+
+    def free(self) -> None:
+        """Has the links be as they were."""
+
+    def lose_head(self, name: str) -> None:
+        """Kills all of the run on its head, the launcher too."""
+        raise NotImplementedError
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
         """Ends a run as its user would, with a checkpoint."""
@@ -232,14 +275,21 @@ def stage() -> Iterator[Stage]:
             empty(made)
 
 
+@cache
+def can_unshare() -> bool:
+    """Whether a command can have mounts of its own."""
+    words = ["unshare", "--mount", "true"]
+    return shutil.which(words[0]) is not None and subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
 @contextmanager
-def own_folder() -> Iterator[Path]:
+def own_folder(parent: Path | None = None) -> Iterator[Path]:
     """A folder of this user's rehearsals, for one of them at a time; it goes with the block.
 
     Raises:
         BackendError: another rehearsal of this user is under way.
     """
-    folder = Path(tempfile.gettempdir()).resolve() / f"trainfleet-rehearsal-{os.getuid()}"
+    folder = (parent or Path(tempfile.gettempdir()).resolve()) / f"trainfleet-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise BackendError("the folder of rehearsals is not yours", where=str(folder), next=f"ls -ld {folder}")
@@ -258,6 +308,8 @@ def empty(made: Stage) -> None:
     for pid in made.processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    for folder in made.folder.glob("runs/*/checkpoints"):
+        folder.chmod(0o755)
     for path in made.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

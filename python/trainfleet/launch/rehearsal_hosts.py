@@ -1,30 +1,30 @@
 """A stage on the hosts of a fleet: a short run of its own, in a folder of its own below the shared one, broken and put back.
 
-What is touched: processes that carry the mark of these runs, the link of one host for CUT seconds, that folder. All of it is put
+What is touched: processes that carry the mark of these runs, the link of one host for a while, that folder. All of it is put
 back at the end, also after Ctrl-C. After kill -9 the hosts do so themselves: each has a guard that waits for this process's sign
-of life. When that has not come for SILENT seconds it ends the runs and removes the folder. A link that was cut comes back by its
-host's own clock.
+of life. When that has not come for SILENT seconds it ends the runs, takes off what was mounted in the folder, and removes it. A
+link that was cut or slowed is as it was by its host's own clock.
 
-What is not covered: hosts on which sudo asks for a password keep their links, and what lies below Python (HERE in faults.py).
+What is not covered: hosts on which sudo asks for a password keep their links; instances that only Session Manager reaches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import hardware
 from ..backends import backend_of
 from ..backends.base import Can
+from ..backends.ssh import Ssh
 from ..config import Config
 from ..errors import BackendError, ConfigError, Problem, RunError
 from ..nodes import jobs
@@ -32,33 +32,46 @@ from ..nodes.answers import Host, by_host
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.transport import Transport
 from ..runs import Record
-from .rehearsal import LEFT_WITHIN, Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken, stage
+from .rehearsal import LEFT_WITHIN, LONGER, STRUCK, Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 APART = 5.0  # seconds that a host's clock may be behind this machine's
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
-LONGER = 400  # steps: what hosts do is seen here some seconds later
-CUT = 30  # seconds for which a link is cut: longer than a node that is not heard is waited for
-KEPT = ("backend", "hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
+KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
+SITE = "site"  # the folder of what the nodes' Pythons run when they start
+# One thread: a model this small gains nothing from more, and those of a busy node wait for each other.
+PYTHON = """#!/bin/sh
+export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
+exec {python} "$@"
+"""
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""
 DAMAGE = """cd {run}/checkpoints && newest=$(ls -d step-* | sort | tail -n 1) &&
 file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-) &&
 truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
-CUTTING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
+SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
 $s true || {{ echo "sudo asks for a password"; exit; }}
 command -v tc > /dev/null || {{ echo "no tc: iproute2"; exit; }}
 d=$(ip -o route get "$(getent ahostsv4 {peer} | sed -n '1s/ .*//p')" | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p')
 [ -n "$d" ] || {{ echo "no route to {peer}"; exit; }}
-setsid sh -c "sleep 0.5; $s tc qdisc replace dev $d root tbf rate 1kbit burst 90 latency 1ms; sleep {seconds}
+setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
+sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""
+LINK = "TRAINFLEET_LINK"  # in the environment of what keeps a link so
+FREE = """for _ in $(seq 50); do
+p=$(grep -Fsxzl -e {link} /proc/[0-9]*/environ | cut -d / -f 3)
+[ -n "$p" ] || break
+kill $p 2> /dev/null; sleep 0.1
+done"""
+UNMOUNT = """cut -d ' ' -f 2 /proc/mounts | sort -r | while read -r m; do case "$m" in {folder}/*) umount -l "$m";; esac; done"""
+REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 GUARD = """while age=$(( $(date +%s) - $(stat -c %Y {folder}/sign || echo 0) )) && [ -e {folder}/sign ] && [ $age -lt {silent} ]
 do sleep 5; done
 [ -e {folder}/sign ] || exit 0
 {end}
-rm -rf {folder}
+{remove}
 """
 
 
@@ -69,7 +82,10 @@ class HostStage(Stage):
     transport: Transport = field(kw_only=True)
     shared: str = field(kw_only=True)  # the folder of all of it
     names: tuple[str, ...] = field(kw_only=True)  # of the faults
+    lacking: Mapping[str, str] = field(kw_only=True)  # faults that can't be played on these hosts, and why
+    steps: int = LONGER
     apart: float = APART
+    outlives: bool = True
     struck: str = ""  # the host
 
     def called(self, name: str) -> str:
@@ -78,13 +94,12 @@ class HostStage(Stage):
     def mark(self, name: str) -> str:
         return jobs.mark_of(self.shared, self.called(name))
 
-    def strike(self, name: str, whom: str, number: signal.Signals) -> None:
-        parent = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); " if whom == "agent" else ""
-        self._strike(name, f"{parent}kill -{number.value} $p && echo struck")
+    def lacks(self, fault: str) -> str:
+        return self.lacking.get(fault, "")
 
-    def _strike(self, name: str, command: str) -> str:
-        """What a command says on the host of rank 1, whose process is $p there."""
-        words = f"{RANK.format(mark=shlex.quote(f'{jobs.MARK}={self.mark(name)}'))}\n{command}"
+    def at_rank(self, name: str, command: str) -> str:
+        folder = shlex.quote(f"{self.shared}/runs/{self.called(name)}/checkpoints")
+        words = f"{RANK.format(mark=shlex.quote(f'{jobs.MARK}={self.mark(name)}'))}\nc={folder}\n( {command}\n) || true"
         said = {host: answer.stdout.strip() for host, answer in self.transport.run(words, timeout=TIMEOUT).ok.items()}
         host = next((host for host, text in said.items() if text), None)
         if host is None:
@@ -95,12 +110,42 @@ class HostStage(Stage):
     def is_right(self, verdict: Record, rank: int) -> bool:
         return bool(verdict["host"] == self.struck)
 
-    def cut_off(self, name: str) -> str:
-        if len(self.transport.hosts) < 3:
-            return "a run on both of two hosts can't go on without one"
+    def shape(self, name: str, rate: str, seconds: int) -> str:
         peer = shlex.quote(self.transport.hosts[0].address)
-        said = self._strike(name, CUTTING.format(peer=peer, seconds=CUT))
-        return "" if said == "struck" else f"{self.struck}: {said}"
+        said = self.at_rank(name, SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link))
+        return "" if said == STRUCK else f"{self.struck}: {' '.join(said.split())}"
+
+    def free(self) -> None:
+        _require(self.transport.run(FREE.format(link=self.link), timeout=TIMEOUT).failed)
+
+    @property
+    def link(self) -> str:
+        return shlex.quote(f"{LINK}={self.shared}")
+
+    def lose_head(self, name: str) -> None:
+        head = self.transport.hosts[0]
+        answers = self.transport.run(jobs.fence(self.mark(name), launchers=True), timeout=TIMEOUT, hosts=[head])
+        _require(answers.failed)
+        self.struck = head.name
+
+    def alter(self, name: str, program: str) -> Mapping[str, str]:
+        file = {f"{SITE}/sitecustomize.py": program.encode()}
+        _require(self.transport.put(file, self.shared, hosts=self.transport.hosts[:1]).failed)
+        return {}
+
+    def restore(self) -> None:
+        command = f"rm -rf {shlex.quote(self.shared)}/{SITE}"
+        _require(self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed)
+
+    def let_write(self, name: str) -> None:
+        _require(self.transport.run(self.unmount, timeout=TIMEOUT).failed)
+        command = f"chmod 755 {shlex.quote(f'{self.shared}/runs/{self.called(name)}/checkpoints')}"
+        _require(self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed)
+
+    @property
+    def unmount(self) -> str:
+        """A shell's words that take off what was mounted in the folder."""
+        return UNMOUNT.format(folder=shlex.quote(self.shared))
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
         self.end(self.type("stop", name))
@@ -109,7 +154,7 @@ class HostStage(Stage):
     def damage(self, name: str) -> None:
         command = DAMAGE.format(run=shlex.quote(f"{self.shared}/runs/{self.called(name)}"))
         answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1])
-        if not any(answer.stdout.strip() == "struck" for answer in answers.ok.values()):
+        if not any(answer.stdout.strip() == STRUCK for answer in answers.ok.values()):
             raise RunError("no checkpoint could be damaged", where=self.shared, why=str(answers.failed), next="make doctor")
 
     def left_over(self) -> Sequence[object]:
@@ -125,48 +170,54 @@ class HostStage(Stage):
     def end_all(self) -> str:
         """A shell's words that end these runs on a host, launchers first, and forget its part in them."""
         ends = [f"( {jobs.fence(self.mark(name), launchers=True)} )" for name in self.names]
-        return "\n".join([*ends, f"rm -f {jobs.JOBS}/$(uname -n)/{PREFIX}*"])
+        return "\n".join([*ends, FREE.format(link=self.link), self.unmount, f"rm -f {jobs.JOBS}/$(uname -n)/{PREFIX}*"])
 
     def put_back(self) -> None:
         """BackendError where a host could not be put back; by host."""
         folder = shlex.quote(self.shared)
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
-        failed |= self.transport.run(f"rm -rf {folder}", timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed
+        remove = REMOVE.format(folder=folder)
+        failed |= self.transport.run(remove, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed
         if failed:
             raise BackendError(by_host("not everything is put back", failed), next=f"rm -rf {folder} there; make doctor")
 
 
-def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractContextManager[Stage]:
-    """The stage for these faults: this machine, or the hosts of the config where somebody agrees; `sure`: nobody is asked.
+def require_hosts(config: Config) -> Config:
+    """The config with the hosts that there are, by the addresses at which they are reached from here.
 
     Raises:
-        ConfigError: they can't be played on that fleet.
-        RunError: nobody agreed.
+        ConfigError: faults can't be played on them.
+        BackendError: AWS does not say which there are.
     """
-    here, hosts = backend_of(config).is_here, ", ".join(config.fleet.hosts)
-    if not here:
-        require_hosts(config)
-        question = f"kill, stop and cut off processes of a short run on {hosts}?"
-        if not sure and not (sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")):
-            raise RunError("a rehearsal harms real hosts, and nobody has agreed", where=hosts, next="make rehearse YES=1")
-    print("a run of its own, in a folder of its own; none of yours is touched", flush=True)
-    return stage() if here else stage_on(config, names)
-
-
-def require_hosts(config: Config) -> None:
-    """ConfigError where faults can't be played on the config's fleet: it is this machine, or hosts that are named."""
-    problem = ""
-    if Can.EXAMINE not in backend_of(config).can or not config.fleet.hosts:
-        problem = "faults are played on this machine (local) and on hosts that you name (ssh), not on others yet"
-    elif len(config.fleet.hosts) < 2:
-        problem = "a rehearsal needs two hosts, and three to cut one off"
+    backend = backend_of(config)
+    assert isinstance(backend, Ssh)
+    located, next, problem = backend.located, "make rehearse SET='fleet.backend=local'", ""
+    if backend.by_agent:
+        problem = "Session Manager is the only way to its hosts, and a rehearsal needs SSH: fleet.aws.ssm_only false"
+    elif (count := len(located.fleet.hosts)) < 2:
+        problem = f"{count} hosts: a rehearsal needs two, and three to cut one off"
+        next = "make setup NODES=4" if Can.MACHINES in backend.can else next
     if problem:
-        raise ConfigError([Problem(0, "", "fleet.backend", problem)], next="make rehearse SET='fleet.backend=local'")
+        raise ConfigError([Problem(0, "", "fleet.hosts", problem)], next=next)
+    return located
+
+
+def lacking(config: Config) -> dict[str, str]:
+    """The faults that can't be played on the hosts of a config, and why."""
+    nodes, row = nodes_of(config), hardware.instance(config.fleet.instance_type)
+    found = {"link-cut": "a run on both of two hosts can't go on without one"} if len(config.fleet.hosts) < 3 else {}
+    if nodes < 3:
+        found["link-slowed"] = "of two nodes none can be called the slow one: it takes four hosts"
+    elif row and row.efa:
+        found["link-slowed"] = "what ranks send by EFA goes past the kernel, whose tc can't slow it"
+    if config.fleet.image != "none":
+        found |= dict.fromkeys(("nan", "no-environment"), "the nodes' Python is in an image")
+    return found
 
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
-    """A stage on the hosts of a config, for the faults called `names`; nothing of it is left behind.
+    """A stage on the hosts of a located config, for the faults called `names`; nothing of it is left behind.
 
     Raises:
         BackendError: another rehearsal is under way there, or a host can't be reached or put back.
@@ -174,7 +225,7 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
     with own_folder() as folder, open_fleet(config) as transport:
-        made = HostStage(folder, transport=transport, shared=shared, names=("whole", *names))
+        made = HostStage(folder, transport=transport, shared=shared, names=("whole", *names), lacking=lacking(config))
         empty(made)
         _refuse_another(made)
         over = threading.Event()
@@ -204,8 +255,10 @@ def _furnish(made: HostStage, config: Config) -> None:
     """The folder there with its documents, a guard on every host, and the config here."""
     hosts, folder = made.transport.hosts, shlex.quote(made.shared)
     _require(made.transport.run(made.end_all(), timeout=TIMEOUT).failed)
-    guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all())
+    guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder))
+    python = PYTHON.format(site=shlex.quote(f"{made.shared}/{SITE}"), python=shlex.quote(wanted_of(config).interpreter))
     files = {f"text/{name}": text.encode() for name, text in documents().items()} | {"guard.sh": guard.encode(), "sign": b""}
+    files["python"] = python.encode()
     _require(made.transport.run(f"rm -rf {folder}", timeout=TIMEOUT, hosts=hosts[:1]).failed)
     _require(made.transport.put(files, made.shared, hosts=hosts[:1]).failed)
     keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
@@ -227,19 +280,20 @@ def nodes_of(config: Config) -> int:
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
     """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its own."""
     given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT}
-    fleet: dict[str, Any] = _plain(given)
+    fleet: dict[str, Any] = plain(given)
     for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(Path(fleet["ssh"][path]).expanduser().absolute())
-    own = {"nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared, "python": wanted_of(config).interpreter}
+    own = {"backend": Ssh.name, "nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared}
+    own["python"] = f"{shared}/python"
     return fleet | own
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Values as YAML has them, without those that are not there."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+        return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
+    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def _require(failed: Mapping[Host, object]) -> None:

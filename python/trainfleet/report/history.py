@@ -158,6 +158,8 @@ class History:
     @property
     def next_commands(self) -> list[tuple[str, str]]:
         """What to type now, each with what it does."""
+        if self.run.rehearsal.exists():
+            return [("make rehearse", "breaks a run on purpose once more"), ("make train", "trains yours")]
         which, more = _which_config(self.run), 2 * max(self.steps_total, 1)
         logs, train = f"make logs{which}", f"make train{which or _as_given(self.run)}"
         if self.status == "running":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import door
 from ..output import shown
 from ..runs import Run, write_atomic
-from . import panels, plots, provenance
+from . import panels, plots, provenance, rehearsal
 from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, predicted, quantity, read, size
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def write(run: Run) -> Path:
     parts = [
         _header(history),
         *_verdicts(history),
+        _rehearsal(history),
         *([_tiles(history), _pair(*_figures(plots.figures(history), CAPTIONS))] if history.metrics else []),
         _stages(history),
         *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
@@ -96,6 +97,30 @@ def _verdicts(history: History) -> list[str]:
     if history.rose:
         told.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
     return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in told]
+
+
+def _rehearsal(history: History) -> str:
+    """Of a run that was broken on purpose: what became of each fault."""
+    found = rehearsal.read(history.run)
+    if found is None:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal.HEAD)
+    rows = (_cells(outcome.cells, "broken" if outcome.broken else "") for outcome in found.outcomes)
+    title = f"Broken on purpose on {found.backend}: {found.told}"
+    below = "<p>What follows is the run of the same kind to which nothing happened; each fault has a run of its own.</p>"
+    return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
+
+
+def _cells(cells: Iterable[str], kind: str) -> str:
+    """A row; a cell is as wide as the empty ones before it."""
+    row, empty = "", 1
+    for cell in cells:
+        if not cell:
+            empty += 1
+            continue
+        row += f'<td colspan="{empty}">{escape(cell)}</td>'
+        empty = 1
+    return f'<tr class="{kind}">{row}</tr>'
 
 
 def _tiles(history: History) -> str:

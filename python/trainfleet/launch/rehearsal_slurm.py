@@ -1,0 +1,166 @@
+"""A stage in jobs of Slurm: a short run of two nodes in a folder of its own, struck by steps beside its ranks (srun --overlap).
+
+What is touched: jobs that work in that folder, and the folder. Both are gone at the end, also after Ctrl-C and kill -9:
+a guard on this machine waits for the end of this process, cancels the jobs, and removes the folder. A fault of one rank is a
+change of that process alone (kill, prlimit), so nothing of it outlives its job.
+
+What is not covered: this machine dies too, so that the jobs run to their end and the folder stays until the next rehearsal; jobs
+in an image; a login node that is reached by SSH (the command is typed on it).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..backends.base import kept
+from ..backends.slurm import Slurm
+from ..config import Config
+from ..errors import BackendError, ConfigError, Problem, RunError
+from ..seat import expand_hosts
+from .rehearsal import Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken
+from .rehearsal_hosts import APART, PYTHON, REMOVE, SITE, plain
+
+NODES = 2
+STEPS = 240
+PATIENCE = 1800.0  # seconds of a command, with its time in the queue
+LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
+KEPT = ("stack", "slurm", "instance_type", "exclusive", "device")  # of the user's fleet
+# It reads a word, or that whom it guards is dead: then the folder is nobody's. A squeue that fails says nothing of jobs.
+GUARD = """read -r over
+for _ in $(seq 180); do
+said=$(squeue --me --noheader --format='%i %Z') || {{ sleep 2; continue; }}
+jobs=$(echo "$said" | while read -r job folder; do [ "$folder" != {folder} ] || echo "$job"; done)
+[ -n "$jobs" ] || {{ [ -n "$over" ] || {{ {remove}; }}; exit 0; }}
+scancel $jobs
+sleep 1
+done
+echo "still there: $jobs"; exit 1"""
+ROOT = "root may write everywhere, and what a step mounts would outlive it"
+OWN_LINKS = "a node's links carry Slurm too, which would take it from everybody"
+LACKING = {
+    "link-cut": OWN_LINKS,
+    "link-slowed": OWN_LINKS,
+    "head-lost": "the head is Slurm's own (slurmctld): jobs go on without it, and nobody but its keeper may end it",
+}
+
+
+@dataclass
+class JobStage(Stage):
+    """The stage, in jobs of Slurm: node 1's rank is the one that is struck."""
+
+    backend: Slurm = field(kw_only=True)
+    steps: int = STEPS
+    patience: float = PATIENCE
+    apart: float = APART
+    outlives: bool = True
+    things: str = "jobs"
+
+    def lacks(self, fault: str) -> str:
+        return ROOT if fault == "read-only" and os.getuid() == 0 else LACKING.get(fault, "")
+
+    def at_rank(self, name: str, command: str) -> str:
+        job = kept(self.run(name))
+        number = job[0].id.rpartition(":")[2] if job else ""
+        hosts = list(expand_hosts(self.backend.engine.look(number).nodes)) if number else []
+        if len(hosts) < NODES:
+            raise RunError(f"{name} runs on no nodes", where=str(self.folder), next="make rehearse YES=1 again")
+        folder = shlex.quote(str(self.run(name).checkpoints))
+        words = f"p={self.pid_of(name, 1)} c={folder}\n{command}"
+        step = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={hosts[1]}",
+                "--input=none", "--mpi=none", "--chdir=/", "sh", "-c", words]  # fmt: skip
+        said = self.backend.engine.ask(step, "", None)  # a rank that was struck may end the step with its job
+        return said.out.strip() or said.error.strip()
+
+    def alter(self, name: str, program: str) -> Mapping[str, str]:
+        (self.folder / SITE).mkdir(exist_ok=True)
+        (self.folder / SITE / "sitecustomize.py").write_text(program, encoding="utf-8")
+        return {}
+
+    def restore(self) -> None:
+        shutil.rmtree(self.folder / SITE)
+
+    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.end(self.type("stop", name))
+        self.end(process)
+
+    def left_over(self) -> list[object]:
+        """The jobs of the folder that are in the queue."""
+        until = time.monotonic() + LEFT_WITHIN
+        while (found := self.jobs()) and time.monotonic() < until:
+            time.sleep(0.5)
+        return found
+
+    def jobs(self) -> list[object]:
+        said = self.backend.engine.run("squeue", "--me", "--noheader", "--format=%i %Z")
+        return [line.split(" ", 1)[0] for line in said.splitlines() if line.rstrip().partition(" ")[2] == str(self.folder)]
+
+
+def require_cluster(backend: Slurm) -> None:
+    """Raises ConfigError where faults can't be played in jobs of this cluster, from here."""
+    if backend.hands_over:
+        host = next(iter(backend.fleet.hosts), "the head node")
+        problem = "faults are played from the machine that has sbatch"
+        raise ConfigError([Problem(0, "", "fleet.hosts", problem)], next=f"ssh {host.partition('=')[0]}, and make rehearse there")
+    if backend.fleet.image != "none":
+        problem = f"{backend.fleet.image}: processes in an image can't be reached by a step beside them; none works"
+        mended = "make rehearse SET='fleet.image=none fleet.slurm.container=null'"
+        raise ConfigError([Problem(0, "", "fleet.image", problem)], next=mended)
+
+
+@contextmanager
+def stage_in_jobs(config: Config, backend: Slurm) -> Iterator[Stage]:
+    """A stage in jobs of the cluster of a config; nothing of it is left behind.
+
+    Raises:
+        BackendError: another rehearsal is under way, or a job can't be ended.
+        RunError: even the unbroken run failed.
+    """
+    with own_folder(Path(backend.folder)) as folder:
+        made = JobStage(folder, backend=backend)
+        _end(_guard(folder))  # jobs of a rehearsal whose machine died
+        empty(made)
+        guard = _guard(folder)
+        try:
+            _furnish(made, config)
+            rehearse_unbroken(made)
+            yield made
+        finally:
+            empty(made)
+            _end(guard)
+
+
+def _guard(folder: Path) -> subprocess.Popen[str]:
+    """Who ends the folder's jobs once it is told to; by our death it is told too, and removes the folder."""
+    quoted = shlex.quote(str(folder))
+    words = GUARD.format(folder=quoted, remove=REMOVE.format(folder=quoted))
+    return subprocess.Popen(
+        ["sh", "-c", words], cwd="/", text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def _end(guard: subprocess.Popen[str]) -> None:
+    said = guard.communicate("over\n")[0]
+    if guard.returncode:
+        raise BackendError("not everything is put back", why=said.strip()[-400:], next="squeue --me; scancel them")
+
+
+def _furnish(made: JobStage, config: Config) -> None:
+    python = PYTHON.format(site=shlex.quote(str(made.folder / SITE)), python=shlex.quote(made.backend.interpreter))
+    (made.folder / "python").write_text(python, encoding="utf-8")
+    (made.folder / "python").chmod(0o755)
+    (made.folder / "text").mkdir()
+    for name, text in documents().items():
+        (made.folder / "text" / name).write_text(text, encoding="utf-8")
+    given = plain({key: value for key, value in asdict(config.fleet).items() if key in KEPT})
+    own = {"backend": Slurm.name, "nodes": NODES, "ranks_per_node": 1, "python": f"{made.folder}/python"}
+    text = config_of_run(given | own, "text", batch=4 * NODES, steps=STEPS)
+    (made.folder / "config.yaml").write_text(text, encoding="utf-8")

@@ -1,0 +1,86 @@
+"""What a rehearsal came to: rehearsal.json in the run folder that it leaves, and the rows of its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from .. import door, runs
+from ..runs import Run
+from ..shapes import Count, Name, Range, fit
+from .history import duration
+
+HEAD = ("fault", "noticed after", "verdict", "steps lost", "trains again in", "losses", "left over", "promise")
+KEPT = ("config.yaml", "results.json", "metrics.jsonl")  # of the unbroken run
+Seconds = Annotated[float, Range(0, 1e9)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one fault. `broken` are the promises that were not kept; `skipped` says why it could not be played."""
+
+    name: Name
+    noticed: Seconds | None = None  # seconds after the fault
+    verdict: Name = "none"
+    right: bool = True  # the cause, and whom it blames
+    lost: Count = 0  # steps done twice
+    again: Seconds | None = None  # seconds until ranks trained again
+    equal: bool | None = None  # the losses, to those of the unbroken run; None where nobody looked
+    left: Count = 0  # processes or jobs that were left over
+    broken: tuple[Name, ...] = ()
+    skipped: Name = ""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table, by HEAD."""
+        if self.skipped:
+            return (self.name, *("",) * (len(HEAD) - 2), f"not played here: {self.skipped}")
+        return (
+            self.name,
+            duration(self.noticed),
+            f"{self.verdict}, {'right' if self.right else 'wrong'}",
+            str(self.lost),
+            duration(self.again),
+            {True: "equal", False: "not equal", None: "not compared"}[self.equal],
+            str(self.left),
+            f"BROKEN: {'; '.join(self.broken)}" if self.broken else "kept",
+        )
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """All of it: on which backend, and the faults in the order in which they were played."""
+
+    backend: Name
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def told(self) -> str:
+        """How it went, in one line."""
+        broken = sum(bool(outcome.broken) for outcome in self.outcomes)
+        skipped = sum(bool(outcome.skipped) for outcome in self.outcomes)
+        kept = len(self.outcomes) - broken - skipped
+        return f"{kept} of {kept + broken} faults were survived as promised" + (f", {skipped} not played here" if skipped else "")
+
+
+def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[Outcome]) -> None:
+    """Leaves a rehearsal in a run's folder, which it makes, with what shows that the unbroken run was one."""
+    runs.make_folder(run.folder)
+    for name in KEPT:
+        if (unbroken / name).is_file():
+            runs.write_atomic(run.folder / name, door.read_text(unbroken / name, 64 * door.MEBIBYTE))
+    record = asdict(Rehearsal(backend, tuple(outcomes)))
+    runs.write_atomic(run.rehearsal, json.dumps(record, indent=2) + "\n")
+
+
+def read(run: Run) -> Rehearsal | None:
+    """The rehearsal that a run's folder holds; None where it holds none.
+
+    Raises:
+        InputError: the file is not what a rehearsal leaves.
+    """
+    record = runs.read_json(run.rehearsal)
+    return None if record is None else fit(Rehearsal, record, str(run.rehearsal), "make rehearse again")
