@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..backends.base import kept
+from ..backends.base import load_job
 from ..backends.slurm import Slurm
 from ..config import Config
 from ..errors import BackendError, ConfigError, Problem, RunError
@@ -67,7 +67,7 @@ class JobStage(Stage):
         return ROOT if fault == "read-only" and os.getuid() == 0 else LACKING.get(fault, "")
 
     def at_rank(self, name: str, command: str) -> str:
-        job = kept(self.run(name))
+        job = load_job(self.run(name))
         number = job[0].id.rpartition(":")[2] if job else ""
         hosts = list(expand_hosts(self.backend.engine.look(number).nodes)) if number else []
         if len(hosts) < NODES:
