@@ -19,7 +19,7 @@ from trainfleet.cli.rehearse import chosen, main, row
 from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError, ConfigError, InputError, RunError
 from trainfleet.launch import rehearsal
-from trainfleet.launch.faults import FAULTS, FULL, READ_ONLY, SMALL, Fault, rehearse
+from trainfleet.launch.faults import BROKEN_NODE, FAULTS, FULL, READ_ONLY, SMALL, Fault, rehearse
 from trainfleet.launch.rehearsal import STRUCK, Stage, config_of_run, stage
 from trainfleet.launch.rehearsal_hosts import GUARD, REMOVE, UNMOUNT, HostStage, fleet_of, lacking
 from trainfleet.launch.rehearsal_slurm import _end, _guard
@@ -190,6 +190,20 @@ def test_root_s_rank_sees_a_folder_as_read_only_and_nobody_else(place: Path, mon
         assert made.at_rank("x", READ_ONLY) == STRUCK
         assert b"Read-only file system" in rank.communicate(b"x")[1]
         (folder / "file").write_text("here all may write")
+
+
+def test_the_package_is_missing_on_the_host_that_was_node_1_first_and_on_no_other(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_NODE)
+
+    def imports(node: str) -> bool:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "GROUP_RANK": node}
+        done = subprocess.run([sys.executable, "-c", "import safetensors"], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 or "ModuleNotFoundError: No module named 'safetensors'" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    assert imports("0") and not imports("1") and not imports("1")
+    (tmp_path / "host").write_text("another")
+    assert imports("1"), "it stands in for that one"
 
 
 def test_what_was_mounted_in_the_folder_of_hosts_is_taken_off_and_nothing_else(tmp_path: Path) -> None:
