@@ -15,7 +15,7 @@ from fleet.conftest import Run, lines, run
 from fleet.lab import lab
 
 __all__ = ["run"]
-RANKS = 16  # of the 64 hosts train: each rank loads torch, and all share this machine's cores and memory
+RANKS = 16  # of the 64 hosts train, and try their links: each loads torch, and all share this machine's cores and memory
 
 
 @pytest.mark.timeout(200)
@@ -48,13 +48,19 @@ def test_what_each_verb_takes_on_sixty_four_hosts(tmp_path: Path, tell: Callable
         verbs.write_text(nodes.shared / "text")
         pin(nodes)
         cockpit = Cockpit(nodes, tmp_path, "many", nodes=RANKS)
+        some = Cockpit(nodes, tmp_path / "some", "some", nodes=RANKS, hosts=nodes.hosts()[:RANKS])
+        for config in (cockpit.folder / "config.yaml", some.folder / "config.yaml"):
+            config.write_text(config.read_text().replace("global_batch: 12", f"global_batch: {RANKS}"))
         for verb, says in (
-            ("setup", "64 of 64 hosts ready, 64 changed"), ("setup", "64 of 64 hosts ready, 0 changed"), ("doctor", ""),
+            ("setup", "64 of 64 hosts ready, 64 changed"), ("setup", "64 of 64 hosts ready, 0 changed"),
             ("tokenize", ""), ("train", "step 20"), ("status", "finished"), ("clean", "nothing of many runs on the fleet's 64 hosts"),
         ):  # fmt: skip
             began = time.monotonic()
-            words = [f"SET=train.steps=20 train.global_batch={RANKS}"] if verb == "train" else []
-            said = cockpit.type(verb, *words, timeout=600)
+            said = cockpit.type(verb, *["SET=train.steps=20"] * (verb == "train"), timeout=600)
             tell(f"64 hosts: make {verb} {time.monotonic() - began:.1f} s")
             assert says in said, said
         assert cockpit.results()["world_size"] == RANKS and not cockpit.leftovers()
+        began = time.monotonic()
+        said = some.type("doctor", timeout=600)  # its trial loads torch on every host
+        tell(f"{RANKS} hosts: make doctor {time.monotonic() - began:.1f} s")
+        assert f"all-reduce over {RANKS} nodes" in said, said
