@@ -141,6 +141,8 @@ def test_a_measured_run_has_its_own_name_and_leaves_nothing_to_resume(tmp_path: 
     assert short.checkpoint.every_steps == 0 and short.checkpoint.every_seconds == 0
     assert short.train.schedule_steps == config.train.schedule_steps == 500  # it is the long run that is looked at
     assert steady([{"step": step} for step in range(1, 7)]) == [{"step": 4}, {"step": 5}, {"step": 6}]
+    longer = measured(config, "base-profile-2", config.train.schedule_steps + 4)
+    assert longer.train.schedule_steps == longer.train.steps  # or rules.py would refuse it
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
     train = replace(
         config.train,
         steps=steps,
+        schedule_steps=max(steps, config.train.schedule_steps),
         log_every=1,
         validate_every=0,
         validation_sequences=1,
