@@ -179,9 +179,12 @@ class Stage:
         Raises:
             RunError: it is nowhere.
         """
-        pid, folder = self.pid_of(name, 1), shlex.quote(str(self.run(name).checkpoints))
-        words = f"p={pid} c={folder}\n{command}"
+        words = self.words_at_rank(name, command)
         return subprocess.run(["sh", "-c", words], cwd="/", capture_output=True, text=True, check=False).stdout.strip()
+
+    def words_at_rank(self, name: str, command: str) -> str:
+        """The command with $p and $c, where the run's folder is at hand."""
+        return f"p={self.pid_of(name, 1)} c={shlex.quote(str(self.run(name).checkpoints))}\n{command}"
 
     def require(self, said: str, name: str) -> None:
         """Raises RunError where a command that breaks something has said anything but STRUCK."""
@@ -213,14 +216,18 @@ class Stage:
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
         """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't be, or ""."""
-        raise NotImplementedError  # `lacks` says why
+        return self.lacks(name)
 
     def free(self) -> None:
         """Has the links be as they were."""
 
     def lose_head(self, name: str) -> None:
-        """Kills all of the run on its head, the launcher too."""
-        raise NotImplementedError
+        """Kills all of the run on its head, the launcher too.
+
+        Raises:
+            RunError: the head is not this user's to kill.
+        """
+        raise RunError(f"{name} can't be played", where=str(self.folder), why=self.lacks(name), next="make rehearse")
 
     def stop(self, name: str, process: subprocess.Popen[str]) -> None:
         """Ends a run as its user would, with a checkpoint."""

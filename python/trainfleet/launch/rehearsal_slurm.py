@@ -72,10 +72,8 @@ class JobStage(Stage):
         hosts = list(expand_hosts(self.backend.engine.look(number).nodes)) if number else []
         if len(hosts) < NODES:
             raise RunError(f"{name} runs on no nodes", where=str(self.folder), next="make rehearse YES=1 again")
-        folder = shlex.quote(str(self.run(name).checkpoints))
-        words = f"p={self.pid_of(name, 1)} c={folder}\n{command}"
         step = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={hosts[1]}",
-                "--input=none", "--mpi=none", "--chdir=/", "sh", "-c", words]  # fmt: skip
+                "--input=none", "--mpi=none", "--chdir=/", "sh", "-c", self.words_at_rank(name, command)]  # fmt: skip
         said = self.backend.engine.ask(step, "", None)  # a rank that was struck may end the step with its job
         return said.out.strip() or said.error.strip()
 
