@@ -1,5 +1,8 @@
 # One line a verb: what it does stands in python/trainfleet/cli/<verb>.py. `make` alone lists them.
-#
+ifneq ($(dir $(lastword $(MAKEFILE_LIST))),./)
+$(error This Makefile works on the folder it is in. Type: make -C $(dir $(lastword $(MAKEFILE_LIST))))
+endif
+
 # No variable stands in a recipe, and none is exported expanded: Python reads them raw from MAKEFLAGS, so that a value is only
 # ever data. That is what the loop is for: make would export (and expand) what stood on its command line.
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))

@@ -48,6 +48,12 @@ def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
     assert [line for line in lines if len(line) > 80] == []
 
 
+def test_from_another_folder_it_says_where_to_type(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    code, text = make(elsewhere, "-f", str(desk / "Makefile"), "plan")
+    assert code != 0 and f"Type: make -C {desk}/" in text and not list(elsewhere.iterdir())
+
+
 @pytest.mark.parametrize("goal", ["trian", "$(shell touch evil)", "`touch evil`;touch evil", "tr'ain\""])
 def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(desk: Path, goal: str) -> None:
     code, text = make(desk, goal)

@@ -123,3 +123,6 @@ def test_a_flag_is_on_off_or_refused() -> None:
     assert flag({"YES": "1"}, "YES") and not flag({"YES": "0"}, "YES") and not flag({}, "YES")
     with pytest.raises(ConfigError, match="must be 1 or 0, not 'maybe'"):
         flag({"YES": "maybe"}, "YES")
+    assert flag({"PURGE": "all"}, "PURGE", "all")
+    with pytest.raises(ConfigError, match="must be 1, 0 or all, not 'maybe'"):
+        flag({"PURGE": "maybe"}, "PURGE", "all")

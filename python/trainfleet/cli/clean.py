@@ -9,8 +9,9 @@ from .variables import Variables, flag
 
 
 def main(variables: Variables, started: float) -> int:
-    everything, run = variables.get("PURGE") == "all", run_named(variables)
-    purge, sure = everything or flag(variables, "PURGE"), flag(variables, "YES")
+    run, sure = run_named(variables), flag(variables, "YES")
+    purge = flag(variables, "PURGE", "all")
+    everything = variables.get("PURGE", "").lower() == "all"
     config = whereabouts.config_known(run, variables)
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     try:

@@ -107,16 +107,19 @@ def _refusal(verb: str, name: str, allowed: Sequence[str]) -> Problem:
     return Problem(0, printable(name) or f"make {verb}", "", f"unknown variable{suggest(name, allowed)}")
 
 
-def flag(variables: Variables, name: str) -> bool:
-    """Whether a yes/no variable is on: 1, true or yes; 0, false, no or nothing is off.
+def flag(variables: Variables, name: str, other: str = "") -> bool:
+    """Whether a yes/no variable is on: 1, true, yes or its `other` word; 0, false, no or nothing is off.
 
     Raises:
         ConfigError: for any other value.
     """
     value = variables.get(name, "").lower()
-    if value not in ("", "0", "false", "no", "1", "true", "yes"):
-        raise ConfigError([Problem(0, name, "", f"must be 1 or 0, not {variables[name]!r}")], next=f"{name}=1, or leave it out")
-    return value in ("1", "true", "yes")
+    if value in ("", "0", "false", "no"):
+        return False
+    if value not in ("1", "true", "yes", other):
+        either = f"1, 0 or {other}" if other else "1 or 0"
+        raise ConfigError([Problem(0, name, "", f"must be {either}, not {variables[name]!r}")], next=f"{name}=1, or leave it out")
+    return True
 
 
 def amount(variables: Variables, name: str, least: float = LEAST) -> float | None:
