@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${FOLDER:-/tmp/torch-versions}
 tests=(
-  tests/unit/test_engine_*.py tests/unit/test_devices.py tests/unit/test_rounding.py tests/unit/test_layouts.py tests/unit/test_memory.py
+  tests/unit/test_engine_*.py tests/unit/test_devices.py tests/unit/test_rounding.py tests/unit/test_layout_choice.py tests/unit/test_memory.py
   tests/unit/test_models_*.py tests/unit/test_fp8.py
   tests/distributed/test_training.py tests/distributed/test_layouts.py tests/distributed/test_economies.py tests/distributed/test_guard.py
   tests/distributed/test_half_weights.py tests/distributed/test_resume_exactly.py tests/distributed/test_checkpoint_layouts.py

@@ -1,4 +1,4 @@
-"""Every bad input of tests/foreign: some 14,000, each in at most two seconds of CPU. tests/unit/test_foreign.py takes a sample."""
+"""Every bad input of tests/foreign: some 14,000, each in at most two seconds of CPU. tests/unit/test_foreign_sample.py takes a sample."""
 
 from __future__ import annotations
 

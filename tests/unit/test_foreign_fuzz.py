@@ -1,6 +1,6 @@
 """Hypothesis on what checkpoints and datasets say of themselves: any bytes and any values are a record or an error with its place.
 
-The same for configs and SET is in test_foreign.py, for hosts in test_foreign_answers.py, for orders in test_foreign_orders.py.
+The same for configs and SET is in test_foreign_sample.py, for hosts in test_foreign_answers.py, for orders in test_foreign_orders.py.
 """
 
 from __future__ import annotations

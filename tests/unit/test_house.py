@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -178,6 +179,12 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 def test_torch_s_private_names_are_those_of_the_list() -> None:
     used = {str(path.relative_to(PACKAGE)): names for path, tree in TREES.items() if (names := set(private_names(tree)))}
     assert used == PRIVATE_TORCH
+
+
+def test_no_two_files_of_tests_bear_one_name() -> None:
+    """pytest can't collect both in one process: `make drills` would end before its first test."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_the_measures_would_see_what_is_wrong() -> None:
