@@ -104,7 +104,7 @@ class Lease:
         self.term = before.term + 1 if before else 1
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write(None)
-        self.thread = threading.Thread(target=self._renew, name="office", daemon=True)
+        self.thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self.thread.start()
         return self
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,11 +17,14 @@ from trainfleet.config import schema
 from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
+from trainfleet.engine.__main__ import leave_alone
 from trainfleet.engine.batches import Batches
 from trainfleet.engine.checkpoint import randomness
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.schedule import learning_rate
+from trainfleet.engine.stopping import Vote
 from trainfleet.engine.world import World
+from trainfleet.runs import Run
 from trainfleet.shapes import fit
 
 CHOSEN = {
@@ -177,3 +182,18 @@ def test_random_numbers_of_another_kind_of_device_are_not_taken_up() -> None:
     drawn = torch.rand(3)
     assert not randomness.restore(saved, Other()) and not torch.equal(torch.rand(3), drawn)
     assert randomness.restore(saved, Cpu()) and torch.equal(torch.rand(3), drawn)
+
+
+def test_any_node_tells_that_no_launcher_is_left_once_and_goes_on_where_it_can_t(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first node to notice stops all the others, which then never notice: node 0 is not the one that must."""
+    run = Run(tmp_path / "run", writer="node-1-0")
+    for local in range(2):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        vote = Vote(None, Mock())
+        leave_alone(run, vote, World(2 + local, 4, 1, Cpu()), 121.0)
+        assert vote.heard
+    assert [(event["event"], event["node"]) for event in run.read_events()] == [("orphaned", 1)]
+    (tmp_path / "file").touch()
+    leave_alone(Run(tmp_path / "file"), vote, World(0, 1, 0, Cpu()), 121.0)

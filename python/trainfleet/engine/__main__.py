@@ -103,15 +103,18 @@ def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
     """Makes all ranks save and stop, as this node is about to be reclaimed."""
     vote.heard = True
     print(f"spot/instance-action: {notice}; all ranks save and leave", flush=True)
-    run.record("notice", node=node, notice=notice)
+    run.note("notice", node=node, notice=notice)
 
 
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
-    """Makes all ranks save and stop, as no launcher is left to notice a hang."""
+    """Makes all ranks save and stop, as no launcher is left to notice a hang.
+
+    Each node says so that notices in time: the first one's vote may have stopped the others before they do.
+    """
     vote.heard = True
-    if world.first:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave", flush=True)
-        run.record("orphaned", node=world.node, seconds=seconds)
+        run.note("orphaned", node=world.node, seconds=seconds)
 
 
 def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
