@@ -49,7 +49,7 @@ class Desk:
         return verbs.losses(self.folder / "runs" / name)
 
     def await_step(self, step: int, name: str = "line") -> None:
-        for _ in range(600):
+        for _ in range(3600):
             if max(self.losses(name), default=0) >= step:
                 return
             time.sleep(0.05)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report_runs import make_run
@@ -20,8 +21,8 @@ from trainfleet.config import Settings, load
 from trainfleet.errors import BackendError, ConfigError, InputError, RunError
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import BROKEN_NODE, FAULTS, FULL, READ_ONLY, SMALL, Fault, rehearse
-from trainfleet.launch.rehearsal import STRUCK, Stage, config_of_run, stage
-from trainfleet.launch.rehearsal_hosts import GUARD, REMOVE, UNMOUNT, HostStage, fleet_of, lacking
+from trainfleet.launch.rehearsal import REMOVE, STRUCK, Stage, config_of_run, stage
+from trainfleet.launch.rehearsal_hosts import GUARD, UNMOUNT, HostStage, fleet_of, lacking
 from trainfleet.launch.rehearsal_slurm import _end, _guard
 from trainfleet.report import html
 from trainfleet.report.rehearsal import Outcome, write
@@ -35,8 +36,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(Stage, "end", lambda self, process: process.kill() or (process.communicate() and 0))
     monkeypatch.setattr(Stage, "losses", lambda self, name: {1: 2.0})
-    monkeypatch.setattr(rehearsal, "LEFT_WITHIN", 0.1)
+    monkeypatch.setattr(Stage, "left_within", 0.1)
     yield tmp_path / f"trainfleet-rehearsal-{os.getuid()}"
+
+
+def beats_of(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+    """Has rank 1 of every run be that process."""
+    monkeypatch.setattr(rehearsal, "read_beats", lambda folder, attempt: {1: SimpleNamespace(pid=pid)})
 
 
 def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
@@ -156,11 +162,11 @@ def test_a_signal_reaches_the_rank_or_its_parent_and_what_fails_is_told(
     agent = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait $!"], stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None
     rank = int(agent.stdout.readline())
-    monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: rank)
+    beats_of(monkeypatch, rank)
     with stage() as made:
         made.strike("x", whom, signal.SIGKILL)
         assert agent.wait(5) == (-9 if whom == "agent" else 137)
-        monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: 2**30)  # of nobody
+        beats_of(monkeypatch, 2**30)  # of nobody
         with pytest.raises(RunError, match="x could not be played"):
             made.strike("x", "rank", signal.SIGKILL)
 
@@ -168,7 +174,7 @@ def test_a_signal_reaches_the_rank_or_its_parent_and_what_fails_is_told(
 def test_a_rank_for_which_the_disk_is_full_writes_no_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import sys, signal; sys.stdin.read(1); open('big', 'wb').write(bytes({2 * SMALL}))"
     rank = subprocess.Popen([sys.executable, "-c", program], cwd=place.parent, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: rank.pid)
+    beats_of(monkeypatch, rank.pid)
     with stage() as made:
         assert made.at_rank("x", FULL) == STRUCK
         assert b"File too large" in rank.communicate(b"x")[1]
@@ -184,7 +190,7 @@ def test_root_s_rank_sees_a_folder_as_read_only_and_nobody_else(place: Path, mon
         rank = subprocess.Popen(
             [*made.alone, sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
         )
-        monkeypatch.setattr(Stage, "pid_of", lambda self, name, number: rank.pid)
+        beats_of(monkeypatch, rank.pid)
         while b"python" not in Path(f"/proc/{rank.pid}/cmdline").read_bytes().split(b"\0")[0]:
             time.sleep(0.01)
         assert made.at_rank("x", READ_ONLY) == STRUCK

@@ -75,6 +75,14 @@ def test_a_fault_counts_where_the_node_s_clock_is_behind_and_one_of_an_earlier_a
     assert (found.cause, found.rank, found.words) == ("code", 1, "KeyError: 'tokens'")
 
 
+def test_what_all_ranks_raise_together_is_about_the_rank_that_it_names(run: Run) -> None:
+    for rank in (0, 1):
+        said = {"error": "CheckpointError", "message": "can't write a checkpoint on rank 1", "why": "Read-only file system (x)"}
+        Run(run.folder, events.node(rank, 1)).record("fault", order=1, node=rank, rank=rank, next="", **said)
+    found = verdict(run)
+    assert (found.cause, found.node, found.rank, found.host, found.sure) == ("disk", 1, 1, "b", True)
+
+
 def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> None:
     rows = [Beat(rank, 1, 700 + rank, 1, "step", 3, 0.1, time.time()) for rank in (4, 5, 6)]
     beats.write_beats(run.folder, 1, 1, rows)

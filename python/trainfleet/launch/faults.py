@@ -22,7 +22,8 @@ USUAL = 30.0  # seconds of training until it is known how long steps take (watch
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
 # A folder that nobody may write in stops everybody but root, whose rank gets a mount of its own over it.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
-nsenter --target $p --mount --root sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 && echo {STRUCK}"""
+nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
+echo {STRUCK}"""
 # Of one host, which is node 1 when it begins: another one in its place has the package.
 BROKEN_NODE = """
 import os, sys
@@ -78,7 +79,7 @@ class Fault:
 def rehearse(faults: list[Fault], stage: Stage) -> Iterator[Outcome]:
     """What became of each fault, one after the other; what is left of one is ended before the next."""
     for fault in faults:
-        if why := stage.lacks(fault.name):
+        if why := stage.lacking.get(fault.name):
             yield Outcome(fault.name, skipped=why)
             continue
         outcome, left = fault.play(fault, stage), stage.left_over()
@@ -139,10 +140,10 @@ def _headless(fault: Fault, stage: Stage) -> Outcome:
     process = stage.begin(fault.name)
     stage.await_step(fault.name, process)
     began = time.time()
-    stage.lose_head(fault.name)
+    head = stage.lose_head(fault.name)
     code = stage.end(process)
     took = next((event for event in stage.events(fault.name, began) if event["event"] == "restarted"), None)
-    named = took and took | {"host": str(took["who"]).rpartition(" ")[2]}  # the launcher on node0
+    named = took and took | {"node": 0 if took["who"] == f"the launcher on {head}" else None}
     return _measure(fault, stage, began, [] if code == 0 else [f"the command ended with {code}"], named=named)
 
 
@@ -166,7 +167,7 @@ def _measure(
     after = first["time"] if first else began
     again = next((event for event in events if event["event"] == "began" and event["time"] > after), None)
     said = str(verdict["cause"]) if verdict else "none"
-    wrong = _what_is_wrong(fault, stage, verdict, said)
+    wrong = _what_is_wrong(fault, verdict, said)
     losses = stage.losses(fault.name)
     equal = all(losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses)
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
@@ -177,11 +178,11 @@ def _measure(
     return Outcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=told)
 
 
-def _what_is_wrong(fault: Fault, stage: Stage, verdict: Record | None, said: str) -> str:
+def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
     """What a verdict has wrong: the cause, or whom it blames."""
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
-    if verdict and fault.rank is not None and not stage.is_right(verdict, fault.rank):
+    if verdict and fault.rank is not None and verdict["node"] != fault.rank:  # each node has one rank
         return f"the verdict blames {verdict.get('who') or verdict.get('host')}"
     return ""
 
@@ -233,13 +234,13 @@ def _at_checkpoints(command: str) -> Callable[[Fault, Stage], Outcome]:
         process = stage.begin(fault.name)
         stage.await_step(fault.name, process)
         began, said = time.time(), stage.at_rank(fault.name, command)
-        if said != STRUCK:
-            stage.stop(fault.name, process)
-            return Outcome(fault.name, skipped=" ".join(said.split()) or "its host says nothing")
-        try:
+        if said == STRUCK:
             code = stage.end(process)
-        finally:
-            stage.let_write(fault.name)
+        else:
+            stage.stop(fault.name, process)
+        stage.let_write(fault.name)
+        if said != STRUCK:
+            return Outcome(fault.name, skipped=" ".join(said.split()) or "its host says nothing")
         return _mended(fault, stage, began, code)
 
     return play
@@ -265,7 +266,8 @@ def _changed(program: str, words: str = "") -> Callable[[Fault, Stage], Outcome]
 
     def play(fault: Fault, stage: Stage) -> Outcome:
         began = time.time()
-        code = stage.end(stage.begin(fault.name, words, stage.alter(fault.name, program)))
+        stage.alter(fault.name, program)
+        code = stage.end(stage.begin(fault.name, words))
         stage.restore()
         return _mended(fault, stage, began, code, words)
 
@@ -285,7 +287,7 @@ FAULTS = {
         Fault("head-lost", "kill -9 of all of the run on its head, the launcher too", KILLED, _headless, 0),
         Fault("notice", "the machine is about to be taken away; the same command again", (), _noticed),
         Fault("checkpoint-damaged", "half of the newest checkpoint's largest file is gone", (), _damaged),
-        Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _at_checkpoints(FULL)),
+        Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _at_checkpoints(FULL), 1),
         Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _at_checkpoints(READ_ONLY)),
         Fault("nan", f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is", ("nan",),
               _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3")),

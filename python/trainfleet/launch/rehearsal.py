@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import yaml
 
@@ -37,7 +38,18 @@ LONGER = 400  # steps, where what nodes do is seen here some seconds later
 LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
 PATIENCE = 240.0  # seconds that one command may take
 LEFT_WITHIN = 10.0  # seconds in which every process must be gone
+APART = 5.0  # seconds that a host's clock may be behind this machine's
+SITE = "site"  # the folder of what the nodes' Pythons run when they start
 STRUCK = "struck"  # what a command says that has broken something
+# One thread: a model this small gains nothing from more, and those of a busy node wait for each other.
+PYTHON = """#!/bin/sh
+export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
+exec {python} "$@"
+"""
+DAMAGE = """cd {checkpoints} && newest=$(ls -d step-* | sort | tail -n 1) &&
+file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-) &&
+truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
+REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes that one machine plays have no links of their own"
 LACKING = {"link-cut": OWN_LINKS, "link-slowed": OWN_LINKS, "head-lost": "the head is this machine; launcher-killed is near it"}
@@ -58,28 +70,55 @@ def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8, steps:
     )  # fmt: skip
 
 
-def documents() -> dict[str, str]:
-    """What the run learns from: forty small files by name."""
+def documents() -> dict[str, bytes]:
+    """What the run learns from: forty small files by their path in the stage's folder."""
     lines = {number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60)) for number in range(40)}
-    return {f"{number}.txt": f"Document {number}. {words}\n" for number, words in lines.items()}
+    return {f"text/{number}.txt": f"Document {number}. {words}\n".encode() for number, words in lines.items()}
+
+
+def python_of(place: str, interpreter: str) -> bytes:
+    """The Python of nodes that this machine does not start: the one there, which looks into SITE first (Stage.alter)."""
+    return PYTHON.format(site=shlex.quote(f"{place}/{SITE}"), python=shlex.quote(interpreter)).encode()
+
+
+def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files by their path in a folder; a script may be executed."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o755 if content.startswith(b"#!") else 0o644)
+
+
+def plain(value: Any) -> Any:
+    """Values as YAML has them, without those that are not there."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
+    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 @dataclass
 class Stage:
-    """The folder in which runs are broken: `type` enters a command there, as a user would."""
+    """The folder in which runs are broken: `type` enters a command there, as a user would. This machine plays the nodes.
+
+    What other nodes do otherwise: `place`, `at_rank`, `on_head`, `let_write`, `at_work`; and what only they can, as `shape`.
+    """
 
     folder: Path
+    lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)  # faults that can't be played here, and why
     whole: Mapping[int, float] = field(default_factory=dict)  # the losses of a run that nothing happens to
-    steps: int = STEPS
-    patience: float = PATIENCE
-    apart: float = 0.0  # seconds that the clocks of its nodes may be behind this one's
-    things: str = "processes"  # that could be left over
-    outlives: bool = False  # a run goes on without the command that launched it
     said: str = ""  # by the command that ended last
 
-    def lacks(self, fault: str) -> str:
-        """Why a fault can't be played here, or ""."""
-        return LACKING.get(fault, "")
+    steps: ClassVar[int] = STEPS
+    patience: ClassVar[float] = PATIENCE
+    apart: ClassVar[float] = 0.0  # seconds that the clocks of its nodes may be behind this one's
+    things: ClassVar[str] = "processes"  # that could be left over
+    left_within: ClassVar[float] = LEFT_WITHIN
+    outlives: ClassVar[bool] = False  # a run goes on without the command that launched it
+
+    @property
+    def place(self) -> str:
+        """The stage's folder, as nodes see it."""
+        return str(self.folder)
 
     def called(self, name: str) -> str:
         """The name of the run in which the fault `name` is played."""
@@ -88,35 +127,22 @@ class Stage:
     def run(self, name: str) -> Run:
         return Run(run_of(self.called(name), self.folder / "runs").folder)
 
-    def begin(
-        self, name: str, words: str = "", environment: Mapping[str, str] | None = None, limit: Callable[[], None] = lambda: None
-    ) -> subprocess.Popen[str]:
-        """`make train` of the run called `name`; `words` are further keys, `limit` is called in the new process first."""
+    def checkpoints(self, name: str) -> str:
+        """The folder of a run's checkpoints, as a word of a shell on a node."""
+        return shlex.quote(f"{self.place}/runs/{self.called(name)}/checkpoints")
 
-        def prepare() -> None:
-            die_with_parent()
-            limit()
+    def begin(self, name: str, words: str = "") -> subprocess.Popen[str]:
+        """`make train` of the run called `name`; `words` are further keys."""
+        return self.type("train", name, words)
 
-        return self.type("train", name, words, environment, prepare)
-
-    def type(
-        self,
-        verb: str,
-        name: str,
-        words: str = "",
-        environment: Mapping[str, str] | None = None,
-        prepare: Callable[[], None] = die_with_parent,
-    ) -> subprocess.Popen[str]:
+    def type(self, verb: str, name: str, words: str = "") -> subprocess.Popen[str]:
         """The process of a verb on the run called `name`."""
-        package = str(CODE)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "TRAINFLEET"))}
-        given = inherited | {"PYTHONPATH": package, "NO_COLOR": "1"} | dict(environment or {})
-        if environment and "PYTHONPATH" in environment:
-            given["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{package}"
+        environment = inherited | {"PYTHONPATH": f"{self.folder / SITE}{os.pathsep}{CODE}", "NO_COLOR": "1"}
         command = [*self.alone, sys.executable, "-m", "trainfleet", verb, f"SET=name={self.called(name)} {words}"]
         return subprocess.Popen(
-            command, cwd=self.folder, env=given, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=prepare,
+            command, cwd=self.folder, env=environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
         )  # fmt: skip
 
     def end(self, process: subprocess.Popen[str]) -> int:
@@ -133,8 +159,16 @@ class Stage:
         """The exit code of the same command, typed once more."""
         return self.end(self.begin(name, words))
 
+    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
+        """Ends a run as its user would, with a checkpoint."""
+        self.end(self.type("stop", name))
+        self.end(process)
+
     def losses(self, name: str) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.run(name).read_metrics()}
+
+    def events(self, name: str, since: float = 0.0) -> list[Record]:
+        return [event for event in self.run(name).read_events() if event["time"] >= since - self.apart]
 
     def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
         """Returns when the run has logged that step.
@@ -152,17 +186,29 @@ class Stage:
                 )
             time.sleep(0.05)
 
-    def pid_of(self, name: str, rank: int) -> int:
-        """The process of a rank, from its heartbeat.
+    def at_rank(self, name: str, command: str) -> str:
+        """What a shell's command says on rank 1's machine: its process is $p, the run's checkpoints are in $c.
 
         Raises:
-            RunError: it has none.
+            RunError: it is nowhere.
+        """
+        return self.on_head(self.words_at_rank(name, command))
+
+    def words_at_rank(self, name: str, command: str) -> str:
+        """The command with $p and $c, where the run's folder is at hand.
+
+        Raises:
+            RunError: rank 1 has no heartbeat.
         """
         folder = self.run(name).folder
-        beats = read_beats(folder, fence.current(folder).number)
-        if rank not in beats:
-            raise RunError(f"rank {rank} of {name} has no heartbeat", where=str(folder), next="make rehearse again")
-        return beats[rank].pid
+        beat = read_beats(folder, fence.current(folder).number).get(1)
+        if beat is None:
+            raise RunError(f"rank 1 of {name} has no heartbeat", where=str(folder), next="make rehearse again")
+        return f"p={beat.pid} c={self.checkpoints(name)}\n{command}"
+
+    def on_head(self, command: str) -> str:
+        """What a shell's command says where the stage's folder is."""
+        return subprocess.run(["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False).stdout.strip()
 
     def strike(self, name: str, whom: str, number: signal.Signals) -> None:
         """A signal to rank 1, or to the torchrun `agent` that is its parent.
@@ -171,80 +217,62 @@ class Stage:
             RunError: it is nowhere.
         """
         parent = PARENT if whom == "agent" else ""
-        self.require(self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"), name)
+        self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
 
-    def at_rank(self, name: str, command: str) -> str:
-        """What a shell's command says on rank 1's machine: its process is $p, the run's checkpoints are in $c.
+    def damage(self, name: str) -> None:
+        """The largest file of the newest checkpoint loses its second half.
 
         Raises:
-            RunError: it is nowhere.
+            RunError: there is none.
         """
-        words = self.words_at_rank(name, command)
-        return subprocess.run(["sh", "-c", words], cwd="/", capture_output=True, text=True, check=False).stdout.strip()
+        self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
-    def words_at_rank(self, name: str, command: str) -> str:
-        """The command with $p and $c, where the run's folder is at hand."""
-        return f"p={self.pid_of(name, 1)} c={shlex.quote(str(self.run(name).checkpoints))}\n{command}"
+    def alter(self, name: str, program: str) -> None:
+        """Has the nodes' Pythons run a program when they start, until `restore`.
 
-    def require(self, said: str, name: str) -> None:
-        """Raises RunError where a command that breaks something has said anything but STRUCK."""
-        if said != STRUCK:
-            raise RunError(f"{name} could not be played", where=str(self.folder), why=said[-400:], next="make rehearse again")
-
-    def alter(self, name: str, program: str) -> Mapping[str, str]:
-        """Has the nodes' Pythons run a program when they start, until `restore`; what the command's environment needs for it."""
-        folder = self.folder / f"{name}.site"
-        folder.mkdir(exist_ok=True)
-        (folder / "sitecustomize.py").write_text(program, encoding="utf-8")
-        return {"PYTHONPATH": str(folder)}
+        Raises:
+            RunError: it could not be written.
+        """
+        site = shlex.quote(f"{self.place}/{SITE}")
+        words = f"mkdir -p {site} && printf %s {shlex.quote(program)} > {site}/sitecustomize.py && echo {STRUCK}"
+        self.require(name, self.on_head(words))
 
     def restore(self) -> None:
         """Has the nodes' Pythons be as they were."""
+        self.on_head(f"rm -rf {shlex.quote(f'{self.place}/{SITE}')}")
 
     def let_write(self, name: str) -> None:
         """Has the checkpoints' folder be as it was."""
-        self.run(name).checkpoints.chmod(0o755)
+        self.on_head(f"chmod 755 {self.checkpoints(name)}")
+
+    def require(self, name: str, said: str) -> None:
+        """Raises RunError where a command that breaks something has said anything but STRUCK."""
+        if said != STRUCK:
+            why = said[-400:] or "its node says nothing"
+            raise RunError(f"{name} could not be played", where=self.place, why=why, next="make rehearse again")
 
     @property
     def alone(self) -> list[str]:
         """The words before a command by which what it mounts goes with it: only root needs them (faults.READ_ONLY)."""
         return ["unshare", "--mount"] if os.getuid() == 0 and not self.outlives and can_unshare() else []
 
-    def is_right(self, verdict: Record, rank: int) -> bool:
-        """Whether a verdict blames the node of that rank: each node has one."""
-        return bool(verdict["node"] == rank)
-
     def shape(self, name: str, rate: str, seconds: int) -> str:
         """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't be, or ""."""
-        return self.lacks(name)
+        return self.lacking[name]
 
     def free(self) -> None:
         """Has the links be as they were."""
 
-    def lose_head(self, name: str) -> None:
-        """Kills all of the run on its head, the launcher too.
+    def lose_head(self, name: str) -> str:
+        """Kills all of the run on its head, the launcher too; the head's name.
 
         Raises:
             RunError: the head is not this user's to kill.
         """
-        raise RunError(f"{name} can't be played", where=str(self.folder), why=self.lacks(name), next="make rehearse")
-
-    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
-        """Ends a run as its user would, with a checkpoint."""
-        process.send_signal(signal.SIGINT)
-        self.end(process)
-
-    def damage(self, name: str) -> None:
-        """The largest file of the newest checkpoint loses its second half."""
-        newest = max(self.run(name).checkpoints.glob("step-*"))
-        largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-        os.truncate(largest, largest.stat().st_size // 2)
-
-    def events(self, name: str, since: float = 0.0) -> list[Record]:
-        return [event for event in self.run(name).read_events() if event["time"] >= since - self.apart]
+        raise RunError(f"{name} can't be played", where=self.place, why=self.lacking[name], next="make rehearse")
 
     def processes(self) -> list[int]:
-        """Every process that works in the folder."""
+        """Every process of this machine that works in the folder."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -252,11 +280,15 @@ class Stage:
                     found.append(int(entry.name))
         return found
 
+    def at_work(self) -> Sequence[object]:
+        """Of `things`, those that are there."""
+        return self.processes()
+
     def left_over(self) -> Sequence[object]:
-        """What is still there when all should be gone: processes."""
-        until = time.monotonic() + LEFT_WITHIN
-        while (found := self.processes()) and time.monotonic() < until:
-            time.sleep(0.1)
+        """Of `things`, those that are still there when all should be gone."""
+        until = time.monotonic() + self.left_within
+        while (found := self.at_work()) and time.monotonic() < until:
+            time.sleep(0.2)
         return found
 
 
@@ -272,10 +304,8 @@ def stage() -> Iterator[Stage]:
         made = Stage(folder)
         try:
             empty(made)
-            (folder / "config.yaml").write_text(config_of_run({"backend": "local", "nodes": 2}, "text"), encoding="utf-8")
-            (folder / "text").mkdir()
-            for document, text in documents().items():
-                (folder / "text" / document).write_text(text, encoding="utf-8")
+            config = config_of_run({"backend": "local", "nodes": 2}, "text")
+            furnish(folder, {"config.yaml": config.encode(), **documents()})
             rehearse_unbroken(made)
             yield made
         finally:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,25 +29,28 @@ from ..nodes import jobs
 from ..nodes.answers import Host, by_host
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.transport import Transport
-from ..runs import Record
-from .rehearsal import LEFT_WITHIN, LONGER, STRUCK, Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken
+from .rehearsal import (
+    APART,
+    LONGER,
+    REMOVE,
+    STRUCK,
+    Stage,
+    config_of_run,
+    documents,
+    empty,
+    furnish,
+    own_folder,
+    plain,
+    python_of,
+    rehearse_unbroken,
+)
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
-APART = 5.0  # seconds that a host's clock may be behind this machine's
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
 KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
-SITE = "site"  # the folder of what the nodes' Pythons run when they start
-# One thread: a model this small gains nothing from more, and those of a busy node wait for each other.
-PYTHON = """#!/bin/sh
-export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
-exec {python} "$@"
-"""
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""
-DAMAGE = """cd {run}/checkpoints && newest=$(ls -d step-* | sort | tail -n 1) &&
-file=$(find "$newest" -type f -printf '%s %p\\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-) &&
-truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
 $s true || {{ echo "sudo asks for a password"; exit; }}
 command -v tc > /dev/null || {{ echo "no tc: iproute2"; exit; }}
@@ -66,7 +67,6 @@ p=$(grep -Fsxzl -e {link} /proc/[0-9]*/environ | cut -d / -f 3)
 kill $p 2> /dev/null; sleep 0.1
 done"""
 UNMOUNT = """cut -d ' ' -f 2 /proc/mounts | sort -r | while read -r m; do case "$m" in {folder}/*) umount -l "$m";; esac; done"""
-REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 GUARD = """while age=$(( $(date +%s) - $(stat -c %Y {folder}/sign || echo 0) )) && [ -e {folder}/sign ] && [ $age -lt {silent} ]
 do sleep 5; done
 [ -e {folder}/sign ] || exit 0
@@ -80,13 +80,14 @@ class HostStage(Stage):
     """The stage, on hosts: node 1's host is the one that is struck."""
 
     transport: Transport = field(kw_only=True)
-    shared: str = field(kw_only=True)  # the folder of all of it
+    shared: str = field(kw_only=True)  # the folder of all of it, on the hosts
     names: tuple[str, ...] = field(kw_only=True)  # of the faults
-    lacking: Mapping[str, str] = field(kw_only=True)  # faults that can't be played on these hosts, and why
-    steps: int = LONGER
-    apart: float = APART
-    outlives: bool = True
-    struck: str = ""  # the host
+
+    steps, apart, outlives, things = LONGER, APART, True, "hosts with processes"
+
+    @property
+    def place(self) -> str:
+        return self.shared
 
     def called(self, name: str) -> str:
         return PREFIX + name
@@ -94,26 +95,32 @@ class HostStage(Stage):
     def mark(self, name: str) -> str:
         return jobs.mark_of(self.shared, self.called(name))
 
-    def lacks(self, fault: str) -> str:
-        return self.lacking.get(fault, "")
-
     def at_rank(self, name: str, command: str) -> str:
-        folder = shlex.quote(f"{self.shared}/runs/{self.called(name)}/checkpoints")
-        words = f"{RANK.format(mark=shlex.quote(f'{jobs.MARK}={self.mark(name)}'))}\nc={folder}\n( {command}\n) || true"
-        said = {host: answer.stdout.strip() for host, answer in self.transport.run(words, timeout=TIMEOUT).ok.items()}
-        host = next((host for host, text in said.items() if text), None)
-        if host is None:
+        rank = RANK.format(mark=shlex.quote(f"{jobs.MARK}={self.mark(name)}"))
+        words = f"{rank}\nc={self.checkpoints(name)}\n( {command}\n) || true"
+        said = [answer.stdout.strip() for answer in self.transport.run(words, timeout=TIMEOUT).ok.values()]
+        if not any(said):
             raise RunError(f"rank 1 of {self.called(name)} is on no host", where=self.shared, next="make rehearse YES=1 again")
-        self.struck = host.name
-        return said[host]
+        return next(filter(None, said))
 
-    def is_right(self, verdict: Record, rank: int) -> bool:
-        return bool(verdict["host"] == self.struck)
+    def on_head(self, command: str) -> str:
+        answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1])
+        _require(answers.failed)
+        return next(iter(answers.ok.values())).stdout.strip()
+
+    def let_write(self, name: str) -> None:
+        _require(self.transport.run(self.unmount, timeout=TIMEOUT).failed)
+        super().let_write(name)
+
+    @property
+    def unmount(self) -> str:
+        """A shell's words that take off what was mounted in the folder."""
+        return UNMOUNT.format(folder=shlex.quote(self.shared))
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
         peer = shlex.quote(self.transport.hosts[0].address)
         said = self.at_rank(name, SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link))
-        return "" if said == STRUCK else f"{self.struck}: {' '.join(said.split())}"
+        return "" if said == STRUCK else " ".join(said.split())
 
     def free(self) -> None:
         _require(self.transport.run(FREE.format(link=self.link), timeout=TIMEOUT).failed)
@@ -122,50 +129,13 @@ class HostStage(Stage):
     def link(self) -> str:
         return shlex.quote(f"{LINK}={self.shared}")
 
-    def lose_head(self, name: str) -> None:
-        head = self.transport.hosts[0]
-        answers = self.transport.run(jobs.fence(self.mark(name), launchers=True), timeout=TIMEOUT, hosts=[head])
-        _require(answers.failed)
-        self.struck = head.name
+    def lose_head(self, name: str) -> str:
+        self.on_head(jobs.fence(self.mark(name), launchers=True))
+        return self.transport.hosts[0].name
 
-    def alter(self, name: str, program: str) -> Mapping[str, str]:
-        file = {f"{SITE}/sitecustomize.py": program.encode()}
-        _require(self.transport.put(file, self.shared, hosts=self.transport.hosts[:1]).failed)
-        return {}
-
-    def restore(self) -> None:
-        command = f"rm -rf {shlex.quote(self.shared)}/{SITE}"
-        _require(self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed)
-
-    def let_write(self, name: str) -> None:
-        _require(self.transport.run(self.unmount, timeout=TIMEOUT).failed)
-        command = f"chmod 755 {shlex.quote(f'{self.shared}/runs/{self.called(name)}/checkpoints')}"
-        _require(self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed)
-
-    @property
-    def unmount(self) -> str:
-        """A shell's words that take off what was mounted in the folder."""
-        return UNMOUNT.format(folder=shlex.quote(self.shared))
-
-    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
-        self.end(self.type("stop", name))
-        self.end(process)
-
-    def damage(self, name: str) -> None:
-        command = DAMAGE.format(run=shlex.quote(f"{self.shared}/runs/{self.called(name)}"))
-        answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1])
-        if not any(answer.stdout.strip() == STRUCK for answer in answers.ok.values()):
-            raise RunError("no checkpoint could be damaged", where=self.shared, why=str(answers.failed), next="make doctor")
-
-    def left_over(self) -> Sequence[object]:
-        """The hosts on which a process of these runs is still at work."""
+    def at_work(self) -> Sequence[object]:
         look = "; ".join(f"{{ {jobs.look_for(self.mark(name))}; }}" for name in self.names)
-        until = time.monotonic() + LEFT_WITHIN
-        while found := [host for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items() if "running" in said.stdout]:
-            if time.monotonic() > until:
-                break
-            time.sleep(0.5)
-        return found
+        return [host for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items() if "running" in said.stdout]
 
     def end_all(self) -> str:
         """A shell's words that end these runs on a host, launchers first, and forget its part in them."""
@@ -256,9 +226,8 @@ def _furnish(made: HostStage, config: Config) -> None:
     hosts, folder = made.transport.hosts, shlex.quote(made.shared)
     _require(made.transport.run(made.end_all(), timeout=TIMEOUT).failed)
     guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder))
-    python = PYTHON.format(site=shlex.quote(f"{made.shared}/{SITE}"), python=shlex.quote(wanted_of(config).interpreter))
-    files = {f"text/{name}": text.encode() for name, text in documents().items()} | {"guard.sh": guard.encode(), "sign": b""}
-    files["python"] = python.encode()
+    python = python_of(made.shared, wanted_of(config).interpreter)
+    files = documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
     _require(made.transport.run(f"rm -rf {folder}", timeout=TIMEOUT, hosts=hosts[:1]).failed)
     _require(made.transport.put(files, made.shared, hosts=hosts[:1]).failed)
     keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
@@ -269,7 +238,7 @@ def _furnish(made: HostStage, config: Config) -> None:
         ).failed
     )
     text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config), steps=LONGER)
-    (made.folder / "config.yaml").write_text(text, encoding="utf-8")
+    furnish(made.folder, {"config.yaml": text.encode()})
 
 
 def nodes_of(config: Config) -> int:
@@ -289,16 +258,9 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
     return fleet | own
 
 
-def plain(value: Any) -> Any:
-    """Values as YAML has them, without those that are not there."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
-    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
-
-
 def _require(failed: Mapping[Host, object]) -> None:
     if failed:
-        raise BackendError(by_host("the hosts could not be made ready for a rehearsal", failed), next="make doctor")
+        raise BackendError(by_host("hosts could not do their part in a rehearsal", failed), next="make doctor")
 
 
 def _live(made: HostStage, over: threading.Event) -> None:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,8 +23,19 @@ from ..backends.slurm import Slurm
 from ..config import Config
 from ..errors import BackendError, ConfigError, Problem, RunError
 from ..seat import expand_hosts
-from .rehearsal import Stage, config_of_run, documents, empty, own_folder, rehearse_unbroken
-from .rehearsal_hosts import APART, PYTHON, REMOVE, SITE, plain
+from .rehearsal import (
+    APART,
+    REMOVE,
+    Stage,
+    config_of_run,
+    documents,
+    empty,
+    furnish,
+    own_folder,
+    plain,
+    python_of,
+    rehearse_unbroken,
+)
 
 NODES = 2
 STEPS = 240
@@ -57,14 +66,8 @@ class JobStage(Stage):
     """The stage, in jobs of Slurm: node 1's rank is the one that is struck."""
 
     backend: Slurm = field(kw_only=True)
-    steps: int = STEPS
-    patience: float = PATIENCE
-    apart: float = APART
-    outlives: bool = True
-    things: str = "jobs"
 
-    def lacks(self, fault: str) -> str:
-        return ROOT if fault == "read-only" and os.getuid() == 0 else LACKING.get(fault, "")
+    steps, patience, apart, left_within, outlives, things = STEPS, PATIENCE, APART, LEFT_WITHIN, True, "jobs"
 
     def at_rank(self, name: str, command: str) -> str:
         job = load_job(self.run(name))
@@ -77,26 +80,8 @@ class JobStage(Stage):
         said = self.backend.engine.ask(step, "", None)  # a rank that was struck may end the step with its job
         return said.out.strip() or said.error.strip()
 
-    def alter(self, name: str, program: str) -> Mapping[str, str]:
-        (self.folder / SITE).mkdir(exist_ok=True)
-        (self.folder / SITE / "sitecustomize.py").write_text(program, encoding="utf-8")
-        return {}
-
-    def restore(self) -> None:
-        shutil.rmtree(self.folder / SITE)
-
-    def stop(self, name: str, process: subprocess.Popen[str]) -> None:
-        self.end(self.type("stop", name))
-        self.end(process)
-
-    def left_over(self) -> list[object]:
+    def at_work(self) -> Sequence[object]:
         """The jobs of the folder that are in the queue."""
-        until = time.monotonic() + LEFT_WITHIN
-        while (found := self.jobs()) and time.monotonic() < until:
-            time.sleep(0.5)
-        return found
-
-    def jobs(self) -> list[object]:
         said = self.backend.engine.run("squeue", "--me", "--noheader", "--format=%i %Z")
         return [line.split(" ", 1)[0] for line in said.splitlines() if line.rstrip().partition(" ")[2] == str(self.folder)]
 
@@ -122,7 +107,7 @@ def stage_in_jobs(config: Config, backend: Slurm) -> Iterator[Stage]:
         RunError: even the unbroken run failed.
     """
     with own_folder(Path(backend.folder)) as folder:
-        made = JobStage(folder, backend=backend)
+        made = JobStage(folder, LACKING | ({"read-only": ROOT} if os.getuid() == 0 else {}), backend=backend)
         _end(_guard(folder))  # jobs of a rehearsal whose machine died
         empty(made)
         guard = _guard(folder)
@@ -152,13 +137,8 @@ def _end(guard: subprocess.Popen[str]) -> None:
 
 
 def _furnish(made: JobStage, config: Config) -> None:
-    python = PYTHON.format(site=shlex.quote(str(made.folder / SITE)), python=shlex.quote(made.backend.interpreter))
-    (made.folder / "python").write_text(python, encoding="utf-8")
-    (made.folder / "python").chmod(0o755)
-    (made.folder / "text").mkdir()
-    for name, text in documents().items():
-        (made.folder / "text" / name).write_text(text, encoding="utf-8")
     given = plain({key: value for key, value in asdict(config.fleet).items() if key in KEPT})
     own = {"backend": Slurm.name, "nodes": NODES, "ranks_per_node": 1, "python": f"{made.folder}/python"}
     text = config_of_run(given | own, "text", batch=4 * NODES, steps=STEPS)
-    (made.folder / "config.yaml").write_text(text, encoding="utf-8")
+    python = python_of(made.place, made.backend.interpreter)
+    furnish(made.folder, documents() | {"config.yaml": text.encode(), "python": python})
