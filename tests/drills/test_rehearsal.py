@@ -67,7 +67,7 @@ def test_with_the_fence_taken_out_it_fails(cockpit: Cockpit, tmp_path: Path) -> 
     time.sleep(1)
 
 
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -79,7 +79,7 @@ def test_with_the_fence_taken_out_it_fails(cockpit: Cockpit, tmp_path: Path) -> 
     ids=["hard", "soft", "head", "surroundings"],
 )
 def test_every_promise_is_kept_on_four_hosts(cockpit: Cockpit, faults: str, tell) -> None:  # type: ignore[no-untyped-def]
-    said = cockpit.type("rehearse", f"FAULTS={faults}", "YES=1", timeout=760)
+    said = cockpit.type("rehearse", f"FAULTS={faults}", "YES=1", timeout=1160)
     tell(said)
     kept = {line.split()[0] for line in said.splitlines() if line.endswith(" kept")}
     assert kept == set(faults.split()), said
