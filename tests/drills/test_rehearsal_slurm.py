@@ -24,9 +24,10 @@ def test_a_rehearsal_in_jobs_keeps_every_promise_and_leaves_nothing(
     said = enter(desk, "rehearse", f"FAULTS={' '.join(faults)}", "YES=1")
     tell(said)
     told = {line.split()[0]: line for line in said.splitlines() if line.startswith(tuple(faults))}
-    assert all(told[fault].endswith(" kept") for fault in faults[:2]) and "not played here: a node's links" in told["link-cut"], (
-        said
-    )
+    assert (
+        all(told[fault].endswith(" kept") for fault in faults[:2])
+        and "not played here: a node's link carries Slurm too" in told["link-cut"]
+    ), said
     assert not list(desk.glob("*rehearsal*")) and not slurm.run("squeue", "-h", "--me").stdout.strip(), said
     (run,) = (desk / "runs").glob("mine-rehearsal-*")
     assert "2 of 2 faults were survived as promised, 1 not played here" in (run / "report.html").read_text()

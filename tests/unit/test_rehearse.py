@@ -148,7 +148,7 @@ def test_a_process_that_is_left_over_breaks_the_promise(place: Path) -> None:
         return Outcome(fault.name, 1.0, "killed", True, 3, 4.0)
 
     with stage() as made:
-        (outcome,) = rehearse([Fault("x", "what", ("killed",), play)], made)
+        outcome = rehearse(Fault("x", "what", ("killed",), play), made)
     assert (outcome.broken, outcome.left) == (("1 processes were left over",), 1) and "BROKEN" in row(*outcome.cells)
     told = row(*Outcome("x", 1.0, "killed", True, 3, 4.0, True).cells)
     assert told.split() == ["x", "1", "s", "killed,", "right", "3", "4", "s", "equal", "0", "kept"]

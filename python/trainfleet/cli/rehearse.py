@@ -14,7 +14,7 @@ from ..runs import run_of
 from ..spelling import suggest
 from .variables import Variables, flag
 
-WIDTHS = (18, 13, 18, 10, 15, 9, 9)
+WIDTHS = (18, 13, 20, 10, 15, 9, 9)
 
 
 def main(variables: Variables, started: float) -> int:
@@ -24,9 +24,14 @@ def main(variables: Variables, started: float) -> int:
     run = run_of(f"{config.name}-rehearsal-{time.strftime('%m%d-%H%M%S')}")
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
         print(row(*rehearsal.HEAD), flush=True)
-        for outcome in rehearse(faults, made):
-            outcomes.append(outcome)
-            print(row(*outcome.cells), flush=True)
+        for fault in faults:
+            print(fault.name, end="", flush=True)  # its row is there once it was played
+            try:
+                outcomes.append(rehearse(fault, made))
+            except BaseException:
+                print()
+                raise
+            print(row(*outcomes[-1].cells).removeprefix(fault.name), flush=True)
         rehearsal.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..report.rehearsal import Outcome
@@ -76,15 +76,13 @@ class Fault:
     rank: int | None = None
 
 
-def rehearse(faults: list[Fault], stage: Stage) -> Iterator[Outcome]:
-    """What became of each fault, one after the other; what is left of one is ended before the next."""
-    for fault in faults:
-        if why := stage.lacking.get(fault.name):
-            yield Outcome(fault.name, skipped=why)
-            continue
-        outcome, left = fault.play(fault, stage), stage.left_over()
-        broken = (*outcome.broken, *([f"{len(left)} {stage.things} were left over"] if left else []))
-        yield replace(outcome, left=len(left), broken=broken)
+def rehearse(fault: Fault, stage: Stage) -> Outcome:
+    """What became of a fault, or why it could not be played."""
+    if why := stage.lacking.get(fault.name):
+        return Outcome(fault.name, skipped=why)
+    outcome, left = fault.play(fault, stage), stage.left_over()
+    broken = (*outcome.broken, *([f"{len(left)} {stage.things} were left over"] if left else []))
+    return replace(outcome, left=len(left), broken=broken)
 
 
 def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Outcome]:

@@ -34,7 +34,7 @@ from . import execution
 
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
-TO_BEGIN = 20.0  # seconds for a launcher to take its lease
+TO_BEGIN = 60.0  # seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for long
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
 DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -36,7 +36,7 @@ from ..runs import Record, Run, run_of, take_lock
 STEPS, EVERY, BREAK_AT = 120, 20, 50  # steps of the run, between two checkpoints, and done when it is broken
 LONGER = 400  # steps, where what nodes do is seen here some seconds later
 LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
-PATIENCE = 240.0  # seconds that one command may take
+PATIENCE = 480.0  # seconds that one command may take
 LEFT_WITHIN = 10.0  # seconds in which every process must be gone
 APART = 5.0  # seconds that a host's clock may be behind this machine's
 SITE = "site"  # the folder of what the nodes' Pythons run when they start

@@ -53,7 +53,7 @@ sleep 1
 done
 echo "still there: $jobs"; exit 1"""
 ROOT = "root may write everywhere, and what a step mounts would outlive it"
-OWN_LINKS = "a node's links carry Slurm too, which would take it from everybody"
+OWN_LINKS = "a node's link carries Slurm too: without it the node is gone for everybody"
 LACKING = {
     "link-cut": OWN_LINKS,
     "link-slowed": OWN_LINKS,

@@ -16,7 +16,7 @@ from .rehearsal import Stage, stage
 from .rehearsal_hosts import require_hosts, stage_on
 from .rehearsal_slurm import require_cluster, stage_in_jobs
 
-OWN = "a run of its own, in a folder of its own; none of yours is touched"
+OWN = "runs of its own, in a folder of its own: none of yours is touched. First the one to which nothing happens"
 ENGINES = "nodes that an engine in the cloud starts let nobody in: kill -9, tc or a mount can't be had there"
 
 

@@ -28,8 +28,8 @@ class Outcome:
     right: bool = True  # the cause, and whom it blames
     lost: Count = 0  # steps done twice
     again: Seconds | None = None  # seconds until ranks trained again
-    equal: bool | None = None  # the losses, to those of the unbroken run; None where nobody looked
-    left: Count = 0  # processes or jobs that were left over
+    equal: bool = True  # the losses, to those of the unbroken run
+    left: Count = 0  # processes, hosts with some, or jobs that were left over
     broken: tuple[Name, ...] = ()
     skipped: Name = ""
 
@@ -44,7 +44,7 @@ class Outcome:
             f"{self.verdict}, {'right' if self.right else 'wrong'}",
             str(self.lost),
             duration(self.again),
-            {True: "equal", False: "not equal", None: "not compared"}[self.equal],
+            "equal" if self.equal else "not equal",
             str(self.left),
             f"BROKEN: {'; '.join(self.broken)}" if self.broken else "kept",
         )
