@@ -33,12 +33,11 @@ def test_with_a_mechanism_taken_out_a_promise_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Desk(tmp_path)
-    package, begin = tmp_path / "less", Stage.begin
-    package.mkdir()
-    (package / "sitecustomize.py").write_text(WITHOUT_RESTARTS)
+    begin = Stage.begin
 
-    def begin_without(self: Stage, name: str, words: str = "", environment: Any = None, limit: Any = lambda: None) -> Any:
-        return begin(self, name, words, {"PYTHONPATH": str(package)}, limit)
+    def begin_without(self: Stage, name: str, words: str = "") -> Any:
+        self.alter(name, WITHOUT_RESTARTS)
+        return begin(self, name, words)
 
     monkeypatch.setattr(Stage, "begin", begin_without)
     assert main({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": "rank-killed"}, 0.0) == 1
