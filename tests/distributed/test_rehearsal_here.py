@@ -10,12 +10,13 @@ from test_line import Desk
 
 from trainfleet.cli.rehearse import main
 from trainfleet.launch.rehearsal import Stage
+from verbs import enter
 
 WITHOUT_RESTARTS = "import trainfleet.watch.attempts as attempts\nattempts.ATTEMPTS = 1\n"
 
 
 def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
-    said = Desk(tmp_path).type("rehearse", "FAULTS=rank-killed nan")
+    said = enter(Desk(tmp_path).folder, "rehearse", "FAULTS=rank-killed nan")
     table = {line.split()[0] for line in said.splitlines() if line.endswith("kept")}
     assert table == {"rank-killed", "nan"} and "2 of 2 faults were survived as promised" in said
     (run,) = (tmp_path / "runs").iterdir()
