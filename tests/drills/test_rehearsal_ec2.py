@@ -16,7 +16,7 @@ from fleet.test_cloud import Place, account_on
 def test_a_rehearsal_on_instances_keeps_its_promise_and_leaves_nothing(tmp_path: Path, tell: Callable[[str], None]) -> None:
     with lab(2) as nodes, account_on(nodes) as (account, _, address):
         place = Place(tmp_path / "laptop", address, nodes)
-        assert "0 hosts: a rehearsal needs two" in place.type("rehearse", "YES=1", code=1)
+        assert "0 hosts: a rehearsal needs two" in place.type("rehearse", "YES=1", code=2)
         place.type("setup", "NODES=2")
         assert "nobody has agreed" in place.type("rehearse", code=1)
         living = [thing.id for thing in account.living()]
