@@ -108,8 +108,12 @@ class HostStage(Stage):
         _require(answers.failed)
         return next(iter(answers.ok.values())).stdout.strip()
 
+    def on_all(self, command: str) -> None:
+        """Runs a shell's command on every host; BackendError by host where it fails."""
+        _require(self.transport.run(command, timeout=TIMEOUT).failed)
+
     def let_write(self, name: str) -> None:
-        _require(self.transport.run(self.unmount, timeout=TIMEOUT).failed)
+        self.on_all(self.unmount)
         super().let_write(name)
 
     @property
@@ -123,7 +127,7 @@ class HostStage(Stage):
         return "" if said == STRUCK else " ".join(said.split())
 
     def free(self) -> None:
-        _require(self.transport.run(FREE.format(link=self.link), timeout=TIMEOUT).failed)
+        self.on_all(FREE.format(link=self.link))
 
     @property
     def link(self) -> str:
@@ -223,20 +227,16 @@ def _refuse_another(made: HostStage) -> None:
 
 def _furnish(made: HostStage, config: Config) -> None:
     """The folder there with its documents, a guard on every host, and the config here."""
-    hosts, folder = made.transport.hosts, shlex.quote(made.shared)
-    _require(made.transport.run(made.end_all(), timeout=TIMEOUT).failed)
+    folder = shlex.quote(made.shared)
+    made.on_all(made.end_all())
     guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder))
     python = python_of(made.shared, wanted_of(config).interpreter)
     files = documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
-    _require(made.transport.run(f"rm -rf {folder}", timeout=TIMEOUT, hosts=hosts[:1]).failed)
-    _require(made.transport.put(files, made.shared, hosts=hosts[:1]).failed)
+    made.on_head(f"rm -rf {folder}")
+    _require(made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).failed)
     keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
-    _require(made.transport.run(f"[ ! -d {keys} ] || cp -r {keys} {folder}/", timeout=TIMEOUT, hosts=hosts[:1]).failed)
-    _require(
-        made.transport.run(
-            f"touch {folder}/sign; setsid sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &", timeout=TIMEOUT
-        ).failed
-    )
+    made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
+    made.on_all(f"touch {folder}/sign; setsid sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &")
     text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config), steps=LONGER)
     furnish(made.folder, {"config.yaml": text.encode()})
 
