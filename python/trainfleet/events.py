@@ -69,6 +69,8 @@ EVENTS = {
     "tried": Event(RANK_0, "a micro-batch was measured", {"message": str}),
     "searched": Event(RANK_0, "the fastest micro-batch is known", {"message": str}),
     "skipped": Event(RANK_0, "steps were left out since the last line of metrics", {"step": int, "steps": int}),
+    "overflowed": Event(RANK_0, "steps were left out as their gradients overflowed fp16, since the last line of metrics",
+                        {"step": int, "steps": int}),
     "checkpointed": Event(RANK_0, "a checkpoint is committed", {"step": int, "seconds": Number}),
     "unsaved": Event(RANK_0, "a checkpoint could not be made", {"step": int, "message": str, "why": str}),
     "finished": Event(RANK_0, "the last step is done", {"step": int}),

@@ -39,14 +39,22 @@ class Accelerator:
     efficiency: float = 0.75
     attention: float = 0.4
     fitted: bool = False
+    fp16: float | None = None  # where it is not that of bf16
+
+    @property
+    def half(self) -> str:
+        """The format of two bytes that its products are best computed in; fp32 where there is none."""
+        return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     def peak(self, format: str) -> float:
-        """FLOP/s of products in fp8, bf16 or fp32; the last where there are no instructions for the format."""
-        return {"fp8": self.fp8, "bf16": self.bf16}.get(format) or self.fp32
+        """FLOP/s of products in fp8, bf16, fp16 or fp32; the last where there are no instructions for the format."""
+        return {"fp8": self.fp8, "bf16": self.bf16, "fp16": self.fp16 or self.bf16}.get(format) or self.fp32
 
 
 AMPERE, HOPPER, BLACKWELL, NEURON = (0.76, 0.44, True), (0.70, 0.30, True), (0.55, 0.40, True), (0.73, 0.50, True)
-V100 = Accelerator("V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s", None, 0.9e12, 150e9)  # 125 TFLOP/s are of fp16
+V100 = Accelerator(  # efficiency: of six runs of 52B in fp16 (tests/bench/LOG.md)
+    "V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s", None, 0.9e12, 150e9, 0.52, fp16=125e12
+)  # fmt: skip
 A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s", None, 1.555e12, 300e9, *AMPERE)
 A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s", None, 2.039e12, 300e9, *AMPERE)
 H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 3.35e12, 450e9, *HOPPER)

@@ -171,7 +171,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     ("train: {layout: {tensor: 3}}", "train.layout"), ("train: {layout: {tensor: 2, pipeline: 2}}", "train.layout"), ("train: {layout: {shard: 3}}", "train.layout"),
     ("train: {layout: {context: 512}}", "train.layout"), ("train: {layout: {interleave: 2}}", "train.layout"), ("train: {layout: {zero: 2}}", "train.layout.zero"),
     ("train: {layout: none}", "train.layout"), ("train: {recompute: 0.5, compile: false}", "train.recompute"), ("train: {recompute: some}", "train.recompute"), ("train: {recompute: 1.5}", "train.recompute"),
-    ("train: {weights: bf16, precision: fp32}", "train.weights"), ("train: {weights: bf16, precision: bf16, optimizer: muon}", "train.weights"), ("train: {separate_documents: true, layout: {context: 2}}", "train.separate_documents"),
+    ("train: {weights: bf16, precision: fp32}", "train.weights"), ("train: {weights: bf16, precision: fp16}", "train.weights"), ("train: {weights: fp16}", "train.weights"), ("train: {weights: bf16, precision: bf16, optimizer: muon}", "train.weights"), ("train: {separate_documents: true, layout: {context: 2}}", "train.separate_documents"),
     ("train: {init_from: runs/none}", "train.init_from"), ("train: {init_from: 's3:///x'}", "train.init_from"), ("train: {init_from: ''}", "train.init_from"), ("train: {init_from: 'gs://x/y'}", "train.init_from"),
     ("train: {init_from: " + "x" * 300 + "}", "train.init_from"), ("data: {tokenizer: " + "x" * 300 + "}", "data.tokenizer"), ("model: {preset: ./" + "x" * 300 + "}", "model.preset"),
     ("fleet: {nodes: 65}", "fleet.nodes"), ("fleet: {nodes_min: 3}", "fleet.nodes_min"), ("fleet: {backend: ssh}", "fleet.shared_folder"), ("fleet: {instance_type: p5.48xlarge}", "fleet.instance_type"),

@@ -16,7 +16,7 @@ MIB = 2**20
 
 def test_it_knows_its_name_peak_and_memory(device: Device) -> None:
     assert device.name and device.upload(np.ones((2, 2))).device.type == device.kind
-    for format in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
+    for format in (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn):
         assert math.isnan(device.peak_flops(format)) or 1e9 < device.peak_flops(format) < 1e17
     assert 0 <= device.memory_used() < device.memory_bytes()
 

@@ -39,6 +39,8 @@ def test_an_unknown_device_is_not_taken_for_another() -> None:
 
 def test_products_have_the_peak_of_their_format() -> None:
     assert hardware.V100.peak("bf16") == hardware.V100.peak("fp32") == 15.7e12  # it has no bf16
+    assert hardware.V100.peak("fp16") == 125e12 and hardware.H100.peak("fp16") == hardware.H100.peak("bf16")
+    assert [row.half for row in (hardware.V100, hardware.H100, hardware.TRAINIUM2)] == ["fp16", "bf16", "bf16"]
     assert hardware.H100.peak("bf16") == 989.4e12 and hardware.H100.peak("fp32") == 494.7e12  # TF32
     assert hardware.H100.peak("fp8") == 1978.9e12 and all(
         row.fp8 / row.peak("bf16") == pytest.approx(2, rel=0.02) for row in ACCELERATORS if row.fp8

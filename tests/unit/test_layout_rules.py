@@ -95,6 +95,37 @@ def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: st
     assert needs.format == "fp8" and needs.peak == 8 * {"p5.48xlarge": 1978.9e12, "g6e.48xlarge": 733e12}[kind]
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("p3dn.24xlarge", "train.precision=bf16", "train.precision: bf16: V100-32GB has no instructions for it; fp16 works"),
+        (
+            "p3dn.24xlarge",
+            "train.weights=bf16",
+            "train.weights: bf16: products are of bf16 then, so not with train.precision auto",
+        ),
+        ("trn1.32xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
+        ("trn2.48xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
+        ("p3dn.24xlarge", "train.precision=auto", "fp16"),
+        ("p3dn.24xlarge", "train.precision=auto train.optimizer=muon", "fp16"),
+        ("p3dn.24xlarge", "train.precision=fp16 train.layout.pipeline=2 train.layout.tensor=2", "fp16"),
+        ("p4d.24xlarge", "train.precision=fp16", "fp16"),
+        ("p4d.24xlarge", "train.precision=auto", "bf16"),
+    ],
+)
+def test_each_device_gets_the_half_that_it_has(tmp_path: Path, kind: str, settings: str, told: str) -> None:
+    wanted = (
+        f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch=64"
+        f" model.kv_heads=4 {settings}"
+    )
+    if ":" in told:
+        assert told in refusal(tmp_path, wanted)
+        return
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    needs = estimate(load(Settings(tmp_path / "config.yaml", wanted))[0], None)
+    assert needs.format == told and needs.peak == 8 * {"p3dn.24xlarge": 125e12, "p4d.24xlarge": 312e12}[kind]
+
+
 def test_a_budget_of_memory_has_blocks_compiled(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     config, derived = load(Settings(tmp_path / "config.yaml", "train.recompute=0.5"))

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from .. import __version__
@@ -53,6 +54,7 @@ class Commit:
     files: Mapping[str, File]
     format: int = FORMAT
     guard: tuple[float, ...] = ()  # what steps lately were like (engine.guard)
+    scale: tuple[float, ...] = ()  # the loss scale of fp16 (engine.scaling)
 
     @property
     def size(self) -> int:
@@ -90,13 +92,14 @@ def parse(text: str, where: str) -> Commit:
             why="another version of trainfleet wrote it",
             next="train under another name: make train SET='name=again'",
         )
-    content.setdefault("guard", [])  # markers of before it was there have none
+    for later in STATES:  # markers of before they were there have none
+        content.setdefault(later, [])
     wrong = [key for key, fits in FIELDS.items() if key not in content or not fits(content[key])]
     if wrong or content.keys() - FIELDS.keys():
         why = f"its {', '.join(wrong) or 'keys'} can't be what a save writes"
         raise Broken(f"{MARKER} can't be believed", where=where, why=why)
     files = {name: File(**file) for name, file in content.pop("files").items()}
-    return Commit(**content | {"guard": tuple(content["guard"])}, files=files)
+    return Commit(**content | {name: tuple(content[name]) for name in STATES}, files=files)
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -137,10 +140,18 @@ def _files(value: Any) -> bool:
     )
 
 
+def _state(numbers: int, counts: int, value: Any) -> bool:
+    """Whether a part of the engine's state is so many numbers and then so many counts, or none at all."""
+    if not isinstance(value, list) or len(value) not in (0, numbers + counts):
+        return False
+    return all(type(number) in (int, float) and abs(number) < 10**39 for number in value) and all(map(_count, value[numbers:]))
+
+
 def _table(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(_text(key) and of(item) for key, item in value.items())
 
 
+STATES = {"guard": (5, 3), "scale": (1, 3)}  # of the engine: so many numbers, and so many counts after them
 # What each field may be: a marker may come from elsewhere, and its checksum says only that it came whole.
 FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("step", "samples", "tokens", "world_size", "format"), _count),
@@ -152,12 +163,8 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "config": _table(_plain),
     "versions": _table(_text),
     "files": _files,
-    "guard": lambda value: (
-        isinstance(value, list)
-        and len(value) in (0, 8)
-        and all(type(number) in (int, float) for number in value)
-        and all(map(_count, value[-3:]))
-    ),
+    "guard": partial(_state, *STATES["guard"]),
+    "scale": lambda value: _state(*STATES["scale"], value) and (not value or value[0] > 0),
 }
 
 

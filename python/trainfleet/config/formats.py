@@ -13,13 +13,13 @@ def usable_bytes(device: hardware.Accelerator) -> float:
 
 
 def format_of(config: Config) -> str:
-    """The number format of products: fp8, bf16 or fp32. Of CPUs this machine's own stand for all: ranks decide by theirs."""
+    """The number format of products: fp8, bf16, fp16 or fp32. Of CPUs this one stands for all: ranks decide by theirs."""
     if config.train.precision != "auto":
         return config.train.precision
     if hardware.on_local_cpus(config.fleet.instance_type):
         return "bf16" if trial.of_this_machine().half else "fp32"
     device = hardware.accelerator_of(config.fleet.instance_type)
-    return "bf16" if device is not None and device.bf16 is not None else "fp32"
+    return "fp32" if device is None else device.half
 
 
 def is_half(config: Config) -> bool:
@@ -36,5 +36,5 @@ def casts(config: Config) -> bool:
     """Whether every product casts its factors, as models that nothing divides do on CPUs (engine/parallel/__init__.py)."""
     layout, train = config.train.layout, config.train
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
-    plain = not divided and train.weights == "fp32" and format_of(config) == "bf16"
+    plain = not divided and train.weights == "fp32" and format_of(config) in ("bf16", "fp16")
     return plain and hardware.on_local_cpus(config.fleet.instance_type)

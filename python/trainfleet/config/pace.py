@@ -48,7 +48,7 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
     """A rank's device, with its part of the node's network."""
     machine, ranks = hardware.instance(config.fleet.instance_type), config.fleet.ranks_per_node
     outside = machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators) if machine else UNKNOWN_NETWORK / ranks
-    flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
+    flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp16", "fp32") if format == "fp32" or getattr(row, format)}
     return Device(
         row.name, flops, row.bandwidth, row.neighbours, outside, ranks, row.efficiency, row.attention, row.kind != "neuron"
     )
@@ -58,6 +58,6 @@ def local_cpu(config: Config) -> Device:
     """A rank's share of this machine's cores."""
     share = hardware.local_cores() / config.world_size
     measured = trial.of_this_machine()
-    flops = {format: measured.rate(format) * share for format in ("fp32", "bf16")}
+    flops = {format: measured.rate(format) * share for format in ("fp32", "bf16", "fp16")}
     return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY,
                   CPU_ATTENTION, kernels=False, host=Host())  # fmt: skip

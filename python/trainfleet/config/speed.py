@@ -141,7 +141,7 @@ def tokens_per_second(work: Work, device: Device, constants: Constants = FITTED)
 def _product(work: Work, device: Device, c: Constants, size: tuple[float, float], format: str) -> float:
     """Seconds of the product of the micro-batch's tokens with one matrix: a peak that thin products do not reach."""
     inputs, outputs = size
-    flops = device.flops.get(format) or device.flops.get("bf16") or device.flops["fp32"]
+    flops = device.peak(format)
     efficiency = device.efficiency * (c.fp8 if format == "fp8" and "fp8" in device.flops else 1.0)
     balance = flops / device.memory
     thin = 1 + balance * (c.thin_tokens / work.tokens + c.thin_width / min(inputs, outputs))
@@ -154,8 +154,12 @@ def _block(work: Work, device: Device, c: Constants) -> float:
 
 
 def _head(work: Work, device: Device, c: Constants) -> float:
-    format = "bf16" if work.format == "fp8" else work.format
-    return work.predicted * _product(work, device, c, (work.width, work.vocabulary / work.tensor), format)
+    return work.predicted * _product(work, device, c, (work.width, work.vocabulary / work.tensor), _beside(work.format))
+
+
+def _beside(format: str) -> str:
+    """The format of products outside blocks, and of attention."""
+    return "bf16" if format == "fp8" else format
 
 
 def _launches(work: Work, device: Device, c: Constants, blocks: float, computing: float) -> float:
@@ -179,10 +183,9 @@ def _pace(blocks: float, head: float) -> float:
 
 def _attention(work: Work, device: Device, c: Constants) -> float:
     """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs per token, half if causal."""
-    format = "fp32" if work.format == "fp32" else "bf16"
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
-    peak = device.flops.get(format) or device.flops["fp32"]
+    peak = device.peak(_beside(work.format))
     seconds = flops / (peak * device.efficiency * (device.attention if work.flash else 1.0))
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
@@ -284,7 +287,7 @@ def _update(work: Work, device: Device, c: Constants) -> float:
 def _straighten(work: Work, device: Device) -> float:
     """Seconds of Muon's orthogonalization of a stage's matrices, which are gathered for it where they are sharded."""
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
-    peak = device.flops["fp32" if work.format == "fp32" else "bf16"] * device.efficiency
+    peak = device.peak(_beside(work.format)) * device.efficiency
     seconds = layers * work.straightening / peak
     if device.host and work.tensor * work.shard > 1:
         seconds += layers * (matrices * device.host.straightened + device.host.gathering * work.block_numbers / device.memory)

@@ -50,6 +50,11 @@ class Device:
     def joined(self) -> int:
         return self.domain or self.node
 
+    def peak(self, format: str) -> float:
+        """FLOP/s of products in a format, or in the nearest to it that the device has instructions for."""
+        near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(format, ())
+        return next((self.flops[each] for each in near if self.flops.get(each)), self.flops["fp32"])
+
 
 @dataclass(frozen=True)
 class Work:

@@ -68,6 +68,11 @@ class Device(Protocol):
         ...
 
     @property
+    def native_fp16(self) -> bool:
+        """Whether fp16 products run several times as fast as fp32 ones."""
+        ...
+
+    @property
     def native_fp8(self) -> bool:
         """Whether fp8 products have."""
         ...

@@ -23,7 +23,7 @@ from .base import COSTLY, Call
 class Cpu:
     kind = "cpu"
     backend = "gloo"
-    native_fp8 = False
+    native_fp16 = native_fp8 = False
     costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True

@@ -53,7 +53,7 @@ class Cuda:
                 f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this build has code for"
                 f" {', '.join(torch.cuda.get_arch_list())}"
             )
-        self.native_bf16 = self.properties.major >= 8
+        self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))  # since Ampere, Volta
         self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
 
     @staticmethod
@@ -80,7 +80,7 @@ class Cuda:
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
         accelerator = hardware.find_accelerator(self.name, self.memory_bytes())
-        format = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+        format = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
         return float("nan") if accelerator is None else accelerator.peak(format)
 
     def upload(self, array: np.ndarray) -> Tensor:

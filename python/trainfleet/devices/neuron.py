@@ -38,7 +38,7 @@ class Core:
     gradient_sums, loss_sums = torch.float32, torch.float32
     executes = True
     fused_adamw = False  # none takes `found_inf`, by which a step is left out
-    native_bf16, native_fp8 = True, False
+    native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:
         self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..config.types import Train
 from ..errors import RunError
 from .parallel.parts import Parts
+from .scaling import LEAST, Scale
 from .world import World
 
 MEMORY = 128  # steps that the running mean and spread cover; before as many, nothing counts as a spike
@@ -25,9 +26,12 @@ MOMENTS = 5  # numbers of the state that are no counts: the means and variances 
 class Guard:
     """Running mean and variance of loss and gradient norm, and the skipped steps; all of it on the device."""
 
-    def __init__(self, train: Train, world: World, state: Sequence[float] = ()) -> None:
-        """`state` is that of an earlier guard, so that a resumed run skips what an uninterrupted one would."""
-        self.train, self.world, device = train, world, world.device.torch_device
+    def __init__(self, train: Train, world: World, state: Sequence[float] = (), scale: Scale | None = None) -> None:
+        """`state` is that of an earlier guard, so that a resumed run skips what an uninterrupted one would.
+
+        With a loss `scale`, gradients that are not finite beside a loss that is are its fault, and no bad step.
+        """
+        self.train, self.world, self.scale, device = train, world, scale, world.device.torch_device
         state = state or (0.0,) * (MOMENTS + 3)
         self.mean, self.variance = (torch.tensor(state[first : first + 2], device=device) for first in (0, 2))
         self.steps = torch.tensor(state[4], device=device)
@@ -43,9 +47,19 @@ class Guard:
         finite = self.seen.isfinite().all()
         out = ~finite | (self.seen > limit).any()
         self._remember(torch.where(finite, self.seen.minimum(limit), self.mean), finite)
+        bad = out & ~self._overflowed(step)
         row, total, last = self.counts
-        self.counts = torch.stack(((row + 1) * out, total + out, torch.where(out, step, last)))
+        row = torch.where(out & ~bad, row, (row + 1) * bad)
+        self.counts = torch.stack((row, total + bad, torch.where(bad, step, last)))
         return out.float()
+
+    def _overflowed(self, step: int) -> Tensor:
+        """Whether the step's gradients overflowed for their scale, which takes note of it; never without one."""
+        loss, norm = self.seen.isfinite()
+        if self.scale is None:
+            return torch.zeros_like(loss)
+        self.scale.judge(step, ~norm)
+        return torch.logical_and(loss, ~norm)
 
     def _remember(self, seen: Tensor, finite: Tensor) -> None:
         """Updates mean and variance by a step; a spike counts as the limit that it exceeded, so a lasting level becomes usual."""
@@ -60,17 +74,30 @@ class Guard:
         return tuple(torch.cat((self.mean, self.variance, self.steps[None])).tolist() + self.counts.tolist())
 
     def check(self, parts: Parts, name: str) -> int:
-        """How many steps were skipped in all; the host waits for the device.
+        """How many steps were skipped in all, but for those that overflowed; the host waits for the device.
 
         Raises:
-            RunError: `train.skips_in_a_row` steps were, one after the other, or the weights are past saving. All ranks raise
-                it, with the same words.
+            RunError: `train.skips_in_a_row` steps were, one after the other, or the weights are past saving, or the loss scale
+                is. All ranks raise it, with the same words.
         """
         row, total, last = (int(count) for count in self.counts.tolist())
         broken = self._broken(parts) if row else []
         if broken or row >= self.train.skips_in_a_row:
             raise self._verdict(row, last, broken, name)
+        if self.scale and self.scale.factor.item() < LEAST:
+            raise self._collapse(self.scale, self._broken(parts), name)
         return total
+
+    def _collapse(self, scale: Scale, broken: list[str], name: str) -> RunError:
+        factor, _, overflowed, last = scale.state()
+        weights = f"numbers in the weights are not finite: {', '.join(broken)}" if broken else "the weights are finite"
+        return RunError(
+            f"the gradients were not finite at step {last:.0f}: they overflow fp16 with no loss scale left ({factor:g})",
+            where=f"run {name}",
+            why=f"{overflowed:,.0f} steps overflowed and were left out, and each halved the scale; {weights}",
+            next="lower train.learning_rate or raise train.warmup_steps, or set train.precision=fp32; make train then resumes"
+            " from the last checkpoint",
+        )
 
     def _verdict(self, row: int, last: int, broken: list[str], name: str) -> RunError:
         first, batch = last - row + 1, self.train.global_batch

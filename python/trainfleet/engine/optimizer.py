@@ -41,7 +41,7 @@ def build(model: nn.Module, train: Train, device: Device, precision: torch.dtype
     straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
     others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]
     groups = [{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors]
-    return Muon(groups, torch.float32 if precision == torch.float32 else torch.bfloat16, **settings)
+    return Muon(groups, precision if precision in (torch.float32, torch.float16) else torch.bfloat16, **settings)
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

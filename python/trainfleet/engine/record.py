@@ -83,7 +83,7 @@ class Recorder:
             **(more or {}),
             **self._span(first=logged == self.resumed),
         }
-        self._tell_skips(skipped)
+        self._tell_skips(line)
         self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
         validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
         print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:.0f} tokens/s{validated}", flush=True)
@@ -99,12 +99,17 @@ class Recorder:
         self.written, self.apart = now, apart
         return {"time": round(now, 3), "span": span, **since, **compiling}
 
-    def _tell_skips(self, skipped: int) -> None:
-        """Records the steps that were skipped since the last line, if any."""
-        before = self.lines[-1].get("skipped", 0) if self.lines else 0
-        if skipped > before:
-            self._record("skipped", step=self.progress.step, steps=skipped - before)
-            print(f"{skipped - before} steps left out: loss or gradients not finite, or far above the usual", flush=True)
+    def _tell_skips(self, line: Record) -> None:
+        """Records the steps that were skipped, or overflowed fp16, since the last line, if any."""
+        why = {
+            "skipped": "loss or gradients not finite, or far above the usual",
+            "overflowed": f"gradients overflowed fp16; the loss scale is {line.get('loss_scale', 0):g} now",
+        }
+        for event, words in why.items():
+            before = self.lines[-1].get(event, 0) if self.lines else 0
+            if (steps := line.get(event, 0) - before) > 0:
+                self._record(event, step=self.progress.step, steps=steps)
+                print(f"{steps} steps left out: {words}", flush=True)
 
     def saved(self, news: list[Saved]) -> None:
         """Records the outcomes of saves; those that failed are logged too."""

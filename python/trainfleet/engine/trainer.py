@@ -19,6 +19,7 @@ from .guard import Guard
 from .meter import Stopwatch
 from .parallel import arrange
 from .record import Recorder
+from .scaling import Scale
 from .schedule import learning_rate
 from .stopping import Vote
 from .world import World
@@ -38,7 +39,9 @@ class Trainer:
         self.parts.listen(watch)
         self.progress = checkpoints.resume(self.parts)  # last: it also restores the random number generators
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
-        self.guard = Guard(self.train, world, self.progress.guard)
+        self.scale = Scale(self.device.torch_device, self.progress.scale) if self.precision == torch.float16 else None
+        self.parts.scale = self.scale.factor if self.scale else None
+        self.guard = Guard(self.train, world, self.progress.guard, self.scale)
         self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
@@ -94,7 +97,8 @@ class Trainer:
         skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
         if recorder:
-            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), self.device.meters())
+            meters = self.device.meters() | (self.scale.meters() if self.scale else {})
+            recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)
 
     def save(self, last: bool) -> None:
         """Begins a checkpoint of this step; of the last step, waits until it is committed."""
@@ -102,6 +106,7 @@ class Trainer:
         if self.config.checkpoint.is_off:
             return
         self.progress.seconds_trained, self.progress.guard = self.watch.trained, self.guard.state()
+        self.progress.scale = self.scale.state() if self.scale else ()
         with self.watch.stage("checkpoint"):
             self.checkpoints.save(self.parts, self.progress, float(self.guard.seen[0]))
             if last:

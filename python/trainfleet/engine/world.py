@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from ..devices import Device
 from .tree import Tree
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class World:
     device: Device
     native_bf16: bool = False  # every rank's device has instructions for it
     hosts: dist.ProcessGroup | None = None  # of all ranks, for tensors on the host; None: the default one takes them
+    native_fp16: bool = False  # as native_bf16
 
     @property
     def first(self) -> bool:
@@ -36,7 +37,8 @@ class World:
 
     def precision(self, asked: str) -> torch.dtype:
         """The number format of forward and backward that `train.precision` asks for, the same on all ranks."""
-        return PRECISIONS[("bf16" if self.native_bf16 else "fp32") if asked == "auto" else asked]
+        best = "bf16" if self.native_bf16 else "fp16" if self.native_fp16 else "fp32"
+        return PRECISIONS[best if asked == "auto" else asked]
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a device tensor over all ranks."""
@@ -77,9 +79,10 @@ def join(device: Device, apart: str = "") -> Iterator[World]:
         dist.init_process_group(device.backend, store=_store(apart) if apart else None, rank=rank, world_size=size)
     device.joined(rank, size)
     hosts = None if "gloo" in device.backend else dist.new_group(backend="gloo")
-    native = torch.tensor(device.native_bf16, dtype=torch.uint8)
+    native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
     dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)  # hosts of one fleet may have CPUs of several generations
-    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bool(native), hosts)
+    bf16, fp16 = (bool(each) for each in native)
+    yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
     dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
 
 

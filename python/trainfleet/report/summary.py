@@ -43,7 +43,7 @@ def _outcome(history: History) -> list[Row]:
         speed = history.measured("tokens_per_second")
         used = f" · MFU {percent(mfu)}" if mfu else ""
         rows.append(("speed", f"{quantity(speed)} tokens/s{used}{predicted(history, 'tokens_per_second', quantity)}"))
-        rows += [*_parts(history), *_costs(history)]
+        rows += [*_parts(history), *_left_out(history), *_costs(history)]
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
     elif history.stages:
@@ -71,6 +71,15 @@ def _parts(history: History) -> list[Row]:
     total = sum(middle.values())
     shares = sorted(middle.items(), key=lambda item: -item[1])
     return [("step", ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in shares))] if total else []
+
+
+def _left_out(history: History) -> list[Row]:
+    """The steps that were left out, if any were, and those of them that are fp16's."""
+    last = history.metrics[-1]
+    skipped, overflowed, scale = (number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale"))
+    told = [f"{skipped:,.0f} steps: not finite, or far above the usual"] if skipped else []
+    told += [f"{overflowed:,.0f} steps overflowed fp16; the loss scale is {scale:,g}"] if overflowed else []
+    return [("skipped", "; ".join(told))] if told else []
 
 
 def _losses(history: History) -> str:

@@ -32,13 +32,14 @@ from .snapshot import Snapshot
 
 @dataclass
 class Progress:
-    """The progress of training: steps, samples and tokens done, their seconds over all attempts, and the guard's state."""
+    """The progress of training: steps, samples and tokens done, seconds over all attempts, and what guard and loss scale know."""
 
     step: int = 0
     samples: int = 0
     tokens: int = 0
     seconds_trained: float = 0.0
     guard: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
 
     def advance(self, train: Train) -> None:
         """Counts one step."""
@@ -149,7 +150,7 @@ class Checkpoints:
         if not same:
             randomness.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
         self._resumed(commit, found.changed, same)
-        return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard)
+        return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard, commit.scale)
 
     def _begin(self, parts: Parts) -> None:
         randomness.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
@@ -182,6 +183,7 @@ class Checkpoints:
             tokens=progress.tokens,
             seconds_trained=progress.seconds_trained,
             guard=progress.guard,
+            scale=progress.scale,
             loss=loss if math.isfinite(loss) else None,
             time=time.time(),
             world_size=self.peers.size,

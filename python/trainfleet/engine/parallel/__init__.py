@@ -34,7 +34,7 @@ def arrange(config: Config, world: World) -> Parts:
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     precision = world.precision(config.train.precision)
-    casts = precision == torch.bfloat16 and world.device.casts and config.train.weights == "fp32"
+    casts = precision in (torch.bfloat16, torch.float16) and world.device.casts and config.train.weights == "fp32"
     if divided or not (casts or precision == torch.float32):
         from .division import divide  # only now: pipelines and sharding take a while to import
 

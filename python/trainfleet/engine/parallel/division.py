@@ -111,7 +111,7 @@ class Division(Held):
             if self.pipeline:
                 inputs, targets = join([self.part(batch) for _, batch in batches])[:2]
                 with watch.part("pipeline"):  # forward and backward of many micro-batches at once
-                    loss = self.pipeline.train(inputs, targets)
+                    loss = self.pipeline.train(inputs, targets, self.scale)
             else:
                 loss = torch.zeros((), device=self.device.torch_device)
                 for left, batch in batches:
@@ -128,7 +128,7 @@ class Division(Held):
         with watch.own_work():
             loss = whole(self.root(batch.inputs, **batch.named)) / self.micro_batches
         with watch.part("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            gradients.scaled(loss, self.scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     @torch.no_grad()

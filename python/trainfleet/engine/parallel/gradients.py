@@ -1,4 +1,4 @@
-"""Gradients whose parts lie on several ranks: their global norm, and clipping by it."""
+"""Gradients whose parts lie on several ranks: their scale, their global norm, and clipping by it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .mesh import Mesh
+
+
+def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
+    """The loss that a backward pass begins with: gradients come out as many times larger."""
+    return loss if scale is None else loss * scale
+
+
+@torch.no_grad()
+def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
+    """Divides the gradients by the scale that their loss had: exactly, where it is a power of two."""
+    torch._foreach_mul_([local(parameter) for parameter in parameters if parameter.grad is not None], 1 / scale)
 
 
 @torch.no_grad()

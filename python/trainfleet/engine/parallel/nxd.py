@@ -61,6 +61,7 @@ class Nxd:
     """A rank's part of the model as NxD Core divides it."""
 
     whole = None
+    scale: Tensor | None = None
 
     def __init__(self, config: Config, world: World) -> None:
         """All ranks make it together."""

@@ -20,6 +20,7 @@ from ...models.network import Network
 from .. import optimizer as updates
 from ..batches import Batch
 from ..meter import Stopwatch
+from .gradients import unscale
 
 State = dict[str, Any]
 # Every moment under its parameter's name: so ranks that hold different parameters, as pipeline stages do, save and load together.
@@ -32,6 +33,7 @@ class Parts(Protocol):
 
     data: int  # which of the `ways` parts of a global batch this rank trains on
     ways: int
+    scale: Tensor | None  # of the loss in fp16 (engine/scaling.py): gradients are divided by it before they are clipped
 
     @property
     def whole(self) -> Network | None:
@@ -85,6 +87,8 @@ class Parts(Protocol):
 class Held:
     """A model and its optimizer as objects of torch: the half of `Parts` that is the same in every layout of torch's own."""
 
+    scale: Tensor | None = None
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, limit: float = 0.0) -> None:
         """`limit`: the norm to which gradients are clipped; 0 clips nothing."""
         self.model, self.optimizer, self.limit = model, optimizer, limit
@@ -95,6 +99,8 @@ class Held:
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
         updates.set_learning_rate(self.optimizer, rate)
+        if self.scale is not None:
+            unscale(self.model.parameters(), self.scale)
         updates.leave_out(self.optimizer, skips(self.clip(self.limit)))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

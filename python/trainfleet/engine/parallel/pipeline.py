@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from ...models.network import Network
-from .gradients import local
+from .gradients import local, scaled
 from .mesh import Mesh
 from .tensor import find_tied, whole
 
@@ -114,6 +114,7 @@ class Pipeline:
         self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
         self.head = stages[-1].part
         self.reduction = "mean"
+        self.scale: Tensor | None = None
         # Without it, torch keeps every micro-batch's outputs to the end of the step; 2.9 does not know it, and always keeps them.
         self.lean: dict[str, Any] = (
             {"return_outputs": False} if "return_outputs" in signature(Schedule1F1B.step).parameters else {}
@@ -124,22 +125,23 @@ class Pipeline:
         else:
             self.schedule = ScheduleInterleaved1F1B([*made], micro_batches, loss_fn=self._loss, scale_grads=False)
 
-    def train(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Computes the gradients; returns the mean loss at the last stage, 0 at the others."""
-        self.reduction, losses = "mean", list[Tensor]()
+    def train(self, inputs: Tensor, targets: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Computes the gradients, times `scale`; returns the mean loss at the last stage, 0 at the others."""
+        self.reduction, self.scale, losses = "mean", scale, list[Tensor]()
         self.schedule.step(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses,
                            **self.lean)  # fmt: skip
-        return self._sum(losses, inputs)
+        total = self._sum(losses, inputs)
+        return total if scale is None else total / scale
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The summed loss at the last stage, 0 at the others."""
-        self.reduction, losses = "sum", list[Tensor]()
+        self.reduction, self.scale, losses = "sum", None, list[Tensor]()
         self.schedule.eval(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses)
         return self._sum(losses, inputs)
 
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
         loss = whole(self.head.loss(x, targets, self.reduction))
-        return loss / self.count if self.reduction == "mean" else loss
+        return scaled(loss / self.count if self.reduction == "mean" else loss, self.scale)
 
     def _sum(self, losses: list[Tensor], like: Tensor) -> Tensor:
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=like.device)

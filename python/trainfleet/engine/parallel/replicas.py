@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from .. import optimizer
 from ..batches import Batch
 from ..meter import Stopwatch
 from ..world import World
-from . import blocks
+from . import blocks, gradients
 from .parts import Held
 
 
@@ -69,7 +69,7 @@ class Replicas(Held):
                 with watch.own_work(), self._casting():
                     loss = shared(batch.inputs, **batch.named) / self.micro_batches
                 with watch.part("backward"):
-                    loss.backward()
+                    gradients.scaled(loss, self.scale).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
@@ -83,5 +83,6 @@ class Replicas(Held):
         self.model.train()
         return total
 
-    def _casting(self) -> torch.autocast:
-        return torch.autocast(self.device.torch_device.type, torch.bfloat16, enabled=self.precision != torch.float32)
+    def _casting(self) -> AbstractContextManager[object]:
+        whole = self.precision == torch.float32
+        return nullcontext() if whole else torch.autocast(self.device.torch_device.type, self.precision)
