@@ -59,6 +59,12 @@ class Case:
         return self.length * self.micro / self.context
 
     @property
+    def communicators(self) -> int:
+        """NCCL's of a rank: that of all, and one for each dimension of several by which ranks are divided."""
+        degrees = [degree for degree in (self.data, self.tensor, self.pipeline, self.context) if degree > 1]
+        return len(degrees) + (len(degrees) > 1)
+
+    @property
     def under_way(self) -> float:
         """Micro-batches, of all the first stage's blocks, that wait for their backward pass (Narayanan et al. 2021, 2.2)."""
         most = self.pipeline if self.rounds == 1 else self.pipeline + (self.pipeline - 1) / self.rounds
@@ -89,13 +95,17 @@ class Engine:
     met: str = "allocated"  # what the figure counts, of SLACK
 
 
-# Factor and GiB over tensors: fragments that the caching allocator reserves; the driver's context and collectives' buffers.
-SLACK = {"allocated": (1.0, 0.0), "reserved": (1.06, 0.0), "device": (1.06, 2.0)}
+# Over tensors: fragments that the caching allocator reserves; whether the driver's context and NCCL's buffers are counted.
+SLACK = {"allocated": (1.0, False), "reserved": (1.06, False), "device": (1.06, True)}
+# GiB of a process: the context, which took 0.3 of CUDA 11.7 on and over 1 before (github.com/pytorch/pytorch/issues/107667); each
+# communicator, 544 MB of two ranks and 688 of more on A100 (github.com/NVIDIA/nccl/issues/964)
+CONTEXT, COMMUNICATOR = 0.5, 0.6
 
 
 def bytes_of(case: Case, engine: Engine) -> float:
     """The fullest rank's bytes as the engine's own meter would tell them."""
-    factor, fixed = SLACK[engine.met]
+    factor, outside = SLACK[engine.met]
+    fixed = outside * (CONTEXT + COMMUNICATOR * case.communicators)
     stages = [_stage(case, engine, first=True, last=case.pipeline == 1)]
     if case.pipeline > 1 and not engine.analytic:
         stages.append(_stage(case, engine, first=False, last=True))

@@ -17,6 +17,8 @@ from typing import Any
 
 from accounts import Case, Engine, Shape, bytes_of
 
+from trainfleet import hardware
+
 ROWS = Path(__file__).parent / "published.jsonl"
 GIB = 2**30
 TITAN = Engine(
@@ -63,16 +65,16 @@ LADDER = (  # torchtune's options, each row with those before: words in a row's 
     ("8bit", {"optimizer": 2}),
 )
 UNTOLD = ("baseline", "torchtune-full")  # tokens, and what is on the host, are not
-CAPACITY = {
-    "H100-96GB": 96,
-    "V100": 32,
-    "A100-40GB": 40,
-    "A100": 80,
-    "H100": 80,
-    "H200": 141,
-    "GB200": 186,
-    "B200": 180,
-    "trn1": 16,
+CAPACITY = {  # GiB that torch or the runtime reports, which is a hundredth less than the name says
+    "H100-96GB": 95,
+    "V100": hardware.V100.memory_gib,
+    "A100-40GB": hardware.A100_40.memory_gib,
+    "A100": hardware.A100_80.memory_gib,
+    "H100": hardware.H100.memory_gib,
+    "H200": hardware.H200.memory_gib,
+    "GB200": 184,
+    "B200": hardware.B200.memory_gib,
+    "trn1": hardware.TRAINIUM1.memory_gib,
 }
 GATED = ("llama", "mistral", "qwen", "mixtral")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import hardware, trial
 from .types import Config
 
-USABLE = 0.9  # of a device's memory: the rest is the driver's, the collectives' buffers and what fragments
+USABLE = 0.9  # of a device's memory: the rest is the driver's, NCCL's buffers and what fragments (tests/bench/accounts.py)
 
 
 def usable_bytes(device: hardware.Accelerator) -> float:
