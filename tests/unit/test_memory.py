@@ -43,8 +43,6 @@ def world() -> Iterator[None]:
         f"{ALONE} train.optimizer=muon",
         f"{ALONE} {GPT2}",
         f"{ALONE} train.precision=bf16 train.recompute=full",
-        f"{ALONE} {GPT2} train.precision=fp16",
-        "train.layout.shard=8 train.precision=fp16",
         "train.layout.shard=8 model.family=gpt2 model.dropout=0.1 train.recompute=full",
         "train.layout.shard=8",
         "train.layout.shard=8 train.layout.zero=1",
