@@ -20,6 +20,7 @@ from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.record import Recorder
 from trainfleet.engine.slowest import Slowest
 from trainfleet.errors import RunError
+from trainfleet.report.summary import status
 from trainfleet.runs import Run, read_lines
 
 
@@ -119,3 +120,19 @@ def test_the_slowest_rank_is_named_once_the_beats_of_all_are_there(tmp_path: Pat
     beat(0, 2, r0=0.1, r1=0.75)  # and the other node has written none since
     assert slowest.measure()["slowest_rank"] == 1
     assert Slowest(heart, ranks=5).measure() == {}  # the fifth's are on a node whose folder is another one
+
+
+def test_what_overflowed_is_told_apart_from_what_was_skipped(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    told = [(0, 0, 65536.0), (1, 2, 16384.0), (1, 2, 16384.0)]  # steps skipped and overflowed so far, and the loss scale
+    for number, (skipped, overflowed, scale) in enumerate(told, 1):
+        recorder.progress.step = number
+        more = {"loss_scale": scale, "overflowed": overflowed}
+        recorder.step(loss=3.0, norm=1.0, valid_loss=None, skipped=skipped, memory=1, more=more)
+    found = [(event["event"], event["step"], event["steps"]) for event in recorder.run.read_events() if "steps" in event]
+    assert found == [("skipped", 2, 1), ("overflowed", 2, 2)]
+    assert "2 steps left out: gradients overflowed fp16; the loss scale is 16384 now" in capsys.readouterr().out
+    recorder.update(status="running", name="run", total_steps=9)
+    lines = [line for line in status(recorder.run).splitlines() if line.startswith("skipped")]
+    assert [line.split(maxsplit=1)[1] for line in lines] == [
+        "1 steps: not finite, or far above the usual; 2 steps overflowed fp16; the loss scale is 16,384"
+    ]

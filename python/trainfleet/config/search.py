@@ -8,8 +8,9 @@ can tell (NEAR), the one that divides least.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from .. import hardware
 from . import rules
@@ -41,7 +42,7 @@ class Choice:
     bytes: int
     step: Step
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return self.step.total
 
@@ -61,13 +62,27 @@ def needs(config: Config) -> int:
 
 def ranked(config: Config, asked: set[str], device: hardware.Accelerator) -> list[Choice]:
     """All that fit, the fastest first. What is not in `asked` (of KEYS) stays as it is."""
+    return list(_ranked(_undecided(config, asked), frozenset(asked), device))
+
+
+def _undecided(config: Config, asked: set[str]) -> Config:
+    """The config without values for what is asked for: `make plan` asks twice, and is answered once."""
+    train, layout = config.train, config.train.layout
+    kept = "layout.zero" if layout.shard == 1 else ""  # shown with a layout that shards nothing
+    plain = {name: getattr(PLAIN, name) for key in asked - {kept} for name in [key.removeprefix("layout.")] if name != key}
+    rest = {name: value for name, value in (("micro_batch", 1), ("recompute", MODES[0])) if name in asked}
+    return replace(config, train=replace(train, layout=replace(layout, **plain), **rest))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def _ranked(config: Config, asked: frozenset[str], device: hardware.Accelerator) -> tuple[Choice, ...]:
     room, found = usable_bytes(device), []
     for candidate in candidates(config, asked, device):
         for sized in sizes_of(candidate, asked):
             if (bytes := needs(sized)) > room:
                 break
             found.append(Choice(sized, bytes, step_of(work_of(sized), as_device(sized, device))))
-    return sorted(found, key=lambda choice: (choice.seconds, choice.division))
+    return tuple(sorted(found, key=lambda choice: (choice.seconds, choice.division)))
 
 
 def choose(choices: list[Choice]) -> Choice:
@@ -81,7 +96,7 @@ def least(config: Config, asked: set[str], device: hardware.Accelerator) -> Conf
     return min((next(sizes_of(candidate, asked)) for candidate in candidates(config, asked, device)), key=needs, default=None)
 
 
-def candidates(config: Config, asked: set[str], device: hardware.Accelerator) -> Iterator[Config]:
+def candidates(config: Config, asked: Set[str], device: hardware.Accelerator) -> Iterator[Config]:
     """Every division that no rule refuses, with the smallest micro-batch."""
     choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]  # NxD Core recomputes whole blocks
     modes = choices if "recompute" in asked else [config.train.recompute]
@@ -92,7 +107,7 @@ def candidates(config: Config, asked: set[str], device: hardware.Accelerator) ->
             yield from (replace(one, train=replace(one.train, recompute=mode)) for mode in modes)
 
 
-def sizes_of(config: Config, asked: set[str]) -> Iterator[Config]:
+def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
     """The config with each micro-batch worth trying, from the smallest."""
     if "micro_batch" not in asked:
         yield config
@@ -117,7 +132,7 @@ def divisors(number: int) -> list[int]:
     return sorted({size for one in low for size in (one, number // one)})
 
 
-def _layouts(config: Config, asked: set[str], device: hardware.Accelerator) -> Iterator[Layout]:
+def _layouts(config: Config, asked: Set[str], device: hardware.Accelerator) -> Iterator[Layout]:
     fixed, world = config.train.layout, config.world_size
     for tensor in _tensors(config, device) if "layout.tensor" in asked else [fixed.tensor]:
         for context in _contexts(config) if "layout.context" in asked else [fixed.context]:
@@ -159,7 +174,7 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
     return [rounds for rounds in ROUNDS if config.model.layers % (layout.pipeline * rounds) == 0 or rounds == 1]
 
 
-def _sharded(config: Config, layout: Layout, asked: set[str], ways: int) -> Iterator[Layout]:
+def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
     """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, then over all that see other sequences (MOST_SHARERS)."""
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
