@@ -1,9 +1,9 @@
 """The loss scale of fp16, whose numbers end at 65,504 and, below 6e-8, are 0: as many small gradients would be.
 
 The loss is multiplied by it before a backward pass, and the gradients are divided by it before they are clipped (Micikevicius et
-al. 2018, arXiv:1710.03740). The rule is torch.amp.GradScaler's, with its kernel and its numbers. GradScaler itself looks at the
-gradients that one rank holds, and makes the host wait at every step of an optimizer that is not torch's own; the gradients' norm,
-which the engine has anyway, is of all ranks and stays on the device.
+al. 2018, arXiv:1710.03740). The rule and its numbers are torch.amp.GradScaler's; tests compare both. GradScaler itself looks at
+the gradients that one rank holds, and makes the host wait at every step of an optimizer that isn't torch's own; their norm, which
+the engine has anyway, is of all ranks and stays on the device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 START = 65536.0
 GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000  # doubled after so many good steps in a row, halved where gradients overflow
 LEAST = 1.0  # below it the gradients overflow fp16 by themselves, and no scale helps
+MOST = 2.0**100  # beyond it the scaled loss might overflow fp32
 
 
 class Scale:
@@ -25,12 +26,15 @@ class Scale:
         """`state` is that of an earlier one, so that a resumed run scales as an uninterrupted one would."""
         factor, good, overflowed, last = state or (START, 0, 0, 0)
         self.factor = torch.tensor(float(factor), device=device)
-        self.good = torch.tensor(min(int(good), INTERVAL), dtype=torch.int32, device=device)
+        self.good = torch.tensor(min(int(good), INTERVAL), dtype=torch.int64, device=device)
         self.counts = torch.tensor((overflowed, last), dtype=torch.int64, device=device)  # steps in all; the last one
 
     def judge(self, step: int, overflowed: Tensor) -> None:
         """Takes note of whether a step's gradients overflowed, a bool on the device which is the same on all ranks."""
-        torch._amp_update_scale_(self.factor, self.good, overflowed.float(), GROWTH, BACKOFF, INTERVAL)
+        good = self.good + 1
+        grown = torch.where(good >= INTERVAL, (self.factor * GROWTH).clamp(max=MOST), self.factor)
+        self.factor.copy_(torch.where(overflowed, self.factor * BACKOFF, grown))  # in place: the engine's parts hold it too
+        self.good = torch.where(overflowed | (good >= INTERVAL), 0, good)
         total, last = self.counts
         self.counts = torch.stack((total + overflowed, torch.where(overflowed, step, last)))
 
