@@ -78,7 +78,7 @@ class Forwarder:
 
     def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
         self.log, self.start, self.client = log, start, client
-        self.place = {"logGroupName": group, "logStreamName": stream}
+        self.stream = {"logGroupName": group, "logStreamName": stream}
         self.made = self.closed = self.troubled = False
 
     def look(self) -> bool:
@@ -119,12 +119,12 @@ class Forwarder:
     def _send(self, lines: list[bytes]) -> None:
         if not self.made:
             with suppress(self.client.exceptions.ResourceAlreadyExistsException):
-                self.client.create_log_stream(**self.place)
+                self.client.create_log_stream(**self.stream)
             self.made = True
         now = int(time.time() * 1000)
         said = (line[:LONGEST].decode(errors="ignore").rstrip() for line in lines)
         if events := [{"timestamp": now, "message": text} for text in said if text]:
-            self.client.put_log_events(**self.place, logEvents=events)
+            self.client.put_log_events(**self.stream, logEvents=events)
 
 
 def _client(region: str) -> Any:

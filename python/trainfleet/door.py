@@ -89,7 +89,7 @@ def read_json(path: Path, most: int = RECORD) -> Any:
 
 def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
     """Strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most `depth` levels deep."""
-    place = f"{where}:1"
+    first = f"{where}:1"
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -97,12 +97,12 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
     except InputError as error:
         raise InputError(error.what, where=f"{where}:{line_of(text, error.key)}", key=error.key) from error
     except RecursionError as error:
-        raise InputError(f"is nested more than {depth} levels deep", where=place) from error
+        raise InputError(f"is nested more than {depth} levels deep", where=first) from error
     except ValueError as error:  # an integer of more digits than Python converts
-        raise InputError("has a number of too many digits", where=place) from error
+        raise InputError("has a number of too many digits", where=first) from error
     if _is_deeper(value, depth):
-        raise InputError(f"is nested more than {depth} levels deep", where=place)
-    _require_text(text, value, place)
+        raise InputError(f"is nested more than {depth} levels deep", where=first)
+    _require_text(text, value, first)
     return value
 
 

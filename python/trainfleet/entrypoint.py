@@ -265,9 +265,9 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
         faults = [event for event in Run(folder).read_events() if event["event"] == "fault" and event.get("node") == node]
         newest = [fault for fault in faults if fault.get("order") == faults[-1].get("order")]
         if newest:
-            told = newest[0]
-            words = f"{told['error']}: {told['message']}" + (f"\n  why: {told['why']}" if told.get("why") else "")
-            return words + (f"\n  next: {told['next']}" if told.get("next") else "")
+            fault = newest[0]
+            words = f"{fault['error']}: {fault['message']}" + (f"\n  why: {fault['why']}" if fault.get("why") else "")
+            return words + (f"\n  next: {fault['next']}" if fault.get("next") else "")
     with contextlib.suppress(OSError):
         return f"exit code {code}; its last lines:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     return f"exit code {code}"

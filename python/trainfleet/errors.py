@@ -75,13 +75,13 @@ def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Wraps a program's `main` so that it prints a TrainfleetError and returns its exit code."""
 
     @functools.wraps(main)
-    def told(arguments: list[str]) -> int:
+    def wrapped(arguments: list[str]) -> int:
         try:
             return main(arguments)
         except TrainfleetError as error:
             return tell(error)
 
-    return told
+    return wrapped
 
 
 @dataclass(frozen=True, order=True)

@@ -38,7 +38,7 @@ class ExitCodes:
 
     def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
         """The exit codes of nodes 1 to `nodes` - 1, once all have ended; None for a silent node."""
-        began, told = time.monotonic(), False
+        began, said = time.monotonic(), False
         while True:
             with suppress(S3Error):  # the next look finds out
                 self._look()
@@ -47,8 +47,8 @@ class ExitCodes:
                 if away == silent or not away:
                     s3.remove_all(found.address for found in s3.list_objects(f"{self.exits}/"))
                     return self.codes | dict.fromkeys(away, None)
-                if not told and time.monotonic() - began > SIGN:
-                    told = True
+                if not said and time.monotonic() - began > SIGN:
+                    said = True
                     say(f"this node's part is done; it stays until {len(away)} more have left, as its end would end them")
             time.sleep(EVERY)
 

@@ -55,16 +55,16 @@ class NodeMemory:
 
     def __init__(self, folder: Path, node: int, order: int) -> None:
         self.folder, self.number = folder, node
-        self.place = _memory(folder, node, order)
-        self.lock = temporary.hold(self.place)
+        self.shared = _memory(folder, node, order)
+        self.lock = temporary.hold(self.shared)
 
     def leave(self, beat: Beat) -> None:
         """Keeps a rank's newest beat."""
-        replace_file(self.place / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
+        replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def begin_round(self) -> bool:
         """Whether a round is due; the caller must then do it, and the next is due EVERY seconds later."""
-        turn = self.place / "round"
+        turn = self.shared / "round"
         with suppress(FileNotFoundError):
             if abs(time.time() - turn.stat().st_mtime) < 0.9 * EVERY:
                 return False
@@ -74,7 +74,7 @@ class NodeMemory:
     def publish(self, attempt: int) -> list[Beat]:
         """Copies the beats of all ranks here to the run folder, and returns them."""
         found: list[Beat] = []
-        for path in self.place.glob("rank-*"):
+        for path in self.shared.glob("rank-*"):
             with suppress(FileNotFoundError):
                 found += parse(path.read_bytes(), attempt)
         if found:
@@ -83,7 +83,7 @@ class NodeMemory:
 
     def record_links(self, attempt: int) -> None:
         """Records the state of this node's links in the run folder, if that is due."""
-        turn = self.place / "links"
+        turn = self.shared / "links"
         with suppress(FileNotFoundError):
             if abs(time.time() - turn.stat().st_mtime) < links.EVERY:
                 return
@@ -91,17 +91,17 @@ class NodeMemory:
         links.write_links(self.folder, self.number, attempt)
 
     def write_instructions(self, orders: Instructions) -> None:
-        replace_file(self.place / "orders", json.dumps(asdict(orders)).encode())
+        replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
 
     def read_instructions(self) -> Instructions:
         """What the last round read."""
         try:
-            return fit(Instructions, door.read_json(self.place / "orders", door.KIBIBYTE))
+            return fit(Instructions, door.read_json(self.shared / "orders", door.KIBIBYTE))
         except (OSError, InputError):
             return Instructions()
 
     def forget(self) -> None:
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.shared, ignore_errors=True)
         os.close(self.lock)
 
 
@@ -115,11 +115,11 @@ class Heart:
         self.met = False  # until the ranks have met, the attempt may turn out to have another number
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
-        self.place: tuple[str, int, float] = ("start", 0, time.monotonic())
+        self.position: tuple[str, int, float] = ("start", 0, time.monotonic())
         self.took = self.busy = 0.0
         self.node = NodeMemory(folder, node, order)
         self._stacks = stack_dumps.asked(folder)
-        self._complained = self._told = False
+        self._complained = self._orphaned = False
         self._end = threading.Event()
         self._try(self._leave)  # before a rank that is already done can conclude that all are
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -127,10 +127,10 @@ class Heart:
 
     def at(self, phase: str, step: int = 0) -> None:
         """Says where the rank is now; costs about a microsecond."""
-        before, now = self.place, time.monotonic()
+        before, now = self.position, time.monotonic()
         if phase == before[0] == "step":
             self.took = now - before[2]
-        self.place = (phase, step, now)
+        self.position = (phase, step, now)
 
     def meet(self, number: int) -> None:
         """Records that the ranks have met, as attempt `number` (fence.enter)."""
@@ -138,7 +138,7 @@ class Heart:
 
     def stop(self) -> None:
         """Sends the last beat: silence means nothing from here on."""
-        self.at("end", self.place[1])
+        self.at("end", self.position[1])
         self._end.set()
         self._thread.join()
         self._try(self._last)
@@ -158,7 +158,7 @@ class Heart:
             self.node.record_links(self.attempt.number)
 
     def _leave(self) -> None:
-        phase, step, since = self.place
+        phase, step, since = self.position
         self.node.leave(
             Beat(self.rank, self.node.number, os.getpid(), self.attempt.number, phase, step, round(time.monotonic() - since, 3),
                  time.time(), round(self.took, 4), round(self.busy, 4))
@@ -184,8 +184,8 @@ class Heart:
             self._stacks = orders.stacks
             self._try(lambda: stack_dumps.dump(self.folder, self.rank))
         if self.patience and orders.lease.vacant >= self.patience:
-            if not self._told:
-                self._told = True
+            if not self._orphaned:
+                self._orphaned = True
                 self.alone(orders.lease.vacant)
             if orders.lease.vacant >= self.patience + TO_LEAVE:
                 self._leave_for_good(f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this rank could leave")
@@ -216,6 +216,6 @@ def _memory(folder: Path, node: int, order: int) -> Path:
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             temporary.sweep(own.iterdir())
             key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-            (place := own / f"{key}-{node}-{order}").mkdir(exist_ok=True)
-            return place
+            (shared := own / f"{key}-{node}-{order}").mkdir(exist_ok=True)
+            return shared
     return folder / FOLDER / f".node-{node}-{order}"

@@ -28,7 +28,7 @@ FOLDER, EVERY = "heartbeats", 5.0  # seconds
 PEERS = 64  # of a node, at most: those that it sends most to
 DIAG, DUMP, DONE, ERROR = 20, 0x301, 3, 2  # of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
-HEAD, ASKED, TOLD = struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
+HEAD, ASKED, BODY = struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
 MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
 FEW = 20  # packets, below which nothing is concluded
@@ -59,8 +59,8 @@ def write_links(folder: Path, node: int, attempt: int) -> None:
     """Records what this node's kernel knows now; nothing if it has no connection to another node."""
     found = list(connections())
     peers: dict[str, list[tuple[float, int, int]]] = {}
-    for _, peer, *told in found:
-        peers.setdefault(peer, []).append((told[0], int(told[1]), int(told[2])))
+    for _, peer, ms, sent, again in found:
+        peers.setdefault(peer, []).append((ms, sent, again))
     links = {peer: [median(ms for ms, _, _ in all), sum(s for _, s, _ in all), sum(a for _, _, a in all)]
              for peer, all in peers.items()}  # fmt: skip
     most = sorted(links, key=lambda peer: -links[peer][1])[:PEERS]
@@ -92,19 +92,19 @@ def connections() -> Iterator[tuple[str, str, float, int, int]]:
             asked.settimeout(1.0)
             request = ASKED.pack(family, socket.IPPROTO_TCP, 1 << (INFO - 1), 0, ESTABLISHED)
             asked.send(HEAD.pack(HEAD.size + len(request), DIAG, DUMP, 1, 0) + request)
-            yield from _told(asked, family)
+            yield from _receive(asked, family)
 
 
-def _told(asked: socket.socket, family: int) -> Iterator[tuple[str, str, float, int, int]]:
+def _receive(asked: socket.socket, family: int) -> Iterator[tuple[str, str, float, int, int]]:
     while data := asked.recv(1 << 18):
-        place = 0
-        while place + HEAD.size <= len(data):
-            length, kind, *_ = HEAD.unpack_from(data, place)
+        offset = 0
+        while offset + HEAD.size <= len(data):
+            length, kind, *_ = HEAD.unpack_from(data, offset)
             if kind in (DONE, ERROR) or length < HEAD.size:
                 return
-            if connection := _parse(data[place + HEAD.size : place + length], family):
+            if connection := _parse(data[offset + HEAD.size : offset + length], family):
                 yield connection
-            place += (length + 3) & ~3
+            offset += (length + 3) & ~3
 
 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
@@ -113,15 +113,15 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
     own, peer = (socket.inet_ntop(family, message[start : start + size]).removeprefix(MAPPED) for start in (8, 24))
     if ipaddress.ip_address(peer).is_loopback or own == peer:
         return None
-    place = TOLD
-    while place + 4 <= len(message):
-        length, kind = struct.unpack_from("<HH", message, place)
+    offset = BODY
+    while offset + 4 <= len(message):
+        length, kind = struct.unpack_from("<HH", message, offset)
         if length < 4:
             return None
         if kind == INFO and length - 4 >= SENT + 4:
-            rtt, again, sent = (struct.unpack_from("<I", message, place + 4 + where)[0] for where in (RTT, RETRANSMITTED, SENT))
+            rtt, again, sent = (struct.unpack_from("<I", message, offset + 4 + where)[0] for where in (RTT, RETRANSMITTED, SENT))
             return own, peer, rtt / 1000, sent, again
-        place += (length + 3) & ~3
+        offset += (length + 3) & ~3
     return None
 
 

@@ -111,8 +111,8 @@ class Logger:
             service.close(item)
         except BaseException as error:  # SystemExit too: whatever a library does, the run goes on
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
-            told = f"is not installed; {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
-            print(f"logger {self.kind} has failed, training continues without it: {' '.join(told.split())[:400]}", flush=True)
+            why = f"is not installed; {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
+            print(f"logger {self.kind} has failed, training continues without it: {' '.join(why.split())[:400]}", flush=True)
 
 
 class Loggers:

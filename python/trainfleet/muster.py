@@ -46,12 +46,12 @@ def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
 
 async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
     _allow_connections(seat.nodes)
-    roll, began, told = RollCall(job, seat.nodes), time.monotonic(), 0.0
+    roll, began, said = RollCall(job, seat.nodes), time.monotonic(), 0.0
     async with await _listen(roll.greet, seat) as server:
         while (count := len(roll.here) + 1) < seat.nodes and time.monotonic() - began < seconds:
-            if time.monotonic() - told > PACE:
-                told = time.monotonic()
-                say(f"{count} of {seat.nodes} nodes are here after {told - began:.0f} s")
+            if time.monotonic() - said > PACE:
+                said = time.monotonic()
+                say(f"{count} of {seat.nodes} nodes are here after {said - began:.0f} s")
                 await roll.tell(f"wait {count}")
             await asyncio.sleep(0.05)
         server.close()

@@ -39,8 +39,8 @@ class Seat:
 
     def environment(self) -> dict[str, str]:
         """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the job is submitted."""
-        told = {"NODE": self.node, "NODES": self.nodes, "MEET": self.meet, "PORT": self.port, "ADDRESS": self.address}
-        return {f"TRAINFLEET_{name}": str(value) for name, value in told.items() if value != ""}
+        values = {"NODE": self.node, "NODES": self.nodes, "MEET": self.meet, "PORT": self.port, "ADDRESS": self.address}
+        return {f"TRAINFLEET_{name}": str(value) for name, value in values.items() if value != ""}
 
 
 def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None) -> tuple[str, ...]:
@@ -60,16 +60,16 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
 
 def lone_rank(seat: Seat) -> dict[str, str]:
     """The environment that torchrun would give a node's only rank, for a job that need not wait for torchrun to start."""
-    told = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
-    return {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": seat.meet, "MASTER_PORT": str(seat.port)}
+    values = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": seat.meet, "MASTER_PORT": str(seat.port)}
 
 
 def of_fleet(environment: Environment = os.environ) -> Seat:
     """The seat that this program's own backends (local, ssh) give a node: see `Seat.environment`."""
-    told = _Told("TRAINFLEET_", environment)
-    nodes = told.number("NODES")
+    read = _Variables("TRAINFLEET_", environment)
+    nodes = read.number("NODES")
     seat = Seat(
-        told.number("NODE"), nodes, told.word("MEET"), told.number("PORT"), told.number("ATTEMPT", 1), told.word("ADDRESS", "")
+        read.number("NODE"), nodes, read.word("MEET"), read.number("PORT"), read.number("ATTEMPT", 1), read.word("ADDRESS", "")
     )
     return _checked(seat, "TRAINFLEET_NODE")
 
@@ -79,12 +79,12 @@ def of_slurm(environment: Environment = os.environ) -> Seat:
 
     Jobs that share a node must not share a port, and a requeued job's first port may linger: both are in the number.
     """
-    told = _Told("SLURM_", environment)
-    nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
-    hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
-    restarts = told.number("RESTART_COUNT", 0)
-    port = 20000 + (told.number("JOB_ID") + restarts) % 10000  # under what kernels hand out to clients (32768 on)
-    seat = Seat(told.number("NODEID"), nodes, hosts[0], port, restarts + 1, environment.get("SLURMD_NODENAME", ""))
+    read = _Variables("SLURM_", environment)
+    nodes = read.number("STEP_NUM_NODES", read.number("JOB_NUM_NODES", read.number("NNODES", 1)))
+    hosts = list(expand_hosts(read.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
+    restarts = read.number("RESTART_COUNT", 0)
+    port = 20000 + (read.number("JOB_ID") + restarts) % 10000  # under what kernels hand out to clients (32768 on)
+    seat = Seat(read.number("NODEID"), nodes, hosts[0], port, restarts + 1, environment.get("SLURMD_NODENAME", ""))
     return _checked(seat, "SLURM_NODEID")
 
 
@@ -93,14 +93,14 @@ def of_batch(environment: Environment = os.environ) -> Seat:
 
     The main node has seat 0, whatever its index. Batch does not give it its own address, which is looked up.
     """
-    told = _Told("AWS_BATCH_JOB_", environment)
-    nodes, index, main = told.number("NUM_NODES", 1), told.number("NODE_INDEX", 0), told.number("MAIN_NODE_INDEX", 0)
-    meet = told.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "") if index != main else own_address() if nodes > 1 else LOOPBACK
+    read = _Variables("AWS_BATCH_JOB_", environment)
+    nodes, index, main = read.number("NUM_NODES", 1), read.number("NODE_INDEX", 0), read.number("MAIN_NODE_INDEX", 0)
+    meet = read.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "") if index != main else own_address() if nodes > 1 else LOOPBACK
     if not meet:
         raise BackendError("a node of an AWS Batch job is not told where to meet", where=f"node {index}",
                            why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set", next=_NEXT)  # fmt: skip
     node = 0 if index == main else index + 1 if index < main else index
-    return _checked(Seat(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX")
+    return _checked(Seat(node, nodes, meet, PORT, read.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX")
 
 
 def of_sagemaker(file: Path = RESOURCES) -> Seat:
@@ -180,7 +180,7 @@ def card(routes: Path = Path("/proc/net/route")) -> str:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Variables:
     """What an engine says by variables that begin with `prefix`."""
 
     prefix: str

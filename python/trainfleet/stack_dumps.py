@@ -76,10 +76,10 @@ def read_end(path: Path, most: int) -> str:
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
     """The only rank whose main thread is at a place of its own, and that place; None when there is not exactly one."""
-    places = {rank: innermost(text) for rank, text in stacks.items()}
-    counts = Counter(places.values())
-    alone = [rank for rank, place in places.items() if place and counts[place] == 1]
-    return (alone[0], places[alone[0]]) if len(alone) == 1 and len(places) > 2 else None
+    frames = {rank: innermost(text) for rank, text in stacks.items()}
+    counts = Counter(frames.values())
+    alone = [rank for rank, frame in frames.items() if frame and counts[frame] == 1]
+    return (alone[0], frames[alone[0]]) if len(alone) == 1 and len(frames) > 2 else None
 
 
 def innermost(stacks: str) -> str:

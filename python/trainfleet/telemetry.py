@@ -96,20 +96,20 @@ class Reading:
 
     def metrics(self) -> dict[str, float]:
         """As a line of metrics has them."""
-        told = {"core_utilization": self.utilization, "execution_seconds": self.latency}
+        figures = {"core_utilization": self.utilization, "execution_seconds": self.latency}
         counts = {"device_bytes": self.memory, "ecc_corrected": self.corrected, "ecc_uncorrected": self.uncorrected,
                   "execution_errors": self.errors, "execution_timeouts": self.timed_out}  # fmt: skip
-        return counts | {name: round(value, 6) for name, value in told.items() if value is not None}
+        return counts | {name: round(value, 6) for name, value in figures.items() if value is not None}
 
 
 def read_monitor(line: bytes) -> Reading:
     """The reading of one line of neuron-monitor. InputError when it is none."""
-    told = fit(_Monitor, door.parse_line(line, "neuron-monitor"), "neuron-monitor")
-    reports = [runtime.get("report") or _Report() for runtime in told.get("neuron_runtime_data") or []]
+    monitor = fit(_Monitor, door.parse_line(line, "neuron-monitor"), "neuron-monitor")
+    reports = [runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []]
     runs = [report.get("execution_stats") or _Executions() for report in reports]
     used = [core.get("neuroncore_utilization") or 0.0 for report in reports for core in _cores(report)]
     summaries, latencies = [run.get("execution_summary") or {} for run in runs], [_median(run) for run in runs]
-    devices = ((told.get("system_data") or _System()).get("neuron_hw_counters") or _Hardware()).get("neuron_devices") or []
+    devices = ((monitor.get("system_data") or _System()).get("neuron_hw_counters") or _Hardware()).get("neuron_devices") or []
     return Reading(
         cores=len(used),
         utilization=sum(used) / len(used) if used else None,
@@ -166,9 +166,9 @@ def read_devices(text: str) -> tuple[NeuronDevice, ...]:
     return tuple(sorted(map(_device, listed), key=lambda device: device.number))
 
 
-def _device(told: _Device) -> NeuronDevice:
-    users = tuple(f"{user.get('pid', '?')} {user.get('command', '')}".strip() for user in told.get("neuron_processes") or [])
-    return NeuronDevice(told.get("neuron_device", -1), told.get("nc_count", 0), told.get("memory_size", 0), users)
+def _device(listed: _Device) -> NeuronDevice:
+    users = tuple(f"{user.get('pid', '?')} {user.get('command', '')}".strip() for user in listed.get("neuron_processes") or [])
+    return NeuronDevice(listed.get("neuron_device", -1), listed.get("nc_count", 0), listed.get("memory_size", 0), users)
 
 
 @dataclass(frozen=True)

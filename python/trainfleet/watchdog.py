@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -30,6 +31,7 @@ SLOW_SHARE = 0.2  # if that costs at least this part of a step
 SLOW_LOOKS = 30  # beats in a row
 RECENT, ITSELF = 32, 1.5  # the run is slow when its last RECENT steps take ITSELF times as long as at their best
 BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
+HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Watchdog:
         if self.latest is None or len(self.seen) < self.ranks:
             return None
         heard = [seen for seen in self.seen.values() if seen.beat.phase != "end"]
-        worst = min(heard, key=_heard, default=None)
+        worst = min(heard, key=HEARD, default=None)
         if worst is None:
             return None
         quiet, moved = now - worst.heard, now - self.latest.moved
@@ -173,7 +175,7 @@ class Watchdog:
             limit = max(self.limits.silent, 3 * self.usual_step, 3 * gap)
         if min(quiet, moved) <= limit:
             return None
-        if now - max(map(_heard, heard)) > quiet - 3 * EVERY and min(quiet, moved) <= self.limits.silent_together:
+        if now - max(map(HEARD, heard)) > quiet - 3 * EVERY and min(quiet, moved) <= self.limits.silent_together:
             return None
         rank, seen = worst.beat.rank, stage(worst.beat)
         words = f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}, while the others wait"
@@ -186,7 +188,7 @@ class Watchdog:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
         if latest.beat.phase == "end":  # whoever still has something to do is behind the last step
-            latest = max((seen for seen in self.seen.values() if seen.beat.phase != "end"), key=_moved, default=latest)
+            latest = max((seen for seen in self.seen.values() if seen.beat.phase != "end"), key=MOVED, default=latest)
             limit = self.limits.conclude
         if (still := latest.heard - latest.moved) <= limit:
             return None
@@ -202,16 +204,8 @@ class Watchdog:
             return None
         if any(seen.beat.phase != "end" for seen in self.seen.values()):
             return None
-        ended = now - max(map(_heard, self.seen.values()))
+        ended = now - max(map(HEARD, self.seen.values()))
         return Alarm(f"all ranks ended {ended:.0f} s ago, and torchrun has not on all nodes") if ended > self.limits.end else None
-
-
-def _heard(seen: Seen) -> float:
-    return seen.heard
-
-
-def _moved(seen: Seen) -> float:
-    return seen.moved
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
@@ -226,8 +220,8 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
     """The median of all numbers but the one at `left_out`."""
     count = len(ordered) - 1
 
-    def at(place: int) -> float:
-        return ordered[place + (place >= left_out)]
+    def at(index: int) -> float:
+        return ordered[index + (index >= left_out)]
 
     return at(count // 2) if count % 2 else (at(count // 2 - 1) + at(count // 2)) / 2
 
@@ -285,8 +279,8 @@ class Sentry:
             return {}
         before, self.links, self.asked = self.links, links.read_links(self.folder, self.number), now
         found = links.slow_nodes(before, self.links) if before else {}
-        told = f"; steps take {self.dog.slower:.1f} times what they took"
-        new = {node: why + told for node, why in found.items() if node not in self.named}
+        slower = f"; steps take {self.dog.slower:.1f} times what they took"
+        new = {node: why + slower for node, why in found.items() if node not in self.named}
         self.named |= set(new)
         return new
 

@@ -3,7 +3,7 @@
 A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens per step, in turns; each figure is the
 median of its steps' tokens/s, then of its rounds. Ours is the whole job: data, guard, vote, metrics; compiled, as any run long enough
 is by itself, and in what `train.precision: auto` comes to here unless its name says fp32. It is one node of so many threads; in
-how many ranks, follows from the machine (trial.py), unless its name says `apart`: a rank for each. PYTHON is an interpreter with
+how many ranks, follows from the machine (cpu_speed.py), unless its name says `apart`: a rank for each. PYTHON is an interpreter with
 transformers, accelerate and litgpt.
 """
 

@@ -166,8 +166,8 @@ def test_what_the_ranks_of_a_node_tell_each_other_is_not_believed_either(run: Ru
     told = Instructions(3, 4, "x", Vacancy(1.0, True, 2.0), 5.0)
     node.write_instructions(told)
     assert node.read_instructions() == told
-    (node.place / "orders").unlink()
-    harm(node.place / "orders")
+    (node.shared / "orders").unlink()
+    harm(node.shared / "orders")
     assert node.read_instructions() == Instructions()
     node.forget()
 

@@ -105,8 +105,8 @@ def test_a_disk_that_is_full_ends_no_heart_and_beats_come_again_when_there_is_ro
 
 def test_nothing_is_left_in_memory_by_ranks_that_ended(tmp_path: Path) -> None:
     hearts = [Heart(tmp_path, rank, 0, 1) for rank in range(2)]
-    memory = hearts[0].node.place
-    assert memory == hearts[1].node.place and memory.stat().st_uid == os.getuid() and not memory.is_relative_to(tmp_path)
+    memory = hearts[0].node.shared
+    assert memory == hearts[1].node.shared and memory.stat().st_uid == os.getuid() and not memory.is_relative_to(tmp_path)
     hearts[0].stop()
     assert memory.exists()
     hearts[1].stop()
@@ -119,9 +119,9 @@ def test_a_rank_that_ends_at_once_leaves_the_memory_to_those_whose_hearts_have_y
     monkeypatch.setattr(Heart, "_run", lambda heart: None)
     first, second = (Heart(tmp_path, rank, 0, 1) for rank in range(2))
     first.stop()
-    assert first.node.place.exists()
+    assert first.node.shared.exists()
     second.stop()
-    assert not first.node.place.exists()
+    assert not first.node.shared.exists()
 
 
 def test_where_memory_is_another_user_s_the_run_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_where_memory_is_another_user_s_the_run_folder_serves(tmp_path: Path, mo
     monkeypatch.setattr(heartbeat, "MEMORY", tmp_path / "memory")
     heart = Heart(tmp_path / "run", 0, 0, 1)
     heart.stop()
-    assert heart.node.place.is_relative_to(tmp_path / "run") and read_beats(tmp_path / "run", 1)
+    assert heart.node.shared.is_relative_to(tmp_path / "run") and read_beats(tmp_path / "run", 1)
 
 
 def holder(time: float, code: int | None = None) -> Holder:

@@ -36,7 +36,7 @@ GROUND = {
     "temporary",
     "streams",
     "travel",
-    "trial",
+    "cpu_speed",
     "folder_sync",
     "cloudwatch",
     "uplink",

@@ -65,8 +65,8 @@ class Batch(Hosted):
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """A job definition and a submission of it. Which machines run it is Batch's to choose, so `without` changes nothing."""
-        told = references.references(self.config, job.secrets)
-        what = definition.definition(self.config, job, job.image, told)
+        secrets = references.references(self.config, job.secrets)
+        what = definition.definition(self.config, job, job.image, secrets)
         how = definition.submission(self.config, job, self.queue, what["jobDefinitionName"])
         return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
 

@@ -46,8 +46,8 @@ def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str])
     }
     if hours := config.fleet.batch.timeout_hours:
         body["timeout"] = {"attemptDurationSeconds": max(60, round(hours * 3600))}
-    told = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
-    return {"jobDefinitionName": f"{slug(config.name, 40)}-{job.kind}-{told}", **body}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
+    return {"jobDefinitionName": f"{slug(config.name, 40)}-{job.kind}-{digest}", **body}
 
 
 def held(config: Config) -> Body:
@@ -129,8 +129,8 @@ def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
     """SubmitJob's body, but for the name of the job and the environment of its attempt."""
     batch = config.fleet.batch
     words = entrypoint_words(job, "batch")
-    told = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})
-    override = {"command": words, "environment": pairs(told)}
+    variables = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})
+    override = {"command": words, "environment": pairs(variables)}
     share = {"shareIdentifier": batch.share} if batch.share else {}
     priority = {"schedulingPriorityOverride": batch.priority} if batch.priority is not None else {}
     return {

@@ -91,8 +91,8 @@ class Ec2(Ssh):
 
     def extras(self, job: Job) -> dict[str, str]:
         """Where nodes send their logs, and whether they copy the dataset to their own disks first."""
-        told = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
-        return told | ({COPY: SCRATCH} if job.torchrun and reading.copies(self.config) else {})
+        logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
+        return logs | ({COPY: SCRATCH} if job.torchrun and reading.copies(self.config) else {})
 
     @property
     def ends(self) -> float | None:

@@ -129,14 +129,14 @@ class Instances(Stacked):
         Raises:
             BackendError: AWS does not tell it.
         """
-        deadline, told = clock.moment() + KEYS_IN, False
+        deadline, said = clock.moment() + KEYS_IN, False
         while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
             if clock.moment() > deadline:
                 why = "neither its console nor its SSM agent says it"
                 raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
-            if not told:
+            if not said:
                 print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
-                told = True
+                said = True
             clock.pause(AGAIN)
 
 

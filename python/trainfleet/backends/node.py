@@ -17,7 +17,7 @@ from ..presence import JOB
 from ..seat import Seat, torchrun
 from ..supervisor import EXIT, WATCH
 
-TOLD = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)  # what a node is told beside its script
+PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script
 
 
 def node_script(
@@ -36,7 +36,7 @@ def node_script(
         heading.append(f"runs {' '.join([*(ahead(python, line) if job.ahead else line), *job.arguments])}")
     words = [python, "-m", *entrypoint_words(job, "fleet")]
     if job.image:
-        words = container_words(job.image, str(folder), stack, (*environment, *job.secrets, *TOLD), words[2:])
+        words = container_words(job.image, str(folder), stack, (*environment, *job.secrets, *PASSED), words[2:])
     return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
 
 

@@ -76,9 +76,9 @@ class SageMaker(Hosted):
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """The training job. Which machines run it is SageMaker's to choose, so `without` changes nothing."""
-        told = references.references(self.config, job.secrets)
+        secrets = references.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
-        body = training_job.body(self.config, job, job.image, told, role, size_of(self.config))
+        body = training_job.body(self.config, job, job.image, secrets, role, size_of(self.config))
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:

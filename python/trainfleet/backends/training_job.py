@@ -101,9 +101,9 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
     """
     own, spot = config.fleet.sagemaker, config.fleet.spot
     channel = input_of(config, size) if job.torchrun else Input("stream", 0.0, "")
-    told = environment(config, job) | {f"{PREFIX}{name}": where for name, where in references.items()}
+    variables = environment(config, job) | {f"{PREFIX}{name}": where for name, where in references.items()}
     if channel.mode != "stream":
-        told[MOUNTED] = f"/opt/ml/input/data/{CHANNEL}"
+        variables[MOUNTED] = f"/opt/ml/input/data/{CHANNEL}"
     seconds = round(own.max_hours * 3600)
     wait = min(LONGEST, own.wait_hours or 2 * own.max_hours)
     return {
@@ -115,10 +115,10 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         },
         "RoleArn": role,
         **_inputs(config, channel),
-        "OutputDataConfig": {"S3OutputPath": f"{told[BUCKET].rstrip('/')}/sagemaker", **_key("KmsKeyId", own.kms_key)},
+        "OutputDataConfig": {"S3OutputPath": f"{variables[BUCKET].rstrip('/')}/sagemaker", **_key("KmsKeyId", own.kms_key)},
         "ResourceConfig": _machines(config, job, disk_gib(config, size if job.torchrun else None)),
         "StoppingCondition": {"MaxRuntimeInSeconds": seconds, **({"MaxWaitTimeInSeconds": round(wait * 3600)} if spot else {})},
-        "Environment": _held(told),
+        "Environment": _held(variables),
         "EnableManagedSpotTraining": spot,
         "EnableInterContainerTrafficEncryption": own.encrypt_traffic,
         "EnableNetworkIsolation": False,

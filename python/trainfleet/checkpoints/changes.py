@@ -56,11 +56,11 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
     differences = changed(commit, config, dataset)
     refused = {key: why for key in differences if (why := reason(key, config))}
     if refused:
-        told = [f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}" for key, why in refused.items()]
+        reasons = [f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}" for key, why in refused.items()]
         raise RunError(
             f"can't go on with another {' and another '.join(refused)}",
             where=where,
-            why="; ".join(told),
+            why="; ".join(reasons),
             next="put it back in the config, or train under another name, and train.init_from takes the weights along",
         )
     return {key: values for key, values in differences.items() if not key.startswith(SILENT)}

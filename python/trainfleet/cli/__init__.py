@@ -85,9 +85,9 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if (told := explained(error)) is None:
+        if (known := explained(error)) is None:
             raise
-        return tell(told)
+        return tell(known)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

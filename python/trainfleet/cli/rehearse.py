@@ -36,7 +36,7 @@ def main(variables: Variables, started: float) -> int:
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:
         print(f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}", file=sys.stderr)
-    print(f"\n{rehearsal.Rehearsal(config.fleet.backend, tuple(outcomes)).told}; everything is put back")
+    print(f"\n{rehearsal.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; everything is put back")
     print(f"report  {html.write(run)}")
     return 1 if broken else 0
 
@@ -56,5 +56,5 @@ def chosen(names: str) -> list[Fault]:
 
 def row(*cells: str) -> str:
     """Cells, each as wide as its column, but for the last; of a fault that could not be played its name and the reason."""
-    told = cells if all(cells) else (cells[0], cells[-1])
-    return " ".join([*(cell.ljust(width) for cell, width in zip(told[:-1], WIDTHS, strict=False)), told[-1]])
+    shown = cells if all(cells) else (cells[0], cells[-1])
+    return " ".join([*(cell.ljust(width) for cell, width in zip(shown[:-1], WIDTHS, strict=False)), shown[-1]])

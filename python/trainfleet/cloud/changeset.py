@@ -60,8 +60,8 @@ def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
     """The change set for people: of a new stack how many of each kind, of one that is there each resource."""
     if is_new:
         counts = Counter(change.kind.removeprefix("AWS::").replace("::", " ") for change in changes)
-        told = f"a new stack of {len(changes)} resources: " + ", ".join(f"{n} {kind}" for kind, n in counts.items())
-        yield textwrap.fill(told, WIDTH, initial_indent="  + ", subsequent_indent="    ", break_on_hyphens=False)
+        line = f"a new stack of {len(changes)} resources: " + ", ".join(f"{n} {kind}" for kind, n in counts.items())
+        yield textwrap.fill(line, WIDTH, initial_indent="  + ", subsequent_indent="    ", break_on_hyphens=False)
         return
     if not changes:
         yield "  nothing: the stack is as it should be"

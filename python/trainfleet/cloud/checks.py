@@ -29,8 +29,8 @@ def require(config: Config, calls: Calls, inputs: Inputs) -> None:
     """
     found = [finding for finding in findings(config, calls, inputs) if finding.blocks]
     if found:
-        told = "\n".join(f"  - {finding}" for finding in found)
-        raise CloudError(f"the fleet can't be made as it is\n{told}", where=calls.region, code="Preflight")
+        listed = "\n".join(f"  - {finding}" for finding in found)
+        raise CloudError(f"the fleet can't be made as it is\n{listed}", where=calls.region, code="Preflight")
 
 
 def findings(config: Config, calls: Calls, inputs: Inputs) -> list[Finding]:
@@ -129,8 +129,8 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     )
     free = int(row.get("AvailableIpAddressCount", 0))
     if new * each + servers > free:
-        told = f"{new} nodes with {each} addresses each" + (f" and {servers} for the file system" if servers else "")
-        yield Finding(f"{inputs.subnet} has {free} free addresses: too few for {told}", "fleet.aws.subnets: a larger one")
+        needed = f"{new} nodes with {each} addresses each" + (f" and {servers} for the file system" if servers else "")
+        yield Finding(f"{inputs.subnet} has {free} free addresses: too few for {needed}", "fleet.aws.subnets: a larger one")
 
 
 def _has_file_system(config: Config, calls: Calls) -> bool:

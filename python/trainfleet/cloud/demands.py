@@ -60,16 +60,16 @@ def _network(config: Config) -> Iterator[tuple[str, str]]:
 
 def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
     aws = config.fleet.aws
-    for place in aws.ssh_from:
+    for given in aws.ssh_from:
         try:
-            network = ipaddress.IPv4Network(place)
+            network = ipaddress.IPv4Network(given)
         except ValueError as error:
-            yield "fleet.aws.ssh_from", f"{place} is no network: {error}"
+            yield "fleet.aws.ssh_from", f"{given} is no network: {error}"
             continue
         if network.prefixlen < 8:
             yield (
                 "fleet.aws.ssh_from",
-                f"{place}: nearly the whole Internet; your own address, as 203.0.113.7/32, works, or [] for SSM",
+                f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, works, or [] for SSM",
             )
     if aws.head and aws.vpc:
         yield "fleet.aws.head", f"{aws.head}: a VPC of yours has its own way in (fleet.ssh.jump); null works"

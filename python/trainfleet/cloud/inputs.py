@@ -69,8 +69,8 @@ def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
     """The tags of all that is made: by them alone it is found again."""
     hours = config.fleet.expires_hours
     expires = "never" if hours is None else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
-    told = {"project": PROJECT, "config": config.name, "owner": inputs.owner, "created": inputs.created, "expires": expires}
-    return {f"{TAG}{key}": _fit(value) for key, value in told.items()}
+    values = {"project": PROJECT, "config": config.name, "owner": inputs.owner, "created": inputs.created, "expires": expires}
+    return {f"{TAG}{key}": _fit(value) for key, value in values.items()}
 
 
 def _fit(value: str) -> str:

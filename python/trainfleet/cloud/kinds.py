@@ -46,7 +46,7 @@ def is_gone(error: CloudError) -> bool:
     return "NotFound" in error.code or error.code in ("NoSuchEntity", "NoSuchBucket")
 
 
-def told(ask: Callable[[], Any]) -> dict[str, str]:
+def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
     """The tags that a request brings; none of something that has gone meanwhile."""
     try:
         return tags_of(ask())
@@ -57,7 +57,7 @@ def told(ask: Callable[[], Any]) -> dict[str, str]:
 
 
 def _role_tags(calls: Calls, name: str) -> dict[str, str]:
-    return told(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
+    return tags_from(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
 
 
 def _found(operation: str, under: str, id: str, **more: Any) -> Find:
@@ -204,7 +204,7 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
 
 def _repositories(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
     for row in calls.pages("ecr", "DescribeRepositories", "repositories"):
-        tags = told(lambda row=row: calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))  # type: ignore[misc]
+        tags = tags_from(lambda row=row: calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))  # type: ignore[misc]
         if is_ours(tags, config):
             yield row["repositoryName"], tags, row
 
@@ -216,7 +216,7 @@ def _remove_repository(calls: Calls, which: str, row: Row) -> object:
 def _log_groups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
     for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
         arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
-        tags = told(lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))  # type: ignore[misc]
+        tags = tags_from(lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))  # type: ignore[misc]
         if is_ours(tags, config):
             yield row["logGroupName"], tags, row
 

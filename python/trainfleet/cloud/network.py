@@ -86,11 +86,11 @@ def _of_subnet(name: str) -> Resource:
 
 def walls(config: Config, inputs: Inputs) -> Resources:
     """The security groups. EFA needs its group open to itself in both directions: a way out to anywhere does not count as one."""
-    told = f"trainfleet {config.name}: nodes and file system, open to each other"
+    text = f"trainfleet {config.name}: nodes and file system, open to each other"
     out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
     group: dict[str, Any] = {"GroupId": ref("Wall"), "IpProtocol": "-1", "Description": "EFA, Lustre and the ranks themselves"}
     found = {
-        "Wall": resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=told, SecurityGroupEgress=out),
+        "Wall": resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=text, SecurityGroupEgress=out),
         "WallIn": resource("AWS::EC2::SecurityGroupIngress", **group, SourceSecurityGroupId=ref("Wall")),
         "WallOut": resource("AWS::EC2::SecurityGroupEgress", **group, DestinationSecurityGroupId=ref("Wall")),
     }
@@ -98,9 +98,9 @@ def walls(config: Config, inputs: Inputs) -> Resources:
     if inputs.kept:
         return found
     if aws.head:
-        told = f"trainfleet {config.name}: the head node"
+        text = f"trainfleet {config.name}: the head node"
         way = _ssh("Wall", "the head node") | {"SourceSecurityGroupId": ref("HeadWall")}
-        found["HeadWall"] = resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=told, SecurityGroupEgress=out)
+        found["HeadWall"] = resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=text, SecurityGroupEgress=out)
         found["WallFromHead"] = resource("AWS::EC2::SecurityGroupIngress", **way)
     outer = "HeadWall" if aws.head else "Wall"
     for number, addresses in enumerate(aws.ssh_from):

@@ -147,8 +147,8 @@ def _spot(calls: Calls, name: str, zone: str) -> float | None:
     answer = calls("ec2", "DescribeSpotPriceHistory", **request)
     newest: dict[str, tuple[str, float]] = {}
     for row in answer.get("SpotPriceHistory") or ():
-        place, moment = str(row.get("AvailabilityZone")), str(row.get("Timestamp"))
-        newest[place] = max(newest.get(place, ("", 0.0)), (moment, _number(row)))
+        zone, moment = str(row.get("AvailabilityZone")), str(row.get("Timestamp"))
+        newest[zone] = max(newest.get(zone, ("", 0.0)), (moment, _number(row)))
     return max((usd for _, usd in newest.values() if usd), default=None)
 
 

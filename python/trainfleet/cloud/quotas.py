@@ -95,8 +95,8 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
             used = sum(float(other.get("StorageCapacity", 0)) for other in there if _kind(other) == fsx.type)
             allowed = float(row.get("Value", 0))
             if used + fsx.size_gib > allowed:
-                told = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
-                what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {told}"
+                quota = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
+                what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {quota}"
                 yield Finding(what, request_more(calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib))
 
 

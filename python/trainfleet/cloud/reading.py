@@ -91,7 +91,7 @@ def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
             yield f"  not {way.name}: first batch after {_soon(way.seconds)}; it takes {way.needs}"
     if tokens_per_second:
         wanted = tokens_per_second * _width(config)
-        told = f"  read: {wanted / 1e6:,.1f} MB/s by all nodes"
-        yield told + (f" of {chosen.rate / 1e6:,.0f} MB/s that it moves" if chosen.rate else "")
+        line = f"  read: {wanted / 1e6:,.1f} MB/s by all nodes"
+        yield line + (f" of {chosen.rate / 1e6:,.0f} MB/s that it moves" if chosen.rate else "")
         if chosen.name != "FSx" and config.data.store:
             yield f"  S3: {wanted / PIECE:,.1f} GET a second of {PREFIX:,} that one prefix takes: one prefix is enough"

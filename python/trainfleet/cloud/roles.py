@@ -18,18 +18,18 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 
 def written(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that a run writes to."""
-    places = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
-    return {bucket_of(config, inputs), *_buckets(places)}
+    addresses = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
+    return {bucket_of(config, inputs), *_buckets(addresses)}
 
 
 def only_read(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that it only reads."""
-    places = (config.fleet.fsx.link, config.train.init_from, *(source.path for source in config.data.mixture))
-    return set(_buckets(places)) - written(config, inputs)
+    addresses = (config.fleet.fsx.link, config.train.init_from, *(source.path for source in config.data.mixture))
+    return set(_buckets(addresses)) - written(config, inputs)
 
 
-def _buckets(places: Iterable[str | None]) -> Iterator[str]:
-    return (s3.split(place)[0] for place in places if place and place.startswith(s3.SCHEME))
+def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
+    return (s3.split(address)[0] for address in addresses if address and address.startswith(s3.SCHEME))
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:

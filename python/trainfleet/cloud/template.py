@@ -52,12 +52,12 @@ def template(config: Config, inputs: Inputs) -> dict[str, Any]:
     return assemble(config, inputs, made, outputs(config, inputs, made), about)
 
 
-def assemble(config: Config, inputs: Inputs, made: Resources, told: dict[str, Any], about: str) -> dict[str, Any]:
+def assemble(config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str) -> dict[str, Any]:
     """A template of these resources, each with our tags, and outputs; its parameters are those of FIXED that it names."""
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
             entry["Properties"]["Tags"] = [{"Key": key, "Value": value} for key, value in tags_of(config, inputs).items()]
-    body = {"Resources": made, "Outputs": told}
+    body = {"Resources": made, "Outputs": outputs}
     used = json.dumps(body)
     parameters = {
         name: {"Type": "String", "Default": getattr(inputs, field)}

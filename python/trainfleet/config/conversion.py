@@ -76,10 +76,10 @@ def _added(id: int, content: str, *, special: bool = True) -> Definition:
 def _from_wordpiece(path: Path) -> Definition:
     """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a capital letter."""
     tokens = door.read_text(path, LARGEST).splitlines()
-    settings = path.with_name(SETTINGS)
+    file = path.with_name(SETTINGS)
     cased = any(token != token.lower() for token in tokens if not token.startswith("["))
-    told = fit(Settings, door.read_json(settings), str(settings)) if settings.exists() else Settings()
-    lower = told.get("do_lower_case", not cased)
+    settings = fit(Settings, door.read_json(file), str(file)) if file.exists() else Settings()
+    lower = settings.get("do_lower_case", not cased)
     vocabulary = {token: id for id, token in enumerate(tokens)}
     named = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
     return {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from .. import hardware, trial
+from .. import cpu_speed, hardware
 from . import hub, huggingface
 from .families import FAMILIES
 from .neuron import XLA
@@ -47,8 +47,8 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
         put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
     if machine.cores and train["precision"] == "auto":  # which stays so in the config: ranks on other CPUs may decide otherwise
-        tried = trial.of_this_machine()
-        found.append(Derived("train.precision", "bf16" if tried.half else "fp32", tried.formats()))
+        speed = cpu_speed.of_this_machine()
+        found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
     device = hardware.accelerator_of(fleet["instance_type"])
     if device is not None and device.bf16 is None and train["precision"] == "auto":
         why = f"{device.name} has no instructions for bf16; in fp16 its products run at {device.peak('fp16') / 1e12:.0f} TFLOP/s"
@@ -67,12 +67,12 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
 
 
 def ranks_of(machine: hardware.Node, nodes: int, batch: int) -> tuple[int, str]:
-    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as the trial found faster."""
+    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as was measured to be faster."""
     if machine.cores <= 1:
         return machine.ranks, machine.reason
-    tried = trial.of_this_machine()
-    apart = tried.is_apart and batch % (nodes * machine.cores) == 0
-    return machine.cores if apart else machine.ranks, tried.processes()
+    speed = cpu_speed.of_this_machine()
+    apart = speed.is_apart and batch % (nodes * machine.cores) == 0
+    return machine.cores if apart else machine.ranks, speed.processes()
 
 
 def compilation(values: Values) -> tuple[bool, str]:
@@ -88,9 +88,9 @@ def compilation(values: Values) -> tuple[bool, str]:
     layers, width = model["layers"] or 0, model["hidden_size"] or 0
     matrices = 12 * layers * width**2 + model["vocabulary_size"] * width
     flops = 6.0 * matrices * train["steps"] * train["global_batch"] * train["sequence_length"]
-    tried, cores = trial.of_this_machine(), hardware.local_cores()
-    half = train["precision"] == "bf16" or (train["precision"] == "auto" and tried.half)
-    minutes = flops / (tried.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
+    speed, cores = cpu_speed.of_this_machine(), hardware.local_cores()
+    half = train["precision"] == "bf16" or (train["precision"] == "auto" and speed.half)
+    minutes = flops / (speed.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
     pays = minutes > COMPILE_PAYS_MINUTES
     return pays, f"about {minutes:.0f} min of work on CPUs; it pays from {COMPILE_PAYS_MINUTES} on"
 

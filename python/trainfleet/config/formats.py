@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import hardware, trial
+from .. import cpu_speed, hardware
 from .types import Config
 
 USABLE = 0.9  # of a device's memory: the rest is the driver's, NCCL's buffers and what fragments (tests/bench/accounts.py)
@@ -17,7 +17,7 @@ def format_of(config: Config) -> str:
     if config.train.precision != "auto":
         return config.train.precision
     if hardware.on_local_cpus(config.fleet.instance_type):
-        return "bf16" if trial.of_this_machine().half else "fp32"
+        return "bf16" if cpu_speed.of_this_machine().half else "fp32"
     device = hardware.accelerator_of(config.fleet.instance_type)
     return "fp32" if device is None else device.half
 

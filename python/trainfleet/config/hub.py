@@ -51,6 +51,6 @@ def _fetched(address: str, weights: bool) -> Path:
         patterns = [*SMALL, *(WEIGHTS if weights else ())]
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns, etag_timeout=SECONDS))
     except Exception as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
-        told = " ".join(str(error).split())[:300] or type(error).__name__
+        why = " ".join(str(error).split())[:300] or type(error).__name__
         next = f"hf download {name}, where there is a network; a model behind a licence needs HF_TOKEN; or name a folder"
-        raise InputError("can't be fetched from the Hub, and is not in the cache", where=address, why=told, next=next) from error
+        raise InputError("can't be fetched from the Hub, and is not in the cache", where=address, why=why, next=next) from error

@@ -163,14 +163,14 @@ def _rotary(content: Json, family: str) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
     if not FAMILIES[family].rotary:
         return {}
-    place = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
-    scaling = content.get(place) or {}
+    name = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
+    scaling = content.get(name) or {}
     if not isinstance(scaling, dict):
-        raise InputError(f"must be an object, not {show(scaling)}", key=place)
+        raise InputError(f"must be an object, not {show(scaling)}", key=name)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     stretched: Json = {key: scaling.get(key) for key in STRETCHED if key != "rope_type"} if kind == "llama3" else {}
     if kind not in ("default", "llama3") or any(STRETCHED[key] != value for key, value in stretched.items()):
-        raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=place)
+        raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=name)
     size, heads = content["hidden_size"], content["num_attention_heads"]
     head = content.get("head_dim", 256 if family == "gemma" else 128 if family == "qwen3" else None)
     if head is not None:
@@ -180,8 +180,8 @@ def _rotary(content: Json, family: str) -> Json:
     own = None if head is None or head == size / heads else head
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
     factor = scaling.get("factor") if kind == "llama3" else 1.0
-    _check("rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{place}.rope_theta", theta)
+    _check("rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{name}.rope_theta", theta)
     if theta is None or factor is None:
-        raise InputError("is missing", key="rope_theta" if theta is None else f"{place}.factor")
-    _check("rope_scaling", f"{place}.factor", factor)
+        raise InputError("is missing", key="rope_theta" if theta is None else f"{name}.factor")
+    _check("rope_scaling", f"{name}.factor", factor)
     return {"rope_theta": float(theta), "rope_scaling": float(factor), "head_size": own}

@@ -194,11 +194,11 @@ def dump_given(config: Config, derived: list[Derived]) -> str:
 def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], list[Problem]]:
     """The document, its values with defaults in, the keys that are wrong (these are back at their defaults), and why."""
     document = _read(settings.path)
-    problems, place = document.problems, f"{settings.path}:1"
+    problems, top = document.problems, f"{settings.path}:1"
     if document.value is None and not problems:
-        problems.append(Problem(1, place, "", "is empty; the least that it needs is `name: my-run`"))
+        problems.append(Problem(1, top, "", "is empty; the least that it needs is `name: my-run`"))
     elif not isinstance(document.value, dict) and not problems:
-        problems.append(Problem(1, place, "", "must be keys with values, such as `name: my-run`"))
+        problems.append(Problem(1, top, "", "must be keys with values, such as `name: my-run`"))
     if not isinstance(document.value, dict):
         raise ConfigError(problems, next="all keys: schema/README.md")
     _open_layout(document)

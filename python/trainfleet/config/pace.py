@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import hardware, trial
+from .. import cpu_speed, hardware
 from .families import FAMILIES
 from .formats import format_of, is_half
 from .memory import passes_of
@@ -10,7 +10,7 @@ from .speed import ON_CPUS, Step, step_of
 from .types import Config
 from .work import Device, Host, Work
 
-CPU_EFFICIENCY, CPU_ATTENTION = 1.0, 0.095  # of what products have reached in the trial; torch's attention is far slower
+CPU_EFFICIENCY, CPU_ATTENTION = 1.0, 0.095  # of what products were measured to reach; torch's attention is far slower
 CPU_MEMORY, LOOPBACK = 10e9, 1.5e9  # bytes/s of a core, and of a rank's exchange with another by gloo
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
@@ -57,7 +57,7 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
 def local_cpu(config: Config) -> Device:
     """A rank's share of this machine's cores."""
     share = hardware.local_cores() / config.world_size
-    measured = trial.of_this_machine()
+    measured = cpu_speed.of_this_machine()
     flops = {format: measured.rate(format) * share for format in ("fp32", "bf16", "fp16")}
     return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY,
                   CPU_ATTENTION, kernels=False, host=Host())  # fmt: skip

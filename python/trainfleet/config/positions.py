@@ -140,10 +140,10 @@ def dotted(key: Key) -> str:
 
 
 class _Reader:
-    """Turns the nodes of one text into plain values, and collects their problems; `place` names a line's place."""
+    """Turns the nodes of one text into plain values, and collects their problems; `locate` says where a line is."""
 
-    def __init__(self, document: Document, prefix: Key, place: Callable[[int], tuple[int, str]]) -> None:
-        self.document, self.prefix, self.place, self.count = document, prefix, place, 0
+    def __init__(self, document: Document, prefix: Key, locate: Callable[[int], tuple[int, str]]) -> None:
+        self.document, self.prefix, self.locate, self.count = document, prefix, locate, 0
 
     def read(self, text: str) -> Any:
         try:
@@ -160,7 +160,7 @@ class _Reader:
         return None
 
     def _blame(self, key: Key, line: int, message: str) -> object:
-        self.document.problems.append(Problem(*self.place(line), dotted(key), message))
+        self.document.problems.append(Problem(*self.locate(line), dotted(key), message))
         return BROKEN
 
     def _walk(self, node: yaml.Node, key: Key) -> Any:
@@ -185,8 +185,8 @@ class _Reader:
         try:
             value = self.loader.construct_object(node)
         except ValueError as error:
-            told = str(error) if str(error).startswith(("is", "must")) else f"{show(node.value)} is not what its tag says"
-            return self._blame(key, line, told)
+            message = str(error) if str(error).startswith(("is", "must")) else f"{show(node.value)} is not what its tag says"
+            return self._blame(key, line, message)
         if isinstance(value, str) and (character := unprintable(value)):
             return self._blame(key, line, f"holds {character}, which no value may")
         if isinstance(value, str) and value.isspace():

@@ -113,10 +113,10 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     if tensor > 1 and FAMILIES[model.family].normed == "all":
         yield "train.layout.tensor", f"{tensor}: {model.family} norms all heads together, so 1 is what works"
     elif heads % tensor and not neuron.copies_heads(config):
-        told = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
+        both = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         more = [f"{degree} ({copies})" for degree, copies in neuron.copies(config).items()]
         copied = f"; and with each key-value head on (so many) ranks: {', '.join(more)}" if more else ""
-        yield "train.layout.tensor", f"{tensor} does not divide {told}; what does: {_listed(_divisors(heads))}{copied}"
+        yield "train.layout.tensor", f"{tensor} does not divide {both}; what does: {_listed(_divisors(heads))}{copied}"
     elif model.intermediate_size % tensor:
         fit = _divisors(math.gcd(heads, model.intermediate_size))
         yield (

@@ -55,14 +55,14 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 def check(document: Document, strict: bool = True) -> Iterator[tuple[Key, Problem]]:
     """Each thing in the document that the schema does not allow, with the key it is about; keys it does not know if `strict`."""
-    told = {problem.key for problem in document.problems}
+    known = {problem.key for problem in document.problems}
     for error in validator().iter_errors(document.value):
         key: Key = tuple(error.absolute_path)
         for extra, message in explain(error):
             line, where = document.where((*key, *extra))
             if error.validator == "additionalProperties" and not strict:
                 continue
-            if error.validator != "required" or dotted((*key, *extra)) not in told:
+            if error.validator != "required" or dotted((*key, *extra)) not in known:
                 yield (*key, *extra), Problem(line, where, dotted((*key, *extra)), message)
 
 

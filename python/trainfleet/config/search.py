@@ -112,8 +112,8 @@ def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
     if "micro_batch" not in asked:
         yield config
         return
-    for place, size in enumerate(sizes(config)):
-        if place == 0 or size * config.train.sequence_length <= MOST_TOKENS:
+    for index, size in enumerate(sizes(config)):
+        if index == 0 or size * config.train.sequence_length <= MOST_TOKENS:
             yield replace(config, train=replace(config.train, micro_batch=size))
 
 

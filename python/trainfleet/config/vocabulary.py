@@ -101,8 +101,8 @@ class Vocabulary:
             return cls(door.read_text(file, LARGEST), str(file), _end_token(path))
         except (OSError, ValueError) as error:
             where = (error.where if isinstance(error, InputError) else "") or door.shortened(str(path), 255)
-            told = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
-            why = (error.strerror if isinstance(error, OSError) else None) or told
+            said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
+            why = (error.strerror if isinstance(error, OSError) else None) or said
             remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
             raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
 

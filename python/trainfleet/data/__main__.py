@@ -39,8 +39,8 @@ def main(arguments: list[str]) -> int:
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Leaves an event from which the verdict has its words (watch/verdict.py)."""
     kind = DataError if isinstance(error, DataError) else type(error)  # of the tree that causes.py knows
-    told = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
-    run.record("fault", order=int(os.environ.get(fence.VARIABLE, "0")), node=share.node, rank=None, **told)
+    fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
+    run.record("fault", order=int(os.environ.get(fence.VARIABLE, "0")), node=share.node, rank=None, **fields)
 
 
 if __name__ == "__main__":

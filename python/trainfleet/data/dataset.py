@@ -98,21 +98,21 @@ class Dataset:
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._tokens(split)
-        for row, source, place in zip(rows, *self.positions(split, first, count, sequence_length, seed), strict=True):
-            tokens[source].read(int(place) * sequence_length, row)
+        for row, source, position in zip(rows, *self.positions(split, first, count, sequence_length, seed), strict=True):
+            tokens[source].read(int(position) * sequence_length, row)
         return rows
 
     def positions(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Source and place in it of the global samples [first, first + count): uint64 [count] each."""
+        """Source and position in it of the global samples [first, first + count): uint64 [count] each."""
         import numpy as np
 
         order = self.orders(split, sequence_length, seed)
         if split == TRAIN:
             return order.at(first, count)
-        places = np.arange(first, first + count, dtype=np.uint64) % np.uint64(order.counts[0])
-        return np.zeros_like(places), places
+        positions = np.arange(first, first + count, dtype=np.uint64) % np.uint64(order.counts[0])
+        return np.zeros_like(positions), positions
 
     def check_vocabulary(self, size: int) -> None:
         """DataError when a token's id is too large for a model with so many embeddings."""
@@ -166,6 +166,6 @@ class Dataset:
         """Prefetches the next batches, assuming that the stride between calls stays the same."""
         step, self.last[split] = first - self.last.get(split, first), first
         for ahead in range(first + step, first + AHEAD * step + 1, step) if step > 0 else ():
-            sources, places = self.positions(split, ahead, count, sequence_length, seed)
-            for source, place in zip(sources, places, strict=True):
-                self._tokens(split)[source].expect(int(place) * sequence_length, sequence_length + 1)
+            sources, positions = self.positions(split, ahead, count, sequence_length, seed)
+            for source, position in zip(sources, positions, strict=True):
+                self._tokens(split)[source].expect(int(position) * sequence_length, sequence_length + 1)

@@ -100,8 +100,8 @@ def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
 
 def read_rows(piece: Piece, text_field: str) -> Iterator[Document]:
     """`text_field` of the rows of one shard of a Hugging Face dataset, in order."""
-    source, _, place = piece.path.rpartition("#")
-    index, count = map(int, place.split("/"))
+    source, _, part = piece.path.rpartition("#")
+    index, count = map(int, part.split("/"))
     for row, record in enumerate(hub.open_dataset(source).shard(count, index)):
         where = f"{piece.path}: row {row}"
         if text_field not in record:
@@ -109,13 +109,13 @@ def read_rows(piece: Piece, text_field: str) -> Iterator[Document]:
         yield cell(record[text_field], where, text_field)
 
 
-def texts(batch: Any, place: int, where: str, text_field: str) -> list[str | None]:
+def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
     """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they are not UTF-8."""
-    kind = batch.schema.field(place).type
+    kind = batch.schema.field(column).type
     if str(getattr(kind, "value_type", kind)) not in TEXT_TYPES or "list" in str(kind):
         raise DataError(f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next="set data.text_field")
     batch.validate(full=True)  # what a file says of its own columns may lead anywhere in memory
-    return list(batch.column(place).to_pylist())
+    return list(batch.column(column).to_pylist())
 
 
 def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
@@ -183,10 +183,10 @@ def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
 
 def _packed_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
     """All lines of a compressed file, each with the compressed bytes that were read for it (mostly none)."""
-    with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as place:
+    with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as line_number:
         at = 0
         for line in unpacked(raw, piece):
-            place[0] += 1
+            line_number[0] += 1
             before, at = at, raw.tell()
             yield line, at - before
 

@@ -25,11 +25,11 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
         yield from verify(dataset.store, dataset.manifest)
     yield from (f"{name:>16}  {value}" for name, value in table(dataset.manifest))
     length, seed = config.train.sequence_length, config.train.seed
-    sources, places = dataset.positions("train", sample, 1, length, seed)
+    sources, positions = dataset.positions("train", sample, 1, length, seed)
     ids = dataset.batch("train", sample, 1, length, seed)[0]
     ends = int((ids == dataset.manifest.end_of_document).sum())
     source = config.data.mixture[int(sources[0])].path if dataset.weights else "all sources"
-    yield f"{'sample':>16}  {sample:,}: number {int(places[0]):,} of {source}, {len(ids)} tokens, {ends} documents end in it"
+    yield f"{'sample':>16}  {sample:,}: number {int(positions[0]):,} of {source}, {len(ids)} tokens, {ends} documents end in it"
     yield ""
     yield _marked(load(dataset.folder).decode, ids.tolist(), dataset.manifest.end_of_document)
 

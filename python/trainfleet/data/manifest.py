@@ -215,14 +215,14 @@ def _contradiction(manifest: Manifest) -> str | None:
     """In what a manifest contradicts itself; None when it adds up."""
     train, validation = manifest.split(TRAIN), manifest.split(VALIDATION)
     width = ITEM_BYTES[manifest.dtype]
-    for key, told, counted in (
+    for key, stated, counted in (
         ("tokens", manifest.tokens, sum(shard.tokens for shard in train)),
         ("validation_tokens", manifest.validation_tokens, sum(shard.tokens for shard in validation)),
         ("documents", manifest.documents, sum(shard.documents for shard in manifest.shards)),
         ("shards", len({shard.path for shard in manifest.shards}), len(manifest.shards)),
     ):
-        if told != counted:
-            return f"{key} is {told:,}, and the shards have {counted:,}"
+        if stated != counted:
+            return f"{key} is {stated:,}, and the shards have {counted:,}"
     if not manifest.tokens:
         return "tokens is 0: it has nothing to train on"
     if not manifest.end_of_document < manifest.vocabulary_size:

@@ -1,8 +1,8 @@
 """Which sample is the g-th: bijections that are computed, not stored.
 
-Global sample g belongs to a source, by the weights; to an epoch of that source; and to a place in that epoch, whose permutation
-says which sample it is. A permutation of [0, n) is a Feistel network on the next power of four, walked until it lands in [0, n)
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): O(1) memory, and any place of any epoch is as quick to find.
+Global sample g belongs to a source, by the weights; to an epoch of that source; and to a position in that epoch, whose
+permutation says which sample it is. A permutation of [0, n) is a Feistel network on the next power of four, walked until it lands
+in [0, n) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): O(1) memory, and each is as quick to find.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Order:
         """Source and sample in it of the global samples [first, first + count): two uint64 arrays."""
         numbers = np.arange(first, first + count, dtype=np.uint64)
         sources, numbers = self._sources(numbers)
-        places = np.empty_like(numbers)
+        positions = np.empty_like(numbers)
         for source in np.unique(sources):
             mine = sources == source
             epochs, within = np.divmod(numbers[mine], np.uint64(self.counts[int(source)]))
             for epoch in np.unique(epochs):
                 within[epochs == epoch] = self._shuffled(within[epochs == epoch], int(source), int(epoch))
-            places[mine] = within
-        return sources, places
+            positions[mine] = within
+        return sources, positions
 
     def _sources(self, numbers: Index) -> tuple[Index, Index]:
         """The source of each global sample, and its number among that source's samples."""
@@ -55,14 +55,14 @@ class Order:
         sources = np.searchsorted(starts, within, side="right").astype(np.uint64) - np.uint64(1)
         return sources, rounds * np.array(shares, np.uint64)[sources] + within - starts[sources]
 
-    def _shuffled(self, places: Index, source: int, epoch: int) -> Index:
+    def _shuffled(self, positions: Index, source: int, epoch: int) -> Index:
         n, key = self.counts[source], (self.seed, source, epoch)
-        return windowed(places, n, self.block, self.window, *key) if self.block else permuted(places, n, *key, EPOCH)
+        return windowed(positions, n, self.block, self.window, *key) if self.block else permuted(positions, n, *key, EPOCH)
 
 
-def permuted(places: npt.ArrayLike, n: int, *key: int) -> Index:
-    """The images of `places`, each in [0, n), under the permutation of [0, n) that the key stands for."""
-    values = np.array(places, np.uint64)
+def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
+    """The images of `positions`, each in [0, n), under the permutation of [0, n) that the key stands for."""
+    values = np.array(positions, np.uint64)
     half = max(1, -(-max(n - 1, 1).bit_length() // 2))
     keys = [np.uint64(fold(*key, number)) for number in range(ROUNDS)]
     values = _feistel(values, half, keys)
@@ -71,20 +71,20 @@ def permuted(places: npt.ArrayLike, n: int, *key: int) -> Index:
     return values
 
 
-def windowed(places: Index, n: int, block: int, window: int, *key: int) -> Index:
+def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> Index:
     """A permutation of [0, n) in which `window` blocks of `block` neighbours, drawn from all, are used up before the next ones.
 
     The last n % block samples come last. Reads stay within blocks that fit a cache, and each block is read once an epoch.
     """
     blocks = n // block
     body, span = blocks * block, window * block
-    image = np.empty_like(places)
-    tail = places >= body
-    image[tail] = body + permuted(places[tail] - np.uint64(body), max(n - body, 1), *key, TAIL)
-    for number in np.unique(places[~tail] // np.uint64(span)):
-        mine = ~tail & (places // np.uint64(span) == number)
+    image = np.empty_like(positions)
+    tail = positions >= body
+    image[tail] = body + permuted(positions[tail] - np.uint64(body), max(n - body, 1), *key, TAIL)
+    for number in np.unique(positions[~tail] // np.uint64(span)):
+        mine = ~tail & (positions // np.uint64(span) == number)
         size = min(window, blocks - int(number) * window) * block
-        within = permuted(places[mine] % np.uint64(span), size, *key, WINDOW, int(number))
+        within = permuted(positions[mine] % np.uint64(span), size, *key, WINDOW, int(number))
         slots, offsets = np.divmod(within, np.uint64(block))
         image[mine] = permuted(slots + number * np.uint64(window), blocks, *key, BLOCKS) * np.uint64(block) + offsets
     return image

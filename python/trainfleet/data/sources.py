@@ -93,8 +93,8 @@ def plan_units(data: Data) -> UnitPlan:
         warnings += [warning for file in files if (warning := _warning(file))]
     for part in data.mixture:
         if others := left_out(part.path, SUFFIXES):
-            told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-            warnings.append(f"{part.path}: files that are not read: {told}")
+            unread = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
+            warnings.append(f"{part.path}: files that are not read: {unread}")
     total = sum(file.size for files in listed for file in files)
     aim, units = _aim(total), list[Unit]()
     for source, files in enumerate(listed):

@@ -61,13 +61,13 @@ def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
         rows = csv.reader(_lines(stream, piece), "excel-tab" if piece.path.endswith(TAB) else "excel", strict=True)
         try:
             names = next(rows, [])
-            place = column(names, text_field, piece.path)
+            index = column(names, text_field, piece.path)
             for row in rows:
                 if row:  # a blank line is none
                     where = f"{piece.path}:{rows.line_num}"
-                    if place >= len(row):
+                    if index >= len(row):
                         raise DataError(f"has {len(row)} cells of {len(names)}", where=where, next="correct or remove the line")
-                    yield cell(row[place], where, text_field)
+                    yield cell(row[index], where, text_field)
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {rows.line_num}"
             raise DataError("is not UTF-8", where=piece.path, why=why, next="convert it (iconv -f latin1 -t utf-8)") from error
@@ -95,10 +95,10 @@ def read_arrow(piece: Piece, text_field: str) -> Iterator[Document]:
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
-        place = column(reader.schema.names, text_field, piece.path)
+        index = column(reader.schema.names, text_field, piece.path)
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches)) if is_file else iter(reader)
         row = 0
         for batch in batches:
-            for text in texts(batch, place, piece.path, text_field):
+            for text in texts(batch, index, piece.path, text_field):
                 yield cell(text, f"{piece.path}: row {row}", text_field)
                 row += 1

@@ -47,8 +47,8 @@ class Words:
         rows = np.fromiter(map(self.rows.__getitem__, words), np.int64, len(words))
         starts, lengths = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
         ends = np.concatenate([[0], np.cumsum(lengths)])  # in the result, after each word
-        places = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-        return self.ids[places], ends[np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])]
+        indices = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+        return self.ids[indices], ends[np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])]
 
     def _learn(self, words: list[str]) -> None:
         """Adds these words to the table."""

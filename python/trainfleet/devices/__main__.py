@@ -1,4 +1,4 @@
-"""`python -m trainfleet.devices`: the trial of this machine's CPUs, as JSON; trial.py keeps it."""
+"""`python -m trainfleet.devices`: measures this machine's CPUs; JSON, which cpu_speed.py caches."""
 
 from __future__ import annotations
 

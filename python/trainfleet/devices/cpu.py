@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import trial
+from .. import cpu_speed
 from . import products
 from .base import COSTLY, Call
 
@@ -36,7 +36,7 @@ class Cpu:
 
     def start(self) -> None:
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
-        products.by_onednn(trial.of_this_machine().by_onednn)
+        products.by_onednn(cpu_speed.of_this_machine().by_onednn)
 
     def joined(self, rank: int, size: int) -> None:
         pass
@@ -58,7 +58,7 @@ class Cpu:
     @cached_property
     def native_bf16(self) -> bool:
         """Whether bf16 products are the faster ones here, as measured: there may be instructions for them and yet no gain."""
-        return trial.of_this_machine().half
+        return cpu_speed.of_this_machine().half
 
     @cached_property
     def _cpuinfo(self) -> str:
@@ -66,8 +66,8 @@ class Cpu:
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """What its threads reach in products of a small model's size (trial.py): no nominal figure, which no CPU comes near."""
-        return trial.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32") * torch.get_num_threads()
+        """What its threads reach in products of a small model's size (cpu_speed.py); no CPU comes near its nominal figure."""
+        return cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32") * torch.get_num_threads()
 
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)

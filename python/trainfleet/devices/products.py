@@ -1,4 +1,4 @@
-"""Matrix products on CPUs: which library computes them, and how fast each format and library is here, for trial.py.
+"""Matrix products on CPUs: which library computes them, and how fast each format and library is here, for cpu_speed.py.
 
 What is measured is a small model's layer, forward and backward: three products of 1,024 tokens by a matrix, on one core, in CPU
 seconds of its thread, so that other work on the machine counts little. Ways take turns, and the best turn of each counts.
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..trial import Trial, here
+from ..cpu_speed import CpuSpeed, here
 
 TOKENS = 1024
 SHAPES = ((192, 512), (384, 1024))  # of matrices: of a model a little wider than the preset `tiny`, and of `small`
 TURNS, LEAST = 4, 0.25  # of each way: so many, and so many seconds of all ways together
 HOPELESS = 4.0  # times as long as the fastest, in the first turn: a format without instructions of its own
 FP32_ERROR = 2e-6  # of a product, relative: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
-BUSY = 0.8  # of the cores' time that the trial must get, or how processes and threads compare is not told
+BUSY = 0.8  # of the cores' time that the measurement must get, or processes and threads are not compared
 Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
 
@@ -124,10 +124,10 @@ def all_cores(cores: int, format: torch.dtype) -> dict[str, float]:
         return {name: flops() / seconds for name, seconds in best_seconds(ways, time.perf_counter).items()}
 
 
-def measure() -> Trial:
-    """The trial of this machine, in about a second."""
+def measure() -> CpuSpeed:
+    """The speed of this machine's CPUs, measured in about a second."""
     cpu, version, cores = here()
-    found = Trial(cpu, version, cores, **one_core())
+    found = CpuSpeed(cpu, version, cores, **one_core())
     if cores == 1:
         return found
     by_onednn(found.by_onednn)
@@ -135,4 +135,4 @@ def measure() -> Trial:
         wide = all_cores(cores, torch.bfloat16 if found.half else torch.float32)
     finally:
         by_onednn(False)
-    return Trial(cpu, version, cores, found.fp32, found.onednn, found.bf16, **wide)
+    return CpuSpeed(cpu, version, cores, found.fp32, found.onednn, found.bf16, **wide)

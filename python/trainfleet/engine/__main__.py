@@ -203,8 +203,8 @@ def record_fault(run: Run, error: Exception) -> None:
 
     On a full disk there is no event, and only the log has the words.
     """
-    told = isinstance(error, TrainfleetError)
-    lines = [] if told else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
+    is_ours = isinstance(error, TrainfleetError)
+    lines = [] if is_ours else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
     with suppress(RunError):
         run.record(
             "fault",

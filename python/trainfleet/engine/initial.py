@@ -59,6 +59,6 @@ def compare(found: Preset, shape: Model, folder: Path) -> None:
     """Raises RunError where a folder's model has another shape, naming each dimension."""
     names = [field.name for field in fields(Preset) if field.name not in FREE]
     pairs = {name: (getattr(found, name), getattr(shape, name)) for name in names}
-    told = [f"model.{name} is {was} there, {now} here" for name, (was, now) in pairs.items() if was != now]
-    if told:
-        raise RunError("has weights of another model", where=str(folder), why="; ".join(told), next=f"model.preset: {folder}")
+    other = [f"model.{name} is {was} there, {now} here" for name, (was, now) in pairs.items() if was != now]
+    if other:
+        raise RunError("has weights of another model", where=str(folder), why="; ".join(other), next=f"model.preset: {folder}")

@@ -42,7 +42,7 @@ class Stopwatch:
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
         self.computed: list[Reading] = []  # when the last gradient of the backward pass was computed
-        self.place = "load", 0  # phase and step
+        self.position = "load", 0  # phase and step
         self.own = 0.0  # seconds of this step that this rank worked for itself, not waiting for others
         self.startup = 0.0
         self.to_first_step = 0.0
@@ -116,7 +116,7 @@ class Stopwatch:
         return found
 
     def _at(self, phase: str, step: int) -> None:
-        self.place = phase, step
+        self.position = phase, step
         if self.heart:
             self.heart.at(phase, step)
 
@@ -126,7 +126,7 @@ class Stopwatch:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Counts the time of its body as `name` and not as training."""
-        began, (phase, step) = time.time(), self.place
+        began, (phase, step) = time.time(), self.position
         self._at(name, step)
         yield
         self._at(phase, step)

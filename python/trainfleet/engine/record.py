@@ -120,8 +120,8 @@ class Recorder:
             else:
                 self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
                 # In one line, the cause first: to the verdict on a later failure it must not look like that one's cause.
-                told = f"{save.error.why} ({save.error.what}); {save.error.next}"
-                print(f"step {save.step:,} was not saved: {told}", flush=True)
+                why = f"{save.error.why} ({save.error.what}); {save.error.next}"
+                print(f"step {save.step:,} was not saved: {why}", flush=True)
 
     def update(self, **fields: Any) -> None:
         """Updates results.json."""
@@ -158,8 +158,8 @@ class Recorder:
         except (RunError, OSError) as error:
             if not self.complained:
                 self.complained = True
-                told = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
-                print(f"training continues; its records wait for disk space: {told}", flush=True)
+                why = f"{error.what}: {error.why}" if isinstance(error, RunError) else str(error)
+                print(f"training continues; its records wait for disk space: {why}", flush=True)
 
     def close(self, status: str = "finished") -> None:
         """Writes all that is left.

@@ -170,8 +170,8 @@ def attempt(run: Run, size: int, world: World, vote: Vote) -> Trial | None:
         RunError: the trial failed on a rank, for another reason than memory.
     """
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "trial.json"
-        process = subprocess.Popen([sys.executable, *PROGRAM, str(run.folder), str(size), str(told)])
+        result = Path(folder) / "trial.json"
+        process = subprocess.Popen([sys.executable, *PROGRAM, str(run.folder), str(size), str(result)])
         stopped, failed, full = look_on(process, world, vote)
         if stopped:
             return None
@@ -180,7 +180,7 @@ def attempt(run: Run, size: int, world: World, vote: Vote) -> Trial | None:
                 f"the trial of micro-batch {size} failed", where=f"run {run.name}", why="its own words are above",
                 next="make logs; train.search_micro_batch=false trains without a search",
             )  # fmt: skip
-        trial = None if full else fit(Trial, read_json(told) or {}, str(told))
+        trial = None if full else fit(Trial, read_json(result) or {}, str(result))
     return Trial(size) if trial is None or trial.memory_bytes > FULL * least_memory(world) else trial
 
 

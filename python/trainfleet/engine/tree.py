@@ -42,18 +42,18 @@ class Group(NamedTuple):
     """Ranks that talk to the first of them, and this rank's place among them."""
 
     size: int
-    place: int
+    position: int
     link: Any  # a ProcessGroupGloo, of which torch's stubs leave out what it can do
 
     @classmethod
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
         """Joins a group of ranks. Not by dist.new_group, which all ranks of the world must call together."""
-        place, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
-        return cls(len(ranks), place, dist.ProcessGroupGloo(own, place, len(ranks), PATIENCE))
+        position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
+        return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
     def gather(self, numbers: Tensor) -> Tensor:
         """The sum of these numbers of all ranks, on the first one."""
-        parts = [torch.empty_like(numbers) for _ in range(self.size)] if self.place == 0 else []
+        parts = [torch.empty_like(numbers) for _ in range(self.size)] if self.position == 0 else []
         self.link.gather([parts] if parts else [], [numbers]).wait()
         return torch.stack(parts).sum(0) if parts else torch.empty_like(numbers)
 

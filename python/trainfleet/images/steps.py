@@ -17,7 +17,7 @@ NOISE = re.compile(
 AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")  # instructions that may take time; others change the configuration alone
 WIDTH = 66  # letters of an instruction
 NEWLINE = "\n"
-TOLD = 1.0  # seconds from which on the time of a step is shown
+LONG = 1.0  # seconds from which on the time of a step is shown
 
 
 class Steps:
@@ -43,9 +43,9 @@ class Steps:
     def end(self, how: str = "") -> None:
         """Says how the step that runs has ended, or how long it took."""
         seconds = time.monotonic() - self.began
-        told = how or (f"{seconds:.0f} s" if seconds > TOLD else "")
-        if self.runs and (self.open or told):
-            print(f"  {told}".rstrip() if self.open else f"{'':8}{told}", flush=True)
+        outcome = how or (f"{seconds:.0f} s" if seconds > LONG else "")
+        if self.runs and (self.open or outcome):
+            print(f"  {outcome}".rstrip() if self.open else f"{'':8}{outcome}", flush=True)
         self.runs = self.open = False
 
 

@@ -78,10 +78,10 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
     """Why the trial has no result: by host, its last error."""
-    told = {host: words for host, text in zip(hosts, said, strict=True) if (words := gate.last_error(text))}
-    if not told:
+    errors = {host: words for host, text in zip(hosts, said, strict=True) if (words := gate.last_error(text))}
+    if not errors:
         return [Finding(None, "fabric", "the trial of the links ended without a figure", "make train again")]
-    words = "; ".join(f"{host}: {error[:200]}" for host, error in told.items())
+    words = "; ".join(f"{host}: {error[:200]}" for host, error in errors.items())
     return [Finding(None, "fabric", f"the trial of the links failed: {words}", "make logs; sinfo -R")]
 
 

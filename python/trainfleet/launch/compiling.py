@@ -100,13 +100,13 @@ def outlook(config: Config) -> list[str]:
 def name_of(config: Config) -> str:
     """The name of the run that compiles for this one: 12 digits change with anything that its programs depend on."""
     fleet = config.fleet
-    told = {
+    inputs = {
         "stack": lock_name(load_stack(fleet.stack)), "type": fleet.instance_type, "image": fleet.image,
         "ranks": [fleet.nodes, fleet.ranks_per_node], "model": asdict(config.model),
         "train": {name: value for name, value in asdict(config.train).items() if name not in GIVEN},
         "validates": config.train.validate_every > 0, "code": _code(),
     }  # fmt: skip
-    return f"compile-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]}"
+    return f"compile-{hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def expected_duration(config: Config) -> str:

@@ -126,7 +126,7 @@ def execute(
 
     def show(waits_for: str = "") -> None:
         live.update(waits_for)
-        interrupts.told |= live.line.unread  # as when its terminal is closed
+        interrupts.signalled |= live.line.unread  # as when its terminal is closed
 
     follower = Follower(backend, place, run, interrupts, show, live.line.say, budget)
     if isinstance(live, TokenizeLive):

@@ -50,8 +50,8 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _medians(lessons: list[Lesson]) -> dict[str, float]:
-    told = [lesson.parts for lesson in lessons if lesson.parts]
-    return {group: median(parts[group] for parts in told if group in parts) for group in GROUPS if any(group in p for p in told)}
+    each = [lesson.parts for lesson in lessons if lesson.parts]
+    return {group: median(parts[group] for parts in each if group in parts) for group in GROUPS if any(group in p for p in each)}
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:

@@ -28,14 +28,14 @@ echo {STRUCK}"""
 BROKEN_NODE = """
 import os, sys
 def is_here():
-    own, told = os.uname().nodename, os.path.join(os.path.dirname(os.path.abspath(__file__)), "host")
+    own, mark = os.uname().nodename, os.path.join(os.path.dirname(os.path.abspath(__file__)), "host")
     if os.environ.get("GROUP_RANK") != "1":
         return False
     try:
-        with open(told, "x") as file:
+        with open(mark, "x") as file:
             file.write(own)
     except FileExistsError:
-        with open(told) as file:
+        with open(mark) as file:
             own = file.read() or own
     return own == os.uname().nodename
 class Missing:
@@ -172,8 +172,8 @@ def _measure(
     promises = [wrong, "" if equal else "the losses are not those of the unbroken run",
                 f"{lost} steps were done twice" if lost > (stage.steps if most_lost is None else most_lost) else ""]  # fmt: skip
     seconds = [max(0.0, round(event["time"] - began, 1)) if event else None for event in (first, again)]
-    told = (*broken, *filter(None, promises))
-    return Outcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=told)
+    failed = (*broken, *filter(None, promises))
+    return Outcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=failed)
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:

@@ -135,9 +135,9 @@ def require_compiled(run: Run, ahead: bool) -> None:
         return
     found = compilation.read_run(run)
     if found.failed or not found.compiled:
-        told = "\n".join(f"  {line}" for line in found.explained())
+        why = "\n".join(f"  {line}" for line in found.explained())
         what = f"{len(found.failed)} of {len(found.compiled)} programs could not be compiled" if found.failed else NOTHING
-        raise JobFailed(f"{what}\n{told}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}")
+        raise JobFailed(f"{what}\n{why}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}")
     run.update_results(status="finished")
 
 

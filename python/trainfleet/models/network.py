@@ -55,8 +55,8 @@ class Network(nn.Module, ABC):
     def initialize(self, seed: int) -> None:
         """Initializes every weight."""
         for name, parameter in self.named_parameters():
-            place = torch.Generator(parameter.device)
-            parameter.copy_(self.draw(name, parameter.shape, seed, place.manual_seed))
+            generator = torch.Generator(parameter.device)
+            parameter.copy_(self.draw(name, parameter.shape, seed, generator.manual_seed))
 
     def draw(self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]) -> Tensor:
         """First values of a parameter, where `generator` draws them: seeded by seed and name alone, so that all ranks agree."""

@@ -160,20 +160,20 @@ class Whole:
     def __init__(self, ranks: Sequence[Mapping[str, Stored]], shape: Model, where: str) -> None:
         """`ranks`: what each tensor rank has, of all stages."""
         self.ranks, self.shape, self.where = ranks, shape, where
-        self.places = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
+        self.sources = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
 
     def keys(self) -> list[str]:
-        return list(self.places)
+        return list(self.sources)
 
     def get_slice(self, name: str) -> Kind:
-        key, _ = self.places[name]
+        key, _ = self.sources[name]
         if missing := [rank for rank, found in enumerate(self.ranks) if key not in found]:
             raise RunError(f"lacks {key} of tensor rank {missing[0]}", where=self.where, next="copy the checkpoint again")
         first = self.ranks[0][key]
         return Kind(first.size, first.kind)
 
     def get_tensor(self, name: str) -> Tensor:
-        key, pick = self.places[name]
+        key, pick = self.sources[name]
         try:
             return self._join(name, [pick(rank[key].read(), self.shape, len(self.ranks)) for rank in self.ranks])
         except (ValueError, RuntimeError, IndexError) as error:
@@ -199,12 +199,12 @@ def parts_of(key: str) -> list[tuple[str, Pick]]:
     """Hugging Face's names for what stands under a key, and how to take each from a rank's slice."""
     prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
     if attention and last in ("weight_qkv", "weight"):
-        return [(f"{prefix}self_attn.{each}_proj.weight", partial(third, place)) for place, each in enumerate("qkv")]
+        return [(f"{prefix}self_attn.{each}_proj.weight", partial(third, index)) for index, each in enumerate("qkv")]
     if attention and last in ("weight_q", "weight_k", "weight_v"):
         return [(f"{prefix}self_attn.{last[-1]}_proj.weight", alone)]
     prefix, both, _ = key.rpartition("mlp.gate_up_proj.weight")
     return (
-        [(f"{prefix}mlp.{each}_proj.weight", partial(half, place)) for place, each in enumerate(("gate", "up"))]
+        [(f"{prefix}mlp.{each}_proj.weight", partial(half, index)) for index, each in enumerate(("gate", "up"))]
         if both
         else [(key, alone)]
     )
@@ -214,14 +214,14 @@ def alone(value: Tensor, shape: Model, ranks: int) -> Tensor:
     return value
 
 
-def half(place: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
-    return value.chunk(2)[place]
+def half(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
+    return value.chunk(2)[index]
 
 
-def third(place: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
+def third(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
     """Of query, key and value, which are of different sizes where heads share keys."""
     heads = max(1, shape.kv_heads // ranks) * shape.head_features
-    return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[place]
+    return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[index]
 
 
 def once(all_copies: Tensor, copies: int, name: str) -> Tensor:

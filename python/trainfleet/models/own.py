@@ -76,7 +76,7 @@ def _faults(model: Network) -> Iterator[str]:
         for name in getattr(plan, field):
             if not any(re.fullmatch(re.escape(name).replace(r"\*", r"\d+"), known) for known in names):
                 yield f"{field} names {name!r}, which is no module of it"
-    places = (*plan.first, *plan.last, plan.blocks)
+    prefixes = (*plan.first, *plan.last, plan.blocks)
     for name, _ in model.named_parameters():
-        if not name.startswith(tuple(f"{place}." for place in places)):
+        if not name.startswith(tuple(f"{prefix}." for prefix in prefixes)):
             yield f"{name} is in none of blocks, first and last"

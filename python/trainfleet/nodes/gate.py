@@ -32,7 +32,7 @@ PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 BANDWIDTH = "== bandwidth "
-TOLD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # so that NCCL says over what it talks
+NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # so that NCCL says over what it talks
 SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 
@@ -210,7 +210,7 @@ def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
     environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
-        "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **TOLD,
+        "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **NCCL_LOGS,
     }  # fmt: skip
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
     module, *own = trial_of(wanted)

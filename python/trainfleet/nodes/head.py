@@ -78,16 +78,16 @@ class Head:
         _require(self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=tuple(hosts)), "the head's key can't be let in")
 
     def start(
-        self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str], token: str, told: Mapping[str, str]
+        self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str], token: str, more: Mapping[str, str]
     ) -> None:
         """Starts the launcher on the first of `heads` and lets the others stand by; all of them know the secrets.
 
-        `told`: what else is in their environment.
+        `more`: what else is in their environment.
         """
         launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG={self.run}/launch.yaml")
         standby = (self.python, "-m", "trainfleet.watch.standby", self.run, *launcher)
         environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), "PYTHONPATH": f"{self.code}/python",
-                       "TRAINFLEET_ORDER": f"{self.run}/{ORDER}", "NO_COLOR": "1", **told}  # fmt: skip
+                       "TRAINFLEET_ORDER": f"{self.run}/{ORDER}", "NO_COLOR": "1", **more}  # fmt: skip
         for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
             words = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *argv]
             text = script([f"the {log} of {self.config.name}, on {host}"], self.folder, environment, words)

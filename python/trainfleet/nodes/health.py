@@ -104,12 +104,12 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """The shared folder lies on the same file system everywhere, where setup itself does not mount it."""
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
         return
-    places = {host: (fact.shared.kind, fact.shared.mounted) for host, fact in facts.items() if fact.shared}
-    if not places:
+    mounts = {host: (fact.shared.kind, fact.shared.mounted) for host, fact in facts.items() if fact.shared}
+    if not mounts:
         return
-    usual = Counter(places.values()).most_common(1)[0][0]
+    usual = Counter(mounts.values()).most_common(1)[0][0]
     for host in facts:
-        kind, where = places.get(host, ("nothing", "/"))
+        kind, where = mounts.get(host, ("nothing", "/"))
         if (kind, where) != usual:
             message = f"{wanted.fleet.shared_folder} is on {kind} at {where}, on most nodes on {usual[0]} at {usual[1]}"
             yield Finding(host, "mount", message, "on it: mount the file system; or set fleet.fsx and make setup does")

@@ -191,13 +191,13 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """The Lustre client, and the file system where the shared folder lies."""
-    place = wanted.fleet.fsx
-    if place.dns_name is None or place.mount_name is None:
+    fsx = wanted.fleet.fsx
+    if fsx.dns_name is None or fsx.mount_name is None:
         return
-    source = f"{place.dns_name}@tcp:/{place.mount_name}"
-    mounted = facts.mounts.get(place.folder, "nothing")
-    if mounted.split()[0] != "lustre" or not mounted.endswith(f":/{place.mount_name}"):
-        yield Step("fsx.sh", (source, place.folder, wanted.stack.key("fsx")), f"{mounted} at {place.folder}")
+    source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
+    mounted = facts.mounts.get(fsx.folder, "nothing")
+    if mounted.split()[0] != "lustre" or not mounted.endswith(f":/{fsx.mount_name}"):
+        yield Step("fsx.sh", (source, fsx.folder, wanted.stack.key("fsx")), f"{mounted} at {fsx.folder}")
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[Step]:

@@ -54,8 +54,8 @@ class Quarantine:
         entries = self.entries()
         before = entries.get(host.identity)
         known = before.evidence if before else ""
-        told = known if evidence in known else "; ".join(filter(None, (known, evidence)))
-        self._write(entries | {host.identity: Entry(host.name, host.address, told, time.time(), by)})
+        against = known if evidence in known else "; ".join(filter(None, (known, evidence)))
+        self._write(entries | {host.identity: Entry(host.name, host.address, against, time.time(), by)})
 
     def lift(self, name: str) -> Entry:
         """Lets a host out, named as in fleet.hosts or by its address.

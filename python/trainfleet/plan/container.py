@@ -31,5 +31,5 @@ def container_words(image: str, folder: str, stack: str, names: Iterable[str], w
         "--env=USER=trainer",
     ]
     gpus = ["--gpus=all"] if device_of(stack) == "cuda" else []
-    told = [f"--env={name}" for name in sorted(set(names))]
-    return ["sh", "-c", RUN, "docker", *own, *gpus, f"--volume={folder}:{folder}", f"--workdir={folder}", *told, image, *words]
+    passed = [f"--env={name}" for name in sorted(set(names))]
+    return ["sh", "-c", RUN, "docker", *own, *gpus, f"--volume={folder}:{folder}", f"--workdir={folder}", *passed, image, *words]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .. import hardware, trial
+from .. import cpu_speed, hardware
 from ..config import Config
 from ..config.formats import format_of, is_half, usable_bytes
 from ..config.memory import Memory, memory_of
@@ -85,4 +85,4 @@ def _peak(config: Config, device: hardware.Accelerator | None, format: str) -> f
         return device.peak(format) * config.world_size
     if not hardware.on_local_cpus(config.fleet.instance_type):
         return None
-    return trial.of_this_machine().rate(format) * hardware.local_cores()
+    return cpu_speed.of_this_machine().rate(format) * hardware.local_cores()

@@ -81,9 +81,9 @@ class Job:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
         """The job of a record. InputError when it is none."""
-        told: dict[str, Any] = dict(fit(Written, {**LATER, **record}))
-        told |= {"folder": Path(told["folder"]), "arguments": tuple(told["arguments"]), "secrets": tuple(told["secrets"])}
-        return cls(**{name: told[name] for name in Written.__annotations__})
+        fields: dict[str, Any] = dict(fit(Written, {**LATER, **record}))
+        fields |= {"folder": Path(fields["folder"]), "arguments": tuple(fields["arguments"]), "secrets": tuple(fields["secrets"])}
+        return cls(**{name: fields[name] for name in Written.__annotations__})
 
 
 def tokenize_job(config: Config) -> Job:

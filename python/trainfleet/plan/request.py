@@ -51,8 +51,8 @@ class Request:
     @property
     def token(self) -> str:
         """16 hex digits: the same for the same attempt of the same launch, and for nothing else."""
-        told = json.dumps([self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts])
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        text = json.dumps([self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -94,8 +94,8 @@ class Request:
             RunError: it is none.
         """
         try:
-            told = fit(Written, record)
-            return cls(Job.of(told["job"]), tuple(told["artifacts"]), tuple(told["hosts"]), told["environment"])
+            fields = fit(Written, record)
+            return cls(Job.of(fields["job"]), tuple(fields["artifacts"]), tuple(fields["hosts"]), fields["environment"])
         except InputError as error:
             why, next = f"{error.key}: {error.what}", f"rm {where}; make train"
             raise RunError("is not a request for a job", where=where, why=why, next=next) from error

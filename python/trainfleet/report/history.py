@@ -65,8 +65,8 @@ class History:
     @property
     def waits_for(self) -> str:
         """Why the job does not run yet, in its engine's words; "" when it does, or the reason is unknown."""
-        told = [event for event in self.events if event.get("event") in ("launched", "queued", "running", "began")]
-        return f"{told[-1].get('phase')}: {told[-1].get('reason')}" if told and told[-1]["event"] == "queued" else ""
+        turns = [event for event in self.events if event.get("event") in ("launched", "queued", "running", "began")]
+        return f"{turns[-1].get('phase')}: {turns[-1].get('reason')}" if turns and turns[-1]["event"] == "queued" else ""
 
     @property
     def step(self) -> int:
@@ -145,8 +145,8 @@ class History:
         if self.status not in ("failed", "interrupted"):
             return None
         launch = max((index for index, event in enumerate(self.events) if event["event"] == "launched"), default=0)
-        told = {event["event"]: event for event in reversed(self.events[launch:])}  # the first of each kind
-        fault, verdict = told.get("fault", {}), told.get("verdict", {})
+        first = {event["event"]: event for event in reversed(self.events[launch:])}  # the first of each kind
+        fault, verdict = first.get("fault", {}), first.get("verdict", {})
         if not fault and not verdict:
             return None
         who = verdict.get("who") or f"rank {fault.get('rank', '?')} on node {fault.get('node', '?')}"

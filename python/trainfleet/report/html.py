@@ -37,8 +37,8 @@ CAPTIONS = {
 def write(run: Run) -> Path:
     """report.html of a run, written anew from its folder as it is now."""
     history = read(run)
-    told = history.results.get("mfu_formula")
-    formula = f"{escape(told)}<br>" if told else ""
+    formula = history.results.get("mfu_formula")
+    formula = f"{escape(formula)}<br>" if formula else ""
     parts = [
         _header(history),
         *_verdicts(history),
@@ -90,13 +90,13 @@ def _header(history: History) -> str:
 
 def _verdicts(history: History) -> list[str]:
     """What went wrong, in a box."""
-    told = [history.verdict] if history.verdict else []
-    if history.broke_at is not None and not told:
+    findings = [history.verdict] if history.verdict else []
+    if history.broke_at is not None and not findings:
         cure = "A lower train.learning_rate or a longer train.warmup_steps is the usual cure."
-        told.append((f"The loss stopped being a finite number at step {history.broke_at:,}.", cure))
+        findings.append((f"The loss stopped being a finite number at step {history.broke_at:,}.", cure))
     if history.rose:
-        told.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
-    return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in told]
+        findings.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
+    return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in findings]
 
 
 def _rehearsal(history: History) -> str:
@@ -106,7 +106,7 @@ def _rehearsal(history: History) -> str:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal.HEAD)
     rows = (_cells(outcome.cells, "broken" if outcome.broken else "") for outcome in found.outcomes)
-    title = f"Broken on purpose on {found.backend}: {found.told}"
+    title = f"Broken on purpose on {found.backend}: {found.summary}"
     below = "<p>What follows is the run of the same kind to which nothing happened; each fault has a run of its own.</p>"
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
@@ -161,8 +161,8 @@ def _memory(history: History) -> tuple[str, str]:
 def _way(seconds: Mapping[str, object]) -> str:
     """How far the start had come when, in a run that has kept it."""
     words = {"loaded": "ranks had loaded torch", "met": "had met", "built": "had built the model"}
-    told = [f"{duration(number(seconds[name]))} {text}" for name, text in words.items() if name in seconds]
-    return f"; after {', after '.join(told)}" if told else ""
+    parts = [f"{duration(number(seconds[name]))} {text}" for name, text in words.items() if name in seconds]
+    return f"; after {', after '.join(parts)}" if parts else ""
 
 
 def _cost(history: History) -> tuple[str, str]:
@@ -205,8 +205,8 @@ def _next(history: History) -> str:
 
 
 def _events(history: History) -> str:
-    told = [event for event in history.events if event["event"] != "checkpointed"]
-    shown = (history.events if len(history.events) <= SHOWN_EVENTS else told)[-SHOWN_EVENTS:]
+    notable = [event for event in history.events if event["event"] != "checkpointed"]
+    shown = (history.events if len(history.events) <= SHOWN_EVENTS else notable)[-SHOWN_EVENTS:]
     cells = ((moment(event["time"])[11:], str(event["event"]), describe(event)) for event in shown)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
     head = f"{len(shown)} of {len(history.events)} events" if len(shown) < len(history.events) else "Events"

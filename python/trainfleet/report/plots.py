@@ -201,19 +201,19 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
     marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
     if named and history.broke_at is not None:
         marks.append((history.broke_at, "no finite loss"))
-    told: dict[int, list[str]] = {}
+    breaks: dict[int, list[str]] = {}
     for step, text in sorted(marks, key=lambda mark: mark[0]):
-        told.setdefault(step, []).extend([] if text in told.get(step, ()) else [text])
-    for step in told:
+        breaks.setdefault(step, []).extend([] if text in breaks.get(step, ()) else [text])
+    for step in breaks:
         axes.axvline(step, color=FAINT, lw=1, ls=":")
-    if named and len(told) <= NAMED:
-        _name_breaks(axes, {step: ", ".join(words) for step, words in told.items()})
+    if named and len(breaks) <= NAMED:
+        _name_breaks(axes, {step: ", ".join(words) for step, words in breaks.items()})
 
 
-def _name_breaks(axes: Axes, told: dict[int, str]) -> None:
+def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
     """Names each break, a row below the one before; the scale goes as far up as it takes for no curve to reach a name."""
     (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
-    for row, (step, text) in enumerate(told.items()):
+    for row, (step, text) in enumerate(breaks.items()):
         right, width = step > 0.6 * end, LETTER * len(text) * end
         peak = _peak(axes, *((step - width, step) if right else (step, step + width)))
         high = max(high, low + (peak - low) / (1 - ROW * (row + 1)))

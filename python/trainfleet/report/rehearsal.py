@@ -58,7 +58,7 @@ class Rehearsal:
     outcomes: tuple[Outcome, ...]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """How it went, in one line."""
         broken = sum(bool(outcome.broken) for outcome in self.outcomes)
         skipped = sum(bool(outcome.skipped) for outcome in self.outcomes)

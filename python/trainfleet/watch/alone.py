@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
         for log in (folder / "logs").glob("node-*.log"):
             cut(log, began)
         for feed in (folder / "events").glob("*.jsonl"):
-            told = [line for line in feed.read_text().splitlines() if is_since(line, began)]
-            feed.write_text("".join(f"{line}\n" for line in told))
+            newer = [line for line in feed.read_text().splitlines() if is_since(line, began)]
+            feed.write_text("".join(f"{line}\n" for line in newer))
         verdict = judge(
             request_of(folder, nodes), Outcome(Status(Phase.ENDED, exits={0: code}), None), Run(folder), Start(began, {})
         )

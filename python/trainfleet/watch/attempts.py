@@ -42,12 +42,12 @@ def persevere(
     """
     run, broken, fruitless, restarts = follower.run, dict[str, str](), 0, 0
     while True:
-        saved, since, told = progress(run), start_now(request), len(notices(run))
+        saved, since, noticed = progress(run), start_now(request), len(notices(run))
         if not running:
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = follower.run_attempt(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.beats):
-            if following := without_taken(follower, request, outcome, jobs, broken, told):
+            if following := without_taken(follower, request, outcome, jobs, broken, noticed):
                 request, restarts = following, restarts + 1
                 begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
                 continue
@@ -87,16 +87,16 @@ def notices(run: runs.Run) -> list[int]:
 
 
 def without_taken(
-    follower: Follower, request: Request, outcome: Outcome, jobs: Sequence[Job], broken: dict[str, str], told: int
+    follower: Follower, request: Request, outcome: Outcome, jobs: Sequence[Job], broken: dict[str, str], noticed: int
 ) -> Request | None:
     """The next request, without the machines that AWS reclaims; None when the attempt ended for another reason.
 
-    Those machines are added to `broken`. `told`: how many notices there were before this attempt. It does not wait for
+    Those machines are added to `broken`. `noticed`: how many notices there were before this attempt. It does not wait for
     replacements: they are new machines, which `make setup` makes.
     """
     status = outcome.status
     placed = request.placed(status.hosts if status.leaves else ())
-    hosts = [placed.host(node) for node in notices(follower.run)[told:] if placed.host(node)]
+    hosts = [placed.host(node) for node in notices(follower.run)[noticed:] if placed.host(node)]
     over = follower.run.read_results().get("status") == "finished" or outcome.failed or follower.asked
     if over or not hosts or follower.interrupts.count:
         return None
@@ -146,16 +146,16 @@ def another(follower: Follower, jobs: Sequence[Job], broken: Mapping[str, str], 
     Raises:
         BackendError: they did not come back in time, or it was stopped meanwhile.
     """
-    deadline, told = time.monotonic() + PATIENCE, False
+    deadline, said = time.monotonic() + PATIENCE, False
     while True:
         try:
             return first_that_fits(follower.backend, jobs, [{**broken, **lost}, broken] if lost else [broken])
         except BackendError as error:
             if time.monotonic() > deadline or follower.interrupts.count or follower.run.is_asked_to_stop():
                 raise
-            if not told:
+            if not said:
                 follower.say(f"waiting for nodes: {error}")
-                told = True
+                said = True
         pause(follower, ASK_AGAIN)
 
 

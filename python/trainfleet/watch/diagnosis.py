@@ -68,7 +68,7 @@ def diagnose(
     standing = settle([one for one in _uncancelled(record.evidence) if not survived(one, record)])
     if not standing:
         return None
-    counted = blame.votes((one.writer[0], book.node_of(one.told.get("peer"))) for one in standing)
+    counted = blame.votes((one.writer[0], book.node_of(one.groups.get("peer"))) for one in standing)
     best = _nearer(min(standing, key=lambda one: _order(one, counted)), standing)
     return _find(best, standing, record, counted, nodes)
 
@@ -93,8 +93,8 @@ def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
         return complaints[-1] if complaints else best
     if best.cause == "killed" and any(one.words.startswith("vmstat: oom_kill") and one.node == best.node for one in standing):
         return replace(best, cause="host-memory", words=f"{best.words}; the node's count of processes killed for memory rose")
-    told = any(one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node for one in standing)
-    return replace(best, cause="disk") if best.cause == "storage" and told else best
+    disk = any(one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node for one in standing)
+    return replace(best, cause="disk") if best.cause == "storage" and disk else best
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -107,7 +107,7 @@ def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
 def _annuls(mark: Evidence, one: Evidence) -> bool:
     if mark.cause[1:] != one.cause or mark.node != one.node:
         return False
-    return mark.time >= one.time if mark.cause[0] == "-" else mark.place < one.place and one.weight <= Weight.HINT
+    return mark.time >= one.time if mark.cause[0] == "-" else mark.index < one.index and one.weight <= Weight.HINT
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -122,10 +122,10 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
     errors = [one for one in mine if one.error]
     if not errors:
         return mine
-    end = max(errors, key=lambda one: one.place)
+    end = max(errors, key=lambda one: one.index)
     last = max(
         (one for one in errors if one.time > end.time - TOGETHER),
-        key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.place),
+        key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
     if last.weight == Weight.VICTIM:
         return mine
@@ -153,22 +153,22 @@ def _whom(
     best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
 ) -> tuple[int | None, int | None, str]:
     """Node and rank that are to blame, and why, in words."""
-    named = record.book.node_of(best.told.get("peer"))
+    named = record.book.node_of(best.groups.get("peer"))
     if best.cause == "victim":
-        return blame.most_blamed(counted), None, _loss(standing, record, counted) or best.words
-    if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.told and best.writer[2] != "watch":
+        return blame.most_blamed(counted), None, _loss(standing, counted) or best.words
+    if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.groups and best.writer[2] != "watch":
         return _who_hangs(best, standing, record)
-    if "rank" in best.told:
-        rank, ended = int(best.told["rank"]), ENDED.search(best.words) and " on node " not in best.words
+    if "rank" in best.groups:
+        rank, ended = int(best.groups["rank"]), ENDED.search(best.words) and " on node " not in best.words
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended  # it speaks of its own node
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
         return (*_absent(best, record, nodes, alike), best.words)
-    if "peer" in best.told and best.cause in ("lost-node", "preempted", "host-memory"):
+    if "peer" in best.groups and best.cause in ("lost-node", "preempted", "host-memory"):
         return named if named is not None or best.cause != "host-memory" else best.node, None, best.words
     blamed = blame.most_blamed(counted)
-    if best.cause == "fabric" and "peer" in best.told and blamed is not None and counted[blamed] > 1:
+    if best.cause == "fabric" and "peer" in best.groups and blamed is not None and counted[blamed] > 1:
         return blamed, None, best.words
     if best.cause == "code" and "mismatch between collectives" in best.words:
         return None, None, best.words
@@ -193,12 +193,12 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     return min(ranks, key=lambda one: one.time).rank if ranks else None
 
 
-def _loss(standing: Sequence[Evidence], record: Record, counted: Counter[int]) -> str:
+def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
     """Who is missed by whom, in words; "" where no line names a peer."""
     node = blame.most_blamed(counted)
     if node is not None:
         return f"node {node} went away and left no word; {counted[node]} other nodes lost their links to it"
-    peers = Counter(blame.plain(one.told["peer"]) for one in standing if "peer" in one.told)
+    peers = Counter(blame.plain(one.groups["peer"]) for one in standing if "peer" in one.groups)
     return f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say" if len(peers) == 1 else ""
 
 
@@ -210,9 +210,9 @@ def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[in
     here = {node for node in record.homes.values() if node is not None} | {
         node for node, rank, who in record.streams if rank is None and node is not None and who in ("agent", "node")
     }
-    if "joined" not in best.told:
+    if "joined" not in best.groups:
         return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
-    joined, every = int(best.told["joined"]), int(best.told["all"])
+    joined, every = int(best.groups["joined"]), int(best.groups["all"])
     of = nodes or (every if len(here) <= joined < every and max(here, default=0) < every else 0)
     missing = sorted(set(range(of)) - here)
     return (missing[0], None) if len(missing) == 1 else (None, None)
@@ -223,10 +223,10 @@ def _who_hangs(best: Evidence, standing: Sequence[Evidence], record: Record) -> 
 
     Where neither is there, nobody is named.
     """
-    told = sorted(
+    waited = sorted(
         (one for one in standing if one.cause == "hang" and one.rank is not None), key=lambda one: _sequence(one.line.text)
     )
-    late = {one.rank: one for one in told}
+    late = {one.rank: one for one in waited}
     homes = record.homes
     missing = sorted(rank for rank in homes if rank not in late)
     behind = {rank: _sequence(one.line.text) for rank, one in late.items()}
@@ -249,6 +249,6 @@ def quote(finding: Finding, lines: Sequence[Line]) -> tuple[str, ...]:
     """The line that gave it away, with what the same rank wrote just before."""
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]
-    places = (place for place, line in enumerate(mine) if line.text == finding.line.text)
-    end = next(places, len(mine) - 1) + 1
+    ends = (index for index, line in enumerate(mine) if line.text == finding.line.text)
+    end = next(ends, len(mine) - 1) + 1
     return tuple(line.text for line in mine[max(0, end - TAIL) : end])

@@ -69,13 +69,13 @@ class Evidence:
     time: float
     line: Line
     writer: Writer
-    place: int  # among the lines of its node
+    index: int  # of its line among those of its node
     node: int | None
     rank: int | None
     words: str
     error: bool = False
     firm: bool = True
-    told: Mapping[str, str] = field(default_factory=dict)  # what the sign's groups say: peer, rank, pid, joined, all
+    groups: Mapping[str, str] = field(default_factory=dict)  # what the sign's groups matched: peer, rank, pid, joined, all
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Stream:
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     signed: list[Evidence] = field(default_factory=list)
-    progress: int = -1  # the place of its last line about a step
+    progress: int = -1  # the index of its last line about a step
     calm: float = -math.inf  # when it last wrote what is no complaint
 
 
@@ -140,36 +140,36 @@ def _days(nodes: Mapping[int | None, list[Line]]) -> dict[int | None, list[float
 
 def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
     report = Report()
-    for place, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
+    for index, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
         plain = line.who in OUTSIDE or line.text[:1] == " "
-        told, text = (None, line.text) if plain else strip(line.text)
-        rank = line.rank if line.rank is not None else told
+        prefixed, text = (None, line.text) if plain else strip(line.text)
+        rank = line.rank if line.rank is not None else prefixed
         writer: Writer = (line.node, rank, line.who if line.who in OUTSIDE or rank is None else "rank")
         if rank is None and line.who == "agent" and (stamp := KERNEL.match(text)):
             writer, text = (line.node, None, "kernel"), text[stamp.end() :]
         stream, time = record.streams[writer], line.time + shift
         if shift:
             line = replace(line, time=time)
-        if stream.tracebacks.base is not None and stream.tracebacks.take(line, place, text):
+        if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
             continue
         if line.node is not None:
             record.book.note(line.node, rank, text)
-        if rank is None and writer[2] != "kernel" and (found := report.take(line, place, time, text, record.book)):
+        if rank is None and writer[2] != "kernel" and (found := report.take(line, index, time, text, record.book)):
             stream.signed += found
-        elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, place, text):
+        elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, index, text):
             continue
         elif sign := _sign(writer[2], text):
-            stream.signed.append(_signed(sign, line, time, writer, place, text.strip()))
+            stream.signed.append(_signed(sign, line, time, writer, index, text.strip()))
         else:
-            _note_life(record, stream, writer, place, time, text)
+            _note_life(record, stream, writer, index, time, text)
 
 
-def _note_life(record: Record, stream: Stream, writer: Writer, place: int, time: float, text: str) -> None:
+def _note_life(record: Record, stream: Stream, writer: Writer, index: int, time: float, text: str) -> None:
     """Remembers that a process went on."""
     if writer[2] in (*OUTSIDE, "node"):
         return
     if is_progress(text):
-        stream.progress = place
+        stream.progress = index
         record.steps[writer[0]] = record.steps.get(writer[0], (-math.inf, -math.inf))[1], time
         if is_closing(text):
             record.closed = time
@@ -237,14 +237,14 @@ def _words(group: str) -> tuple[str, ...]:
     return (*every, "NVRM", "kernel:") if group == "agent" else tuple(every)
 
 
-def _signed(sign: Found, line: Line, time: float, writer: Writer, place: int, words: str) -> Evidence:
+def _signed(sign: Found, line: Line, time: float, writer: Writer, index: int, words: str) -> Evidence:
     what, match = sign
     weight = what.weight
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
         weight = Weight.WORD
-    told = {key: value for key, value in match.groupdict().items() if value}
+    groups = {key: value for key, value in match.groupdict().items() if value}
     cause = f"-{what.cause}" if what.cancels else f"+{what.cause}" if what.forestalls else what.cause
-    return Evidence(weight, cause, time, line, writer, place, writer[0], writer[1], words, firm=what.firm, told=told)
+    return Evidence(weight, cause, time, line, writer, index, writer[0], writer[1], words, firm=what.firm, groups=groups)
 
 
 def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
@@ -259,7 +259,7 @@ def _error(writer: Writer, block: Block) -> Evidence:
     by = ("error", "library", "any") if writer[2] == "rank" else ("error", "library", "any", "agent")
     line = block.line
     node, rank, _ = writer
-    blank = Evidence(Weight.WORD, "unknown", line.time, line, writer, block.place, node, rank, block.message[0], True, False)
+    blank = Evidence(Weight.WORD, "unknown", line.time, line, writer, block.index, node, rank, block.message[0], True, False)
     text = stated(block.text)
     if last := _LAST.search(text):  # what NCCL had warned of
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
@@ -271,7 +271,7 @@ def _error(writer: Writer, block: Block) -> Evidence:
         sign = None  # what they were about, the frame tells better
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
-        found = replace(_signed(sign, line, line.time, writer, block.place, said), error=True)
+        found = replace(_signed(sign, line, line.time, writer, block.index, said), error=True)
         found = replace(found, firm=found.firm and len(firm_causes(by, stated(block.text))) < 2)
         return replace(found, cause=_handled(found.cause, found.firm, block))
     if where:
@@ -308,7 +308,7 @@ class Report:
     entry: int = 0
     rank: int | None = None
 
-    def take(self, line: Line, place: int, time: float, text: str, book: Book) -> list[Evidence]:
+    def take(self, line: Line, index: int, time: float, text: str, book: Book) -> list[Evidence]:
         """What a line of it gives away; [] where it is none, or tells nothing."""
         if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
             self.entry = int(match[1])
@@ -323,7 +323,7 @@ class Report:
                 words = f"rank {self.rank} was killed by signal {match[1][1:]}"
                 writer: Writer = (line.node, None, line.who)
                 return [
-                    Evidence(fate[1], fate[0], time, line, writer, place, line.node, self.rank, words, firm=fate[0] != "killed")
+                    Evidence(fate[1], fate[0], time, line, writer, index, line.node, self.rank, words, firm=fate[0] != "killed")
                 ]  # by whom, nobody tells here
         return []
 
@@ -332,7 +332,7 @@ def survived(evidence: Evidence, record: Record) -> bool:
     """Whether the job went on after it: its process wrote of a step later, or others did of more than the one they were in."""
     untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"  # it stood among lines that may be anybody's
     stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
-    if stream.progress > evidence.place:
+    if stream.progress > evidence.index:
         return True
     mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
     if mild and evidence.writer[2] not in OUTSIDE and not evidence.error and stream.calm > evidence.time + BREATH:

@@ -126,7 +126,7 @@ class Follower:
                 break
             time.sleep(POLL)
         self.show("")
-        status = self._as_told(status, request)
+        status = self._with_cut_off(status, request)
         alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
         concluded = (alarm is not None or status.failed) and request.job.beats and self._is_concluded()
         if concluded:
@@ -135,7 +135,7 @@ class Follower:
             status, alarm, alive, concluded
         )  # as it was before the rest were stopped: that they were killed says nothing
 
-    def _as_told(self, status: Status, request: Request) -> Status:
+    def _with_cut_off(self, status: Status, request: Request) -> Status:
         """The status; where another user had the engine end the job, ranks that had not concluded count as cut off."""
         if not status.ended_by or self.asked:
             return status
@@ -210,8 +210,8 @@ class Follower:
 
     def _is_concluded(self) -> bool:
         """Whether the ranks' last event is that they finished, or stopped as they were asked to."""
-        told = [event["event"] for event in self.run.read_events()]
-        return next((name for name in reversed(told) if name in TURNS), "") in CONCLUDED
+        names = [event["event"] for event in self.run.read_events()]
+        return next((name for name in reversed(names) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle, request: Request) -> bool:
         """Passes a request to stop on; True when all ends at once: it was the second one, or no rank runs that could save."""

@@ -16,11 +16,11 @@ class Interrupts:
     """Counts the requests that come within `with`, so that they do not kill the process."""
 
     def __init__(self) -> None:
-        self.pressed, self.told = 0, False  # Ctrl-C, and by another process
+        self.pressed, self.signalled = 0, False  # Ctrl-C, and by another process
 
     @property
     def count(self) -> int:
-        return self.pressed + self.told
+        return self.pressed + self.signalled
 
     def __enter__(self) -> Interrupts:
         self._before = [signal.signal(number, self._count) for number in SIGNALS]
@@ -34,4 +34,4 @@ class Interrupts:
         if number == signal.SIGINT:
             self.pressed += 1
         else:
-            self.told = True
+            self.signalled = True

@@ -63,9 +63,9 @@ def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | Non
 
     `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines are removed from the metrics.
     """
-    told = [(line, span) for line in metrics if (span := Span.of(line, True))]
-    spans = [span for _, span in told]
-    usual = median([_of_a_step(line, span) for line, span in told if not span.compile] or [0.0])
+    timed = [(line, span) for line in metrics if (span := Span.of(line, True))]
+    spans = [span for _, span in timed]
+    usual = median([_of_a_step(line, span) for line, span in timed if not span.compile] or [0.0])
     for event in events:
         spans += [span for line in event.get("spans", ()) if event["event"] == "lost" and (span := Span.of(line, False))]
     spent = dict.fromkeys(USES, 0.0)

@@ -76,7 +76,7 @@ def read_lines(log: Path, node: int | None, start: int = 0, began: float = 0.0, 
 def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterator[Line]:
     """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
     lines = list(lines)
-    time, rank, who = next((time for text in lines if (time := _told(text, began)) is not None), 0.0), None, "agent"
+    time, rank, who = next((time for text in lines if (time := _clock_of(text, began)) is not None), 0.0), None, "agent"
     for text in lines:
         text = text[:LONGEST]
         if match := _STAMP.fullmatch(text):
@@ -89,7 +89,7 @@ def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterato
         yield Line(time, node, rank, who, text)
 
 
-def _told(text: str, began: float) -> float | None:
+def _clock_of(text: str, began: float) -> float | None:
     """The clock of a line, if it has one: lines before the first that does are taken for as old as that."""
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
@@ -113,8 +113,8 @@ def strip(text: str) -> tuple[int | None, str]:
     """The rank that prefixes of a line tell, if they do, and what stands behind them, with its indentation."""
     rank = None
     while match := _PREFIX.match(text):
-        told = match["rank"] or match["mpi"] or match["slurm"]
-        rank = int(told) if told else rank
+        number = match["rank"] or match["mpi"] or match["slurm"]
+        rank = int(number) if number else rank
         text = text[match.end() :]
     return rank, text
 

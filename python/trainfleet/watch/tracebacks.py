@@ -36,7 +36,7 @@ class Block:
     """
 
     line: Line
-    place: int
+    index: int
     message: list[str]
     bare: bool = False
     aside: bool = False
@@ -50,7 +50,7 @@ class Block:
     @property
     def inner(self) -> str:
         """The message, from the last exception that it names within, as wrappers do: `X raised:`, and `RuntimeError: …` below."""
-        last = max((place for place, line in enumerate(self.message) if place and _NESTED.match(line)), default=0)
+        last = max((index for index, line in enumerate(self.message) if index and _NESTED.match(line)), default=0)
         return "\n".join(self.message[last:]) if last else ""
 
     @property
@@ -79,17 +79,17 @@ class Tracebacks:
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
 
-    def take(self, line: Line, place: int, text: str) -> bool:
+    def take(self, line: Line, index: int, text: str) -> bool:
         """Whether the line was a part of a traceback or of an exception's message."""
         if TRACEBACK in text:
             head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
             self._open(head)
             for piece in pieces:  # a traceback in one line, as in JSON
                 if re.search(r"\w", piece):
-                    self.take(line, place, piece)
+                    self.take(line, index, piece)
             return True
         if self.base is not None:
-            return self._inside(line, place, text)
+            return self._inside(line, index, text)
         if text.startswith(_CHAINED):
             self.link = "chained"
             return True
@@ -99,7 +99,7 @@ class Tracebacks:
         if self._goes_on(line, text):
             return True
         if _BARE.match(stripped := text.strip()):
-            self._add(Block(line, place, [stripped], bare=True))
+            self._add(Block(line, index, [stripped], bare=True))
             return True
         return False
 
@@ -111,7 +111,7 @@ class Tracebacks:
         if before.strip() == "Original":
             self.link = "original"
 
-    def _inside(self, line: Line, place: int, text: str) -> bool:
+    def _inside(self, line: Line, index: int, text: str) -> bool:
         """A line behind a traceback's head: a frame, or the exception."""
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
@@ -125,7 +125,7 @@ class Tracebacks:
         self.base = None
         if not self.dropped:
             said = [stripped.lstrip("|+ ")]
-            self._add(Block(line, place, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
+            self._add(Block(line, index, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
         self.aside = self.dropped = False
         return True
 

@@ -57,8 +57,8 @@ class Verdict:
 
     @property
     def who(self) -> str:
-        place = f"node {self.node}" + (f" ({self.host})" if self.host else "") if self.node is not None else ""
-        return " on ".join(filter(None, (f"rank {self.rank}" if self.rank is not None else "", place))) or "the job"
+        where = f"node {self.node}" + (f" ({self.host})" if self.host else "") if self.node is not None else ""
+        return " on ".join(filter(None, (f"rank {self.rank}" if self.rank is not None else "", where))) or "the job"
 
     @property
     def kind(self) -> Cause:
@@ -114,8 +114,8 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     stopped = any(event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in run.read_events())
     if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
         verdict = replace(verdict, words=f"{verdict.words}; {cut}")
-    told = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
-    return replace(verdict, next=told["next"]) if told else verdict
+    fault = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
+    return replace(verdict, next=fault["next"]) if fault else verdict
 
 
 def _with_others(verdict: Verdict, status: Status, request: Request, alive: frozenset[int]) -> Verdict:
@@ -129,8 +129,8 @@ def _with_others(verdict: Verdict, status: Status, request: Request, alive: froz
 
 def _cut_short(lines: list[Line], node: int | None) -> str:
     """A sentence on a node, this one or any, that was asked to leave and ended before its ranks had saved; "" for none."""
-    told = (line for line in lines if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node))
-    if (asked := next(told, None)) is None:
+    stops = (line for line in lines if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node))
+    if (asked := next(stops, None)) is None:
         return ""
     after = [line for line in lines if line.node == asked.node and line.time >= asked.time]
     if any(line.text.startswith(LATE) for line in after):
@@ -142,8 +142,8 @@ def _cut_short(lines: list[Line], node: int | None) -> str:
 
 def _is_of(event: runs.Record, order: int, since: Start) -> bool:
     """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does not tell."""
-    told = event.get("order")
-    return bool(event["time"] >= since.time - SKEW) if told is None else told == order
+    own = event.get("order")
+    return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
 def _of(finding: Finding, lines: list[Line], request: Request) -> Verdict:

@@ -181,8 +181,8 @@ class Slurm(Ssh):
         phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), starts.exits(folder, number)
         hosts = tuple(expand_hosts(job.nodes))
         if phase is Phase.ENDED:
-            told = starts.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
-            exits = {node: exits.get(node, code) for node, code in enumerate(told)}
+            ended = starts.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
+            exits = {node: exits.get(node, code) for node, code in enumerate(ended)}
             return Status(phase, self._with_leader(how_it_ended(job), job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job), job.restarts + 1)

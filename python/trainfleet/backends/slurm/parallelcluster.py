@@ -125,10 +125,10 @@ class Cluster:
 
     def _follow(self, gone: bool = False) -> State:
         """Waits until the cluster is stable, and prints its events; the cluster."""
-        told, deadline = set[str](), time.monotonic() + PATIENCE
+        shown, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
             state = self.look()
-            self._tell_events(told)
+            self._show_events(shown)
             if state is None or not state.passes:
                 break
             if time.monotonic() > deadline:
@@ -142,12 +142,12 @@ class Cluster:
             raise self._failed(state)
         return state
 
-    def _tell_events(self, told: set[str]) -> None:
+    def _show_events(self, shown: set[str]) -> None:
         said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
         for event in reversed(said.get("events") or ()):
-            if str(event.get("eventId")) in told:
+            if str(event.get("eventId")) in shown:
                 continue
-            told.add(str(event.get("eventId")))
+            shown.add(str(event.get("eventId")))
             if line := in_words(event):
                 print(f"  {line}", flush=True)
 

@@ -218,9 +218,9 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
     if wanted.os == "rocky9" and not fleet.aws.image:
         yield f"{key}.os", "rocky9: ParallelCluster has no image of it; with fleet.aws.image it works"
-    told = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
-    if told and len(told) < 3:
-        yield f"{key}.database_{told[0]}", "database_uri, database_user and database_secret go together"
+    given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
+    if given and len(given) < 3:
+        yield f"{key}.database_{given[0]}", "database_uri, database_user and database_secret go together"
     if wanted.database_uri and len(name_of(config)) > LONGEST_WITH_DATABASE:
         yield f"{key}.name", f"{name_of(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters"
     yield from _refuse_queues(config)

@@ -159,12 +159,12 @@ class Checkpoints:
             self._tell("initialized", f"the weights begin as those of {source}", source=source)
 
     def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:
-        told = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
+        differences = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
         cause = "on another kind of device" if commit.world_size == self.peers.size else f"by {commit.world_size} ranks"
         ranks = "" if same else f"; saved {cause}, so random numbers begin anew"
         self._tell(
             "resumed",
-            f"goes on from {self.store.address(commit.step)}{told}{ranks}",
+            f"goes on from {self.store.address(commit.step)}{differences}{ranks}",
             step=commit.step,
             world_size=self.peers.size,
             saved_by=commit.world_size,

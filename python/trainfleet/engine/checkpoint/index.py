@@ -43,8 +43,8 @@ def parse(data: bytes, files: Mapping[str, File]) -> tuple[Metadata, dict[Metada
         ValueError: what it says can't be so, given these files.
     """
     state = _state(pickled.read(data), f"{_CLASSES}Metadata")
-    places = _dict(state.get("storage_data"))
-    found = dict(_piece(key, place, files) for key, place in places.items())
+    stored = _dict(state.get("storage_data"))
+    found = dict(_piece(key, at, files) for key, at in stored.items())
     tensors: dict[str, Entry] = {}
     left = len(found)  # of pieces: one list of them may stand, in a few bytes, in many tensors
     for name, made in _dict(state.get("state_dict_metadata")).items():
@@ -55,7 +55,7 @@ def parse(data: bytes, files: Mapping[str, File]) -> tuple[Metadata, dict[Metada
                 raise ValueError(f"its index has no place that is large enough for {name}")
             found[needed] = replace(piece, size=size, dtype=dtype)
             left -= 1
-    if left or len(found) != len(places):
+    if left or len(found) != len(stored):
         raise ValueError("its index does not have one place for each piece")
     if sum(piece.length for piece in found.values()) > sum(file.size for file in files.values()):
         raise ValueError("its index puts several pieces in one place")
@@ -68,8 +68,8 @@ def _entry(made: Any, most: int) -> Entry:
         return BytesStorageMetadata()
     state = _state(made, f"{_CLASSES}TensorStorageMetadata")
     properties = state.get("properties")
-    told = properties.state if isinstance(properties, Made) else None
-    dtype = DTYPES.get(told[0]) if isinstance(told, tuple) and told and isinstance(told[0], str) else None
+    fields = properties.state if isinstance(properties, Made) else None
+    dtype = DTYPES.get(fields[0]) if isinstance(fields, tuple) and fields and isinstance(fields[0], str) else None
     if dtype is None:
         raise ValueError("its index has a tensor of no known number format")
     size = _sizes(state.get("size"))
@@ -107,12 +107,12 @@ def _pieces(name: str, entry: Entry) -> Iterable[tuple[MetadataIndex, torch.Size
     }.values()
 
 
-def _piece(key: Any, place: Any, files: Mapping[str, File]) -> tuple[MetadataIndex, Piece]:
+def _piece(key: Any, at: Any, files: Mapping[str, File]) -> tuple[MetadataIndex, Piece]:
     """Where one piece lies: inside a file of the checkpoint."""
     named = _state(key, f"{_CLASSES}MetadataIndex")
     name, offset = _name(named.get("fqn")), named.get("offset")
     index = MetadataIndex(name, None if offset is None else _sizes(offset))
-    state = _state(place, "torch.distributed.checkpoint.filesystem._StorageInfo")
+    state = _state(at, "torch.distributed.checkpoint.filesystem._StorageInfo")
     file, first, length = state.get("relative_path"), _count(state.get("offset")), _count(state.get("length"))
     if not isinstance(file, str) or file not in files or file == FILE:
         raise ValueError(f"its index looks for {name} in {str(file)[:80]!r}, which is no file of it")

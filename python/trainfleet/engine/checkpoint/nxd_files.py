@@ -73,9 +73,9 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
         raise RunError("can't be taken from NxD's checkpoint", where=str(tag), why=why, next="begin from a Hugging Face folder")
     files = files_of(tag)
-    tensor, stages = (1 + max(place[way] for place in files) for way in (0, 1))
+    tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
     if len(files) < tensor * stages:
-        missing = next(place for place in product(range(tensor), range(stages)) if place not in files)
+        missing = next(at for at in product(range(tensor), range(stages)) if at not in files)
         raise RunError(f"lacks {name_of(*missing)}", where=str(tag / MODEL), next=COPY)
     with ExitStack() as stack:
         ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(tensor)]
@@ -175,8 +175,8 @@ def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: P
     (tag / MODEL).mkdir(parents=True)
     (tag / BEGUN).write_text("1")
     part = nxd.divide(whole, shape, degrees)
-    places = list(product(range(degrees.tensor), range(degrees.pipeline)))
-    for rank, stage in places:
+    cells = list(product(range(degrees.tensor), range(degrees.pipeline)))
+    for rank, stage in cells:
         torch.save(part(rank, stage), tag / MODEL / name_of(rank, stage))
     (tag / DONE).write_text("1")
-    return [f"{TAG} ({len(places)} files)"]
+    return [f"{TAG} ({len(cells)} files)"]

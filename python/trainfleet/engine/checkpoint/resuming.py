@@ -167,8 +167,8 @@ def fill(state: State, reader: Reader) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank knows by itself what it needs
             load_parts(state, storage_reader=reader, no_dist=True)
-    except CheckpointException as told:  # torch's, which is no Exception: what went wrong is in it, beside its traceback
-        error = next(iter(told.failures.values()))[0]
+    except CheckpointException as failure:  # torch's, which is no Exception: what went wrong is in it, beside its traceback
+        error = next(iter(failure.failures.values()))[0]
         if type(error) in (RuntimeError, ValueError):  # a missing name, or another size
             raise Broken(
                 "holds other tensors than this model", where=reader.store.address(reader.step), why=str(error)
@@ -190,14 +190,14 @@ def locate(address: str) -> tuple[Store, int]:
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
     """RunError where a checkpoint's weights are of another model than the config's, naming each key; before memory is taken."""
-    told = [
+    differences = [
         f"{key} is {was} there, {now} here"
         for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
         if key.startswith("model.") and changes.reason(key, config)
     ]
     if commit.size < (least := BYTES * count_parameters(config.model)):
-        told.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
-    if told:
+        differences.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
+    if differences:
         raise RunError(
-            "has weights of another model", where=where, why="; ".join(told), next="make model.* in the config the same"
+            "has weights of another model", where=where, why="; ".join(differences), next="make model.* in the config the same"
         )

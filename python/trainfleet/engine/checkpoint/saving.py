@@ -71,8 +71,8 @@ def begin(store: Store, step: int, size: int) -> None:
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
     if free is not None and free < needed:
-        told = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free"
-        raise OSError(errno.ENOSPC, told)
+        why = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free"
+        raise OSError(errno.ENOSPC, why)
 
 
 def abandon(store: Store, step: int) -> None:

@@ -84,7 +84,7 @@ class Nxd:
         if layout.pipeline > 1:  # a later stage sees only tensor ranks' parts of the sequence
             self.root.positions = torch.arange(self.length, device=self.device.torch_device)
         self.stages = nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage) if layout.pipeline > 1 else None
-        names, tied = {(id(module), name): where for where, module, name in places(self.root)}, find_tied(self.root)
+        names, tied = {(id(module), name): where for where, module, name in weights_of(self.root)}, find_tied(self.root)
         self.again = {names[id(module), name]: names[id(owner), name] for module, (owner, name) in tied.items()}
         self.slices: dict[
             str, Slice
@@ -108,7 +108,7 @@ class Nxd:
         """The initial values of this rank's parameters, in fp32: those of a single process, sliced for this rank."""
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
-        for where, module, name in places(self.root):
+        for where, module, name in weights_of(self.root):
             old = cast(Tensor, module._parameters[name])
             part = self.slices[where] = Slice.of(old)
             if id(old) not in made:
@@ -306,7 +306,7 @@ def first_moments(master: Tensor) -> dict[str, Tensor]:
     return {"step": torch.zeros(()), "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
 
 
-def places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Every parameter's name, its module and the attribute; a tied one under all its names."""
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():

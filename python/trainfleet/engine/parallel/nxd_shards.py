@@ -48,7 +48,7 @@ def grid(copies: int) -> Grid:
     datas = [list(row) for row in parallel_state.get_data_parallel_replica_groups()]
     ranks = torch.zeros((len(stages[0]), len(tensors[0]), len(datas[0])), dtype=torch.int64)
     for row in datas:
-        ranks[place(stages, row[0]), place(tensors, row[0])] = torch.tensor(row)
+        ranks[position(stages, row[0]), position(tensors, row[0])] = torch.tensor(row)
     meshes = [DeviceMesh("cpu", part, mesh_dim_names=("tensor", "data")) for part in ranks]
     split = [part.view(-1, copies, part.size(1)) for part in ranks]
     copied = meshes if copies == 1 else [DeviceMesh("cpu", part, mesh_dim_names=("heads", "copies", "data")) for part in split]
@@ -57,7 +57,7 @@ def grid(copies: int) -> Grid:
     return Grid(stage, *mine, meshes[stage], copied[stage])
 
 
-def place(rows: list[list[int]], rank: int) -> int:
+def position(rows: list[list[int]], rank: int) -> int:
     return next(row.index(rank) for row in rows if rank in row)
 
 

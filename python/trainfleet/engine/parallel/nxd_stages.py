@@ -65,7 +65,7 @@ class Stages:
                 self.pieces[-1].tied.shared = True  # type: ignore[attr-defined]  # of the two, the first stage's counts in the norm
         settings["pipeline_config"] |= {
             "manual_pp_partition": True,
-            "manual_pp_stage_partition_fn": lambda layers, count: {layer: place for place, layer in enumerate(layers)},
+            "manual_pp_stage_partition_fn": lambda layers, count: {layer: index for index, layer in enumerate(layers)},
             "manual_pp_loss_fn": self.loss,
             "use_optimizer_wrapper": True,
             "return_loss_on_cpu": False,

@@ -1,4 +1,4 @@
-"""The trial of this machine's CPUs: what it measures is true, it is taken once, and what follows from it is shown."""
+"""The speed of this machine's CPUs: what it measures is true, it is measured once, and what follows from it is shown."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainfleet import hardware, trial
+from trainfleet import cpu_speed, hardware
 from trainfleet.config import Settings, load
 from trainfleet.config.formats import format_of
+from trainfleet.cpu_speed import CpuSpeed
 from trainfleet.devices import products
 from trainfleet.devices.cpu import Cpu
 from trainfleet.recipes import FOLDER
-from trainfleet.trial import Trial
 
-AMD = Trial("AMD EPYC", "2.13.0+cpu", 2, fp32=95e9, onednn=205e9, bf16=405e9, together=810e9, apart=800e9)
-INTEL = Trial("Xeon, AVX-512 alone", "2.13.0+cpu", 2, fp32=95e9, onednn=98e9, bf16=30e9, together=180e9, apart=260e9)
-Use = Callable[[Trial], None]
+AMD = CpuSpeed("AMD EPYC", "2.13.0+cpu", 2, fp32=95e9, onednn=205e9, bf16=405e9, together=810e9, apart=800e9)
+INTEL = CpuSpeed("Xeon, AVX-512 alone", "2.13.0+cpu", 2, fp32=95e9, onednn=98e9, bf16=30e9, together=180e9, apart=260e9)
+Use = Callable[[CpuSpeed], None]
 
 
 @pytest.fixture
 def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
-    """Has this process go by a trial; afterwards the library of fp32 products is what it was."""
+    """Has this process go by a given speed; afterwards the library of fp32 products is what it was."""
 
-    def use(told: Trial) -> None:
-        monkeypatch.setenv(trial.FILE, str(tmp_path / f"{told.cpu}.json"))
+    def use(told: CpuSpeed) -> None:
+        monkeypatch.setenv(cpu_speed.FILE, str(tmp_path / f"{told.cpu}.json"))
         Path(tmp_path / f"{told.cpu}.json").write_text(json.dumps(asdict(told)))
 
     yield use
@@ -42,8 +42,8 @@ def test_a_trial_takes_what_is_clearly_faster() -> None:
 
 
 def test_the_trial_of_this_machine_is_of_this_machine() -> None:
-    found = trial.measure()
-    assert trial.identity(found) == trial.here()
+    found = cpu_speed.measure()
+    assert cpu_speed.identity(found) == cpu_speed.here()
     assert all(1e8 < rate < 1e15 for rate in (found.fp32, found.bf16)) and found.onednn >= 0
     assert (found.together > 0) == (found.apart > 0)
 
@@ -60,32 +60,32 @@ def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(monkeypatch: pyt
 
 
 def test_it_is_taken_once_for_a_cpu_and_a_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Trial] = []
+    taken: list[CpuSpeed] = []
 
-    def take() -> Trial:
+    def take() -> CpuSpeed:
         taken.append(replace(AMD, cpu="mine", torch=version))
         return taken[-1]
 
     version = "2.13"
-    monkeypatch.delenv(trial.FILE)
-    monkeypatch.setattr(trial, "cache_path", lambda: tmp_path / "trial.json")
-    monkeypatch.setattr(trial, "here", lambda: ("mine", version, 2))
-    monkeypatch.setattr(trial, "measure", take)
+    monkeypatch.delenv(cpu_speed.FILE)
+    monkeypatch.setattr(cpu_speed, "cache_path", lambda: tmp_path / "trial.json")
+    monkeypatch.setattr(cpu_speed, "here", lambda: ("mine", version, 2))
+    monkeypatch.setattr(cpu_speed, "measure", take)
     for expected in (1, 1):
-        trial._taken.cache_clear()
-        assert trial.of_this_machine() == taken[0] and len(taken) == expected
+        cpu_speed._taken.cache_clear()
+        assert cpu_speed.of_this_machine() == taken[0] and len(taken) == expected
     version = "2.14"
-    trial._taken.cache_clear()
-    assert trial.of_this_machine().torch == "2.14" and len(taken) == 2
+    cpu_speed._taken.cache_clear()
+    assert cpu_speed.of_this_machine().torch == "2.14" and len(taken) == 2
     (tmp_path / "trial.json").write_text('{"cpu": 1}')
-    trial._taken.cache_clear()
-    assert trial.of_this_machine().torch == "2.14" and len(taken) == 3, "what is no trial is taken anew"
-    trial._taken.cache_clear()
+    cpu_speed._taken.cache_clear()
+    assert cpu_speed.of_this_machine().torch == "2.14" and len(taken) == 3, "a damaged cache is replaced"
+    cpu_speed._taken.cache_clear()
 
 
 @pytest.mark.parametrize(("told", "format", "ranks"), [(AMD, "bf16", 1), (INTEL, "fp32", 2)])
 def test_format_and_ranks_follow_from_it_and_are_shown(
-    use: Use, monkeypatch: pytest.MonkeyPatch, told: Trial, format: str, ranks: int
+    use: Use, monkeypatch: pytest.MonkeyPatch, told: CpuSpeed, format: str, ranks: int
 ) -> None:
     use(told)
     monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)

@@ -1,4 +1,4 @@
-"""The speed of this machine's CPUs at matrix products, measured by a trial of about a second (devices/products.py).
+"""The speed of this machine's CPUs at matrix products, measured in about a second (devices/products.py).
 
 The number format that `train.precision: auto` comes to, the ranks of a node and MFU's peak follow from it. It is taken once: the
 environment keeps it, for this CPU, this torch and so many cores. It is a process of its own, as it needs torch.
@@ -27,7 +27,7 @@ from .origin import CODE
 from .processes import die_with_parent
 from .shapes import Count, Name, Range, fit
 
-FILE = "TRAINFLEET_TRIAL"  # names a file with the trial to go by, whatever machine it was taken on
+FILE = "TRAINFLEET_TRIAL"  # names a file with the speed to go by, whatever machine it was measured on
 PROGRAM = "trainfleet.devices"
 LONGEST = 120.0  # seconds, on a machine that has much else to do
 WORTH = 1.1  # another library is taken from so much on,
@@ -37,7 +37,7 @@ Rate = Annotated[float, Range(0, 1e18)]
 
 
 @dataclass(frozen=True)
-class Trial:
+class CpuSpeed:
     """FLOP/s in products as training has them: forward, and both of backward.
 
     Of a core: `fp32` as torch computes it by itself, `onednn` the same by oneDNN (0 where its numbers are not those of fp32), and
@@ -85,28 +85,28 @@ class Trial:
         return f"products of all cores: {_giga(self.together)} GFLOP/s in one process, {_giga(self.apart)} in {self.cores}"
 
 
-def of_this_machine() -> Trial:
-    """The trial that FILE names, or that was taken here before, or else one that is taken now.
+def of_this_machine() -> CpuSpeed:
+    """The speed that FILE names, or that was measured here before, or else one that is measured now.
 
     Raises:
-        RunError: it failed.
+        RunError: it could not be measured.
     """
     return _taken(os.environ.get(FILE, ""))
 
 
 @cache
-def _taken(named: str) -> Trial:
+def _taken(named: str) -> CpuSpeed:
     path = Path(named or cache_path())
     with suppress(FileNotFoundError, InputError):
-        found = fit(Trial, read_json(path, 4 * KIBIBYTE), str(path))
+        found = fit(CpuSpeed, read_json(path, 4 * KIBIBYTE), str(path))
         if named or identity(found) == here():
             return found
     save(found := measure())
     return found
 
 
-def measure() -> Trial:
-    """A trial taken now. Raises as `of_this_machine`."""
+def measure() -> CpuSpeed:
+    """The speed measured now. Raises as `of_this_machine`."""
     words, path = [sys.executable, "-m", PROGRAM], os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=LONGEST,
@@ -114,27 +114,27 @@ def measure() -> Trial:
     except subprocess.SubprocessError as error:
         why = (getattr(error, "stderr", None) or "").strip()[-500:] or str(error)
         raise RunError("the trial of this machine's CPUs failed", where=PROGRAM, why=why, next=f"python -m {PROGRAM}") from error
-    return fit(Trial, parse_json(done.stdout, PROGRAM), PROGRAM)
+    return fit(CpuSpeed, parse_json(done.stdout, PROGRAM), PROGRAM)
 
 
 def cache_path() -> Path:
-    """The file in which the trial is cached."""
+    """The file in which it is cached."""
     return Path(sys.prefix) / "trainfleet-trial.json"
 
 
-def save(trial: Trial) -> None:
+def save(speed: CpuSpeed) -> None:
     """Caches it for later processes; where the environment can't be written, each takes its own."""
     with suppress(OSError):
-        replace_file(cache_path(), (json.dumps(asdict(trial)) + "\n").encode())
+        replace_file(cache_path(), (json.dumps(asdict(speed)) + "\n").encode())
 
 
 def here() -> tuple[str, str, int]:
-    """What a trial taken here now is one of: CPU, torch, cores."""
+    """What a measurement here is one of: CPU, torch, cores."""
     return cpu(), version("torch"), hardware.local_cores()
 
 
-def identity(trial: Trial) -> tuple[str, str, int]:
-    return trial.cpu, trial.torch, trial.cores
+def identity(speed: CpuSpeed) -> tuple[str, str, int]:
+    return speed.cpu, speed.torch, speed.cores
 
 
 def cpu() -> str:
@@ -143,9 +143,9 @@ def cpu() -> str:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return "CPU"
-    told = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", first, re.MULTILINE))
-    digest = hashlib.sha256(" ".join(told.get(name, "") for name in ("cpu family", "model", "stepping", "flags")).encode())
-    return f"{told.get('model name', 'CPU')} {digest.hexdigest()[:8]}"
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", first, re.MULTILINE))
+    digest = hashlib.sha256(" ".join(fields.get(name, "") for name in ("cpu family", "model", "stepping", "flags")).encode())
+    return f"{fields.get('model name', 'CPU')} {digest.hexdigest()[:8]}"
 
 
 def _giga(rate: float) -> str:
