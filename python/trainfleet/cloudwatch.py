@@ -24,8 +24,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .node_log import say
 from .output import install
-from .uplink import await_end, say
+from .runs import size_of
+from .uplink import await_end
 
 LOGS = "TRAINFLEET_LOGS"
 FORWARDER = "logs"  # the author of its own lines in the node's log
@@ -43,9 +45,8 @@ def forwarding(log: Path) -> Iterator[None]:
     if LOGS not in os.environ:
         yield
         return
-    begins = log.stat().st_size if log.exists() else 0
-    process = subprocess.Popen([sys.executable, "-m", "trainfleet.cloudwatch", str(log), str(begins)], stdin=subprocess.PIPE,
-                               start_new_session=True)  # fmt: skip
+    words = [sys.executable, "-m", "trainfleet.cloudwatch", str(log), str(size_of(log))]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:

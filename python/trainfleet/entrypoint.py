@@ -39,10 +39,10 @@ from .cloudwatch import forwarding
 from .errors import BackendError, RunError, TrainfleetError, tell, telling
 from .exit_codes import ExitCodes, code_of
 from .muster import muster
+from .node_log import Log
 from .output import hide, visible
 from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from .seat import READERS, Seat, card, engine, torchrun
-from .supervisor import Log
 from .uplink import BUCKET, uplink_for
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name the node's network card, as `GLOO_SOCKET_IFNAME=*`
@@ -51,7 +51,7 @@ LOCK = "TRAINFLEET_LOCK"  # the versions that the job was planned for, where it 
 IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs in (docker/Dockerfile)
 STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
 VERDICT = 90.0  # seconds for a node to reach its own verdict
-AGAIN = 75  # sysexits.h: a temporary failure
+AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may succeed
 REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
 
 

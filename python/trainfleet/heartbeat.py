@@ -62,11 +62,11 @@ class NodeMemory:
         """Keeps a rank's newest beat."""
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
-    def begin_round(self) -> bool:
-        """Whether a round is due; the caller must then do it, and the next is due EVERY seconds later."""
-        turn = self.shared / "round"
+    def is_due(self, name: str, seconds: float) -> bool:
+        """Whether no rank has done what is called `name` for so many seconds; the caller must then do it."""
+        turn = self.shared / name
         with suppress(FileNotFoundError):
-            if abs(time.time() - turn.stat().st_mtime) < 0.9 * EVERY:
+            if abs(time.time() - turn.stat().st_mtime) < seconds:
                 return False
         turn.touch()
         return True
@@ -83,12 +83,8 @@ class NodeMemory:
 
     def record_links(self, attempt: int) -> None:
         """Records the state of this node's links in the run folder, if that is due."""
-        turn = self.shared / "links"
-        with suppress(FileNotFoundError):
-            if abs(time.time() - turn.stat().st_mtime) < links.EVERY:
-                return
-        turn.touch()
-        links.write_links(self.folder, self.number, attempt)
+        if self.is_due("links", links.EVERY):
+            links.write_links(self.folder, self.number, attempt)
 
     def write_instructions(self, orders: Instructions) -> None:
         replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
@@ -152,7 +148,7 @@ class Heart:
 
     def _beat(self) -> None:
         self._leave()
-        if self.node.begin_round():
+        if self.node.is_due("round", 0.9 * EVERY):
             self.node.write_instructions(self._look(self.node.read_instructions()))
             self.node.publish(self.attempt.number)
             self.node.record_links(self.attempt.number)

@@ -128,8 +128,8 @@ class Profile(TypedDict):
     top: list[Operation]
 
 
-def is_object(line: Any) -> dict[str, Any]:
-    """Any object. InputError for anything else."""
+def require_object(line: Any) -> dict[str, Any]:
+    """The object in a line. InputError for anything else."""
     if not isinstance(line, dict):
         raise InputError(f"must be an object, not {show(line)}")
     return line
@@ -142,7 +142,7 @@ def check_event(line: Any) -> dict[str, Any]:
 
 def check_metric(line: Any) -> dict[str, Any]:
     """A line of metrics: a step, and numbers, null or NaN where there is none. Checked by hand, as there are many lines."""
-    record = is_object(line)
+    record = require_object(line)
     if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
         raise InputError(f"must be a whole number from 0 on, not {show(step)}", key="step")
     for key, value in record.items():

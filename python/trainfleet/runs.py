@@ -31,7 +31,7 @@ from typing import Any, TextIO
 from . import door, events
 from .errors import InputError, RunError
 from .output import hide_all
-from .records import Results, check_event, check_metric, is_object
+from .records import Results, check_event, check_metric, require_object
 from .shapes import fit
 
 RUNS = Path("runs")
@@ -193,6 +193,11 @@ def unwritable(path: Path, error: OSError) -> RunError:
     return RunError(f"can't write {path}", why=why, next=remedy)
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 before it is there."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def make_folder(folder: Path) -> None:
     """RunError when the folder is not there and can't be made."""
     try:
@@ -218,7 +223,7 @@ def read_json(path: Path) -> Record | None:
     """The object in a JSON file; None when the file is not there. InputError when it holds anything else."""
     try:
         found = door.read_json(path)
-        return is_object(found)
+        return require_object(found)
     except FileNotFoundError:
         return None
     except InputError as error:
@@ -230,7 +235,7 @@ def remedy(path: Path) -> str:
     return f"look at it, or remove it: rm {path}"
 
 
-def read_lines(path: Path, check: Callable[[Any], Record] = is_object) -> Iterator[Record]:
+def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
     """The records of a .jsonl file, each checked; a line that a crash or a full disk has cut off is left out.
 
     Raises:
@@ -257,7 +262,7 @@ def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: in
         raise InputError(error.what, where=f"{path}:{number}", key=error.key, next=next) from error
 
 
-def parse_lines(lines: Iterable[bytes], check: Callable[[Any], Record] = is_object) -> Iterator[Record]:
+def parse_lines(lines: Iterable[bytes], check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
     """The records of those lines that are whole, and what `check` takes."""
     for line in lines:
         with suppress(InputError):
@@ -282,9 +287,9 @@ def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
 class Lines:
     """A .jsonl file that is still being written: `new()` gives the records that came since the last call."""
 
-    def __init__(self, path: Path, check: Callable[[Any], Record] = is_object, *, from_end: bool = False) -> None:
+    def __init__(self, path: Path, check: Callable[[Any], Record] = require_object, *, from_end: bool = False) -> None:
         self.path, self.check = path, check
-        self.offset = path.stat().st_size if from_end and path.exists() else 0
+        self.offset = size_of(path) if from_end else 0
 
     def new(self) -> list[Record]:
         """The new records; bad lines are skipped here, and reported when the finished file is read."""

@@ -14,7 +14,6 @@ supervisor, and FILE.exit the exit code. The same token again starts nothing.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -25,7 +24,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -35,6 +33,7 @@ from . import door, fence, temporary
 from .cloudwatch import forwarding
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
+from .node_log import Log, say, stamp
 from .output import hide_bytes
 from .presence import announce
 from .processes import die_with_parent, identity, signal_group
@@ -48,8 +47,6 @@ TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a st
 EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
 OCCUPIED = 75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
-KEPT = 1 << 20  # bytes of lines that wait for a disk
-TRY_EVERY = 1.0  # seconds
 WATCH = "TRAINFLEET_WATCH"  # how many ranks this node watches over
 POLL = 0.5  # seconds
 SCRATCH = "trainfleet-scratch-"
@@ -57,7 +54,6 @@ TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
 SMALL = 64 * door.KIBIBYTE  # bytes that are read of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
-_RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 @telling
@@ -217,81 +213,6 @@ class Guard(threading.Thread):
                 return
 
 
-class Log:
-    """A node's log. It never ends what it logs: lines that can't be written wait in memory, and the oldest are dropped.
-
-    `echo`: an open file that gets each line too, until a write to it fails.
-    """
-
-    def __init__(self, path: Path, echo: int | None = None) -> None:
-        self.path, self.echo = path, echo
-        self.waiting = deque[bytes]()
-        self.size = self.lost = 0  # bytes that wait; lines that were dropped
-        self.file: io.FileIO | None = None
-        self.failed: float | None = None  # since when writes fail
-        self.tried, self.why = 0.0, ""
-
-    def write(self, line: bytes) -> None:
-        """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
-        if self.echo is not None:
-            try:
-                os.write(self.echo, line)
-            except OSError:
-                self.echo = None
-        self.waiting.append(line)
-        self.size += len(line)
-        while self.size > KEPT:
-            self.size -= len(self.waiting.popleft())
-            self.lost += 1
-        if self.failed is None or time.monotonic() - self.tried > TRY_EVERY:
-            self._flush()
-
-    def note(self, who: str, text: str, when: float | None = None) -> None:
-        """Writes a line of another author than the command, with the time of the event."""
-        self.write(stamp(f"{text}\n".encode(), when).replace(b"agent  ", who.ljust(7).encode(), 1))
-
-    def close(self) -> bool:
-        """Flushes and closes the file; whether all lines are in it."""
-        self._flush()
-        if self.file is not None:
-            self.file.close()
-            self.file = None  # a later line opens it again
-        return not self.waiting
-
-    def _flush(self) -> None:
-        self.tried = time.monotonic()
-        try:
-            self._write_all()
-        except OSError as error:
-            self._fail(error)
-            return
-        if self.failed is not None:
-            seconds, self.failed = time.monotonic() - self.failed, None
-            self.note("node", f"this log was closed to its node for {seconds:.0f} s ({self.why}); {self.lost} lines are lost")
-
-    def _write_all(self) -> None:
-        if self.file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - it stays open
-        while self.waiting:
-            line = self.waiting[0]
-            done = self.file.write(line)
-            self.size -= done
-            self.waiting[0] = line[done:]  # a full disk may take a part of a line
-            if done == len(line):
-                self.waiting.popleft()
-
-    def _fail(self, error: OSError) -> None:
-        with contextlib.suppress(OSError):
-            if self.file is not None:
-                self.file.close()
-        self.file = None
-        if self.failed is None:
-            self.failed, self.why = self.tried, error.strerror or str(error)
-            with contextlib.suppress(OSError):
-                print(f"{self.path} can't be written: {self.why}; the process continues without it", file=sys.stderr, flush=True)
-
-
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
     """Installs handlers: SIGTERM ends the child, after `grace` by SIGKILL; SIGUSR1, Slurm's early notice, only asks.
 
@@ -322,21 +243,6 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
     signal.signal(signal.SIGALRM, kill)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def say(log: Path, words: str) -> None:
-    """Appends a line to a node's log from a signal handler, which may interrupt another write."""
-    with contextlib.suppress(OSError), open(log, "ab", buffering=0) as file:
-        file.write(stamp(f"{words}\n".encode()).replace(b"agent  ", b"node   ", 1))
-
-
-def stamp(line: bytes, when: float | None = None) -> bytes:
-    """`rank 0 12:03:44.123 | text`: who, when (else now), what. Lines of no rank are the agent's."""
-    now = time.time() if when is None else when
-    clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
-    match = _RANKED.match(line)
-    who, text = (match[1], line[match.end() :]) if match else (b"agent", line)
-    return who.ljust(7) + b" " + clock.encode() + b" | " + text
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from . import s3
 from .errors import BackendError, S3Error, TrainfleetError, telling
 from .folder_sync import ASKED, FolderSync
+from .node_log import say
 from .runs import RUNS
 
 BUCKET, RUN = "TRAINFLEET_BUCKET", "TRAINFLEET_RUN"  # s3://bucket/prefix, and whose config the command reads
@@ -34,6 +35,7 @@ TO_END = 120.0  # seconds for the last poll, when the command has ended
 RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 continues from on an empty node
 # Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later attempt may see it.
 OTHERS = re.compile(r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")
+AUTHOR = "uplink"  # of its own lines in the node's log
 NODES = "nodes"  # <address>/nodes/<i>: put every SIGN seconds while node i is at work, removed when it has ended
 
 
@@ -70,7 +72,7 @@ class UplinkProcess:
 
     def _keep(self) -> None:
         while (code := self.process.wait()) and not self.closing.wait(1.0):
-            say(self.log, f"the uplink ended with {code} and is started again")
+            say(self.log, f"the uplink ended with {code} and is started again", AUTHOR)
             self.process = self._start("go on")
             if self.closing.is_set():
                 self._close()
@@ -148,11 +150,11 @@ class Uplink:
                 self.signed = time.monotonic()
         except (TrainfleetError, OSError) as error:
             if not self.trouble:
-                say(self.log, f"S3 is not brought up to date: {' '.join(str(error).split())}")
+                say(self.log, f"S3 is not brought up to date: {' '.join(str(error).split())}", AUTHOR)
             self.trouble = str(error)
             return False
         if self.trouble:
-            say(self.log, "S3 is brought up to date again")
+            say(self.log, "S3 is brought up to date again", AUTHOR)
         self.trouble = ""
         return True
 
@@ -180,13 +182,6 @@ def is_node_s(name: str) -> bool:
 def is_obeyed(name: str) -> bool:
     """Whether the node that obeys a request withdraws it."""
     return name == "stop"
-
-
-def say(log: Path, words: str, who: str = "uplink") -> None:
-    """A line in the node's log, as the supervisor writes its own."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError), open(log, "ab", buffering=0) as file:
-        file.write(f"{who:7} {time.strftime('%H:%M:%S')}.000 | {words}\n".encode())
 
 
 if __name__ == "__main__":

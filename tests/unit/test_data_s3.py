@@ -32,9 +32,9 @@ from trainfleet.data.sources import plan_units
 from trainfleet.data.store import Folder
 from trainfleet.data.verify import verify
 from trainfleet.errors import DataError, S3Error
+from trainfleet.node_log import Log
 from trainfleet.report.live import TokenizeLive
 from trainfleet.runs import COPY, MOUNTED, Run, write_atomic
-from trainfleet.supervisor import Log
 
 ALONE = Share(0, 1, 1)
 CONDITIONS = ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH")

@@ -15,7 +15,7 @@ from s3server import serve
 from trainfleet import exit_codes, s3, vault
 from trainfleet.errors import BackendError
 from trainfleet.exit_codes import ELSEWHERE, ExitCodes, code_of
-from trainfleet.supervisor import stamp
+from trainfleet.node_log import stamp
 from trainfleet.uplink import BUCKET
 from trainfleet.watch import alone
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from trainfleet import fence, kernel, supervisor
+from trainfleet import fence, kernel, node_log, supervisor
+from trainfleet.node_log import Log, stamp
 from trainfleet.plan.request import script
 from trainfleet.runs import scratch
-from trainfleet.supervisor import UNLOGGED, Log, run, stamp
+from trainfleet.supervisor import UNLOGGED, run
 from trainfleet.watchdog import Limits
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP)
@@ -222,8 +223,8 @@ def test_a_log_on_a_folder_that_can_t_be_made_ends_nothing(tmp_path: Path) -> No
 def test_when_there_is_room_again_the_log_has_what_waited_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "TRY_EVERY", 0.0)
-    monkeypatch.setattr(supervisor, "KEPT", 160)
+    monkeypatch.setattr(node_log, "TRY_EVERY", 0.0)
+    monkeypatch.setattr(node_log, "KEPT", 160)
     log, path = full(tmp_path), tmp_path / "runs" / "x" / "logs" / "node-0.log"
     file = Log(log)
     for number in range(10):

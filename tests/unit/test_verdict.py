@@ -12,10 +12,11 @@ import pytest
 from trainfleet import beats, events, fence
 from trainfleet.backends.base import Phase, Status
 from trainfleet.beats import Beat
+from trainfleet.node_log import Log
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.runs import Run
-from trainfleet.supervisor import UNLOGGED, Log
+from trainfleet.supervisor import UNLOGGED
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.follow import Outcome

@@ -32,6 +32,7 @@ GROUND = {
     "s3",
     "seat",
     "stack_dumps",
+    "node_log",
     "supervisor",
     "temporary",
     "streams",

@@ -105,14 +105,14 @@ class Handle:
 class Machines(Protocol):
     """What jobs run on.
 
-    changes()       what `apply` would do now, as artifacts; none when all is as it should be
-    apply(changes)  does it, or, without any named, all that is missing now; the exit code of `make setup`
-    left()          what there is of ours, found by tag alone: one line each
-    remove(purge)   takes it down; `purge`: what holds data too. Afterwards `left` is the proof
+    changes()      what `apply` would do now, as artifacts; none when all is as it should be
+    apply()        does what is missing now; the exit code of `make setup`
+    left()         what there is of ours, found by tag alone: one line each
+    remove(purge)  takes it down; `purge`: what holds data too. Afterwards `left` is the proof
     """
 
     def changes(self) -> tuple[Artifact, ...]: ...
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int: ...
+    def apply(self) -> int: ...
     def left(self) -> list[str]: ...
     def remove(self, purge: bool) -> None: ...
 

@@ -10,7 +10,7 @@ not: Batch itself, EFA in its containers, the ECS agent.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..cloud import engine_spending
@@ -18,6 +18,7 @@ from ..cloud.inputs import slug, stack_name
 from ..cloud.prices import Prices
 from ..cloud.spending import Row
 from ..config import Config
+from ..entrypoint import AGAIN
 from ..errors import CloudError
 from ..exit_codes import ELSEWHERE
 from ..plan.job import Job
@@ -115,22 +116,24 @@ class Batch(Hosted):
         return hosted.PACE * max(1.0, handle.nodes / AT_ONCE)  # DescribeJobs takes so many jobs at a time
 
     def look(self, handle: Handle) -> Status:
-        jobs = self._described([handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]) if handle.id else {}
+        jobs = self._described(handle)
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
             return Status(Phase.ENDED)  # Batch forgets a job a week after its end
         parts = {node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))}
         return status_of(job, parts, self._waiting.why(job))
 
-    def _described(self, ids: Iterable[str]) -> dict[str, JobRecord]:
-        ids, found = list(ids), dict[str, JobRecord]()
+    def _described(self, handle: Handle) -> dict[str, JobRecord]:
+        """The job and its nodes' parts, by id."""
+        ids = [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))] if handle.id else []
+        found = dict[str, JobRecord]()
         for first in range(0, len(ids), AT_ONCE):
             answer = self.calls("batch", "DescribeJobs", jobs=ids[first : first + AT_ONCE])
             found |= {str(job["jobId"]): job for job in answer.get("jobs", ())}
         return found
 
     def console(self, handle: Handle) -> Console | None:
-        jobs = self._described([handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]) if handle.id else {}
+        jobs = self._described(handle)
         job = jobs.get(handle.id, {})
         if not job.get("startedAt"):
             return None
@@ -180,7 +183,7 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
         return Status(Phase.STOPPING if leaving and phase is Phase.RUNNING else phase, words, attempts + 1, hosts=hosts)
     lost = {node: said for node, part in parts.items() if HOST.search(said := part.get("statusReason", ""))}
     exits = {node: _exit(part) for node, part in parts.items() if node not in lost}
-    if exits.get(0) in (ELSEWHERE, definition.AGAIN) and (lost or any(code for node, code in exits.items() if node)):
+    if exits.get(0) in (ELSEWHERE, AGAIN) and (lost or any(code for node, code in exits.items() if node)):
         exits[0] = 0  # what went wrong was another node's
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1

@@ -16,14 +16,13 @@ from ..entrypoint import LOCK
 from ..nodes.operations import lock_name
 from ..nodes.stack import load_stack
 from ..output import NAMES
-from ..plan.fabric import fabric_environment
+from ..plan.fabric import NCCL_LOGS, fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
-from ..records import is_object
+from ..records import require_object
 from ..uplink import BUCKET, RUN
 
 CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
-NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # heard by the launcher: watch/nccl.py
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
@@ -35,7 +34,7 @@ def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
 
 def bodies(request: Request) -> tuple[Body, ...]:
     """The bodies of a request, in the order in which they are sent."""
-    return tuple(is_object(door.parse_json(artifact.text, artifact.name)) for artifact in request.artifacts)
+    return tuple(require_object(door.parse_json(artifact.text, artifact.name)) for artifact in request.artifacts)
 
 
 def tags(config: Config) -> dict[str, str]:
@@ -48,7 +47,7 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     row = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
-        own |= NCCL if row.efa and job.nodes > 1 and row.accelerator and row.accelerator.kind == "cuda" else {}
+        own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.accelerator and row.accelerator.kind == "cuda" else {}
         own |= fabric_environment(row.name, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)

@@ -31,9 +31,9 @@ def require(calls: Calls, config: Config, queue: str, request: Request) -> None:
     container = what["nodeProperties"]["nodeRangeProperties"][0]["container"]
     require_queue(calls, config, queue, request.job)
     require_bucket(calls, config)
-    for key, service in (("jobRoleArn", "ecs-tasks.amazonaws.com"), ("executionRoleArn", "ecs-tasks.amazonaws.com")):
+    for key, judged in (("jobRoleArn", config), ("executionRoleArn", None)):
         if container.get(key, "").startswith("arn:"):
-            require_role(calls, container[key], service, config if key == "jobRoleArn" else None)
+            require_role(calls, container[key], "ecs-tasks.amazonaws.com", judged)
 
 
 def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
@@ -90,7 +90,7 @@ def unfitness(config: Config, environment: dict[str, Any]) -> str:
 def require_bucket(calls: Calls, config: Config) -> None:
     """Raises BackendError when a bucket of the run is in another region than its nodes."""
     addresses = {config.fleet.shared_folder, config.data.store, config.checkpoint.destination}
-    for bucket in sorted({address.removeprefix(s3.SCHEME).partition("/")[0] for address in addresses if address}):
+    for bucket in sorted({s3.split(address)[0] for address in addresses if address}):
         try:
             there = calls("s3", "GetBucketLocation", Bucket=bucket).get("LocationConstraint") or "us-east-1"
         except CloudError as error:
@@ -125,7 +125,7 @@ def require_role(calls: Calls, arn: str, service: str, config: Config | None) ->
 
 
 def _require_actions(calls: Calls, arn: str, config: Config) -> None:
-    bucket = (config.fleet.shared_folder or "").removeprefix(s3.SCHEME).partition("/")[0]
+    bucket = s3.split(config.fleet.shared_folder or "")[0]
     resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
     answers = calls("iam", "SimulatePrincipalPolicy", PolicySourceArn=arn, ActionNames=list(NEEDED), ResourceArns=resources)
     allowed = {answer["EvalActionName"] for answer in answers.get("EvaluationResults", ()) if answer["EvalDecision"] == "allowed"}

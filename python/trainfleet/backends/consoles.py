@@ -53,7 +53,7 @@ class Consoles:
             if node in spoke:
                 log.unlink(missing_ok=True)
                 continue
-            size = log.stat().st_size if stream in self.tokens and log.exists() else 0
+            size = runs.size_of(log) if stream in self.tokens else 0
             lines, self.tokens[stream] = log_streams.read(self.calls, console.group, stream, self.tokens.get(stream, ""))
             if lines or not size:
                 text = "".join(f"{line}\n" for line in lines)

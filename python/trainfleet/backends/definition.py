@@ -14,13 +14,12 @@ from .. import hardware
 from ..cloud.engine_template import GRACE as STOPS
 from ..cloud.inputs import slug
 from ..config import Config
-from ..entrypoint import GRACE, TERMS
+from ..entrypoint import AGAIN, GRACE, TERMS
 from ..plan.job import Job
 from .bodies import Body, environment, pairs, tags
 from .engines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node import entrypoint_words
 
-AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may go well
 ABSENT = 69  # a node of the job never came (muster.py)
 KILLED = 137  # by SIGKILL: the kernel for memory, or a person
 SHARE = 0.92  # of a node's memory that a container may have; the rest is the system's and the ECS agent's

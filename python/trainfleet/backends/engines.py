@@ -80,7 +80,7 @@ class Engine(Stacked):
         if prices.trouble:
             yield f"  the Pricing API was not of use: {prices.trouble}"
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         if self.needed:
             self.make()
             print("ready; machines come with a job, and go with it")

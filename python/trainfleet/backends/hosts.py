@@ -161,7 +161,7 @@ class OwnHosts:
 
         return tuple(Artifact(name, text) for name, text in commands(self.config).items()) if self.config.fleet.hosts else ()
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         """Looks again, as hosts change; does what is missing then."""
         from ..nodes import setup
 

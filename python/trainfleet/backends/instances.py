@@ -111,7 +111,7 @@ class Instances(Stacked):
         """The ids of instances in quarantine."""
         return set(self.backend.quarantine.entries())
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         """Makes the stack as it should be, waits for its nodes, and sets them up."""
         if self.backend.by_agent:
             require_plugin()

@@ -19,7 +19,7 @@ class Machine:
     def changes(self) -> tuple[Artifact, ...]:
         return ()
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         """Says what there is to train on."""
         accelerators = hardware.local_accelerators()
         rows = {

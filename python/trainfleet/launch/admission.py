@@ -22,6 +22,7 @@ from ..backends.slurm import sbatch
 from ..config import Config, load_resolved
 from ..config.hosts import Host
 from ..errors import telling
+from ..node_log import Log
 from ..nodes import gate
 from ..nodes.answers import Implausible, implausible
 from ..nodes.facts import SCRIPT, Facts, parse
@@ -31,7 +32,6 @@ from ..nodes.health import judge_allocated
 from ..plan.fabric import least_bandwidth
 from ..runs import Run, node_log
 from ..seat import expand_hosts
-from ..supervisor import Log
 
 OPEN, SHUT = 0, 69  # sysexits.h: a service is unavailable
 NODES = "SLURM_JOB_NODELIST"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from .. import runs
 from ..backends import backend_of, lingers
@@ -132,7 +131,7 @@ def execute(
     if isinstance(live, TokenizeLive):
         follower.progress = lambda: live.progress
     if request.job.ahead:  # what compiles says little
-        follower.progress, follower.still = (lambda: sum(size_of(log) for log in request.logs)), COMPILES
+        follower.progress, follower.still = (lambda: sum(runs.size_of(log) for log in request.logs)), COMPILES
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.instance_type = plan.config.fleet.instance_type
     follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel
@@ -143,11 +142,6 @@ def execute(
     if verdict:
         raise JobFailed(str(verdict))
     return True
-
-
-def size_of(log: Path) -> int:
-    """Bytes of a node's log; 0 before it is there."""
-    return log.stat().st_size if log.exists() else 0
 
 
 def refit(run: runs.Run, config: Config) -> None:

@@ -179,7 +179,7 @@ class LauncherLogs:
 
     def from_now_on(self) -> Self:
         """Skips the lines that exist now."""
-        self.shown = {log: log.stat().st_size if log.exists() else 0 for log in self.logs}
+        self.shown = {log: runs.size_of(log) for log in self.logs}
         return self
 
     def show(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
+from .. import door
 from ..config.hosts import Host
+from ..errors import InputError
 
 __all__ = [
     "Answers",
@@ -97,16 +98,12 @@ def parse_json(text: str) -> Any:
     """The one JSON value in a host's answer.
 
     Raises:
-        Implausible: it is none, or has what our programs never print: NaN, a duplicate key, hundreds of levels, endless digits.
+        Implausible: it is none, or has what our programs never print: NaN, a duplicate key, many levels, endless digits.
     """
     try:
-        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_distinct)
-    except RecursionError:
-        raise Implausible("too many levels") from None
-    except Implausible:
-        raise
-    except ValueError as error:
-        raise Implausible(f"no JSON ({error})") from None
+        return door.parse_json(text, "")
+    except InputError as error:
+        raise Implausible(error.what) from None
 
 
 def is_whole_number(value: object) -> bool:
@@ -123,14 +120,3 @@ def number(value: object, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not math.isfinite(value):
         raise Implausible("a number that can't be")
     return float(value)
-
-
-def _refuse(word: str) -> NoReturn:
-    raise Implausible(f"the number {word}")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Implausible("a key twice")
-    return found

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import Config
-from ..plan.fabric import fabric_environment, judge_nccl, least_bandwidth
+from ..plan.fabric import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, lone_rank, torchrun
 from . import facts as reading
 from .answers import Answers, Failure, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
@@ -32,7 +32,6 @@ PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 BANDWIDTH = "== bandwidth "
-NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # so that NCCL says over what it talks
 SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 

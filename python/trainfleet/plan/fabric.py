@@ -12,15 +12,9 @@ from dataclasses import dataclass
 
 from .. import hardware
 
-DIRECT = (
-    "p4d",
-    "p4de",
-    "p5",
-    "p5e",
-    "p5en",
-    "p6-b200",
-    "p6-b300",
-)  # families whose EFA reads GPU memory by itself (GPUDirect RDMA)
+# Families whose EFA reads GPU memory by itself (GPUDirect RDMA).
+DIRECT = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
+NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # NCCL then logs over what it talks (watch/nccl.py)
 FLOOR = 0.6  # of the line rate: sound links keep to it whatever the number of nodes; from reports, not measured by us
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from .. import temporary
 from ..backends.base import REQUEST, Phase, Status
 from ..door import parse_line
+from ..entrypoint import AGAIN
 from ..errors import InputError, telling
 from ..folder_sync import FolderSync
 from ..plan.job import Job
@@ -29,7 +30,6 @@ from .follow import Outcome
 from .lines import DAY, stamp_of
 from .verdict import Start, judge
 
-AGAIN = 75  # sysexits.h: a temporary failure
 SAME = 2.0  # seconds: the most by which the clocks of two AWS machines differ
 SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are in S3
 

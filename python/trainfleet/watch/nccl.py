@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..plan.fabric import judge_nccl
-from ..runs import Run, node_log
+from ..runs import Run, node_log, size_of
 
 MOST = 1 << 22  # bytes of a log's beginning that are read
 SAID = "NCCL INFO"
@@ -21,7 +21,7 @@ class FabricLog:
 
     def __init__(self, run: Run, folder: Path, instance_type: str | None) -> None:
         self.run, self.log, self.instance_type = run, node_log(folder, 0), instance_type
-        self.start = self.log.stat().st_size if self.log.exists() else 0
+        self.start = size_of(self.log)
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:

@@ -36,7 +36,7 @@ from ...nodes.stack import load_stack
 from ...origin import CODE
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
-from ...plan.request import Artifact, Request
+from ...plan.request import Request
 from ...runs import Run
 from ...seat import expand_hosts
 from ..base import Can, Handle, Machines, Phase, Status
@@ -278,9 +278,9 @@ class Entrance:
         self.backend, self.cluster = backend, cluster
         self.changes, self.left, self.remove = cluster.changes, cluster.left, cluster.remove
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         """The cluster, then folder and Python on the file system that its nodes share."""
-        if code := self.cluster.apply(changes):
+        if code := self.cluster.apply():
             return code
         self.backend.look_again()
         return setup.main(self.backend.located, whole=False)

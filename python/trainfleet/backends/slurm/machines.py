@@ -16,7 +16,7 @@ class Partitions:
     def changes(self) -> tuple[Artifact, ...]:
         return ()
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         """Says what the cluster has."""
         print(self.engine.run("sinfo", "--version").strip())
         for row in read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition")):

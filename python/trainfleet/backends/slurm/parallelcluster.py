@@ -87,7 +87,7 @@ class Cluster:
         said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
         return () if UNCHANGED in json.dumps(said) else wanted
 
-    def apply(self, changes: tuple[Artifact, ...] | None = None) -> int:
+    def apply(self) -> int:
         """Makes the cluster, or changes it, and follows until it stands.
 
         Raises:
@@ -97,7 +97,7 @@ class Cluster:
         if state and state.passes:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
         else:
-            self._begin(state, self.changes() if changes is None else changes)
+            self._begin(state, self.changes())
         return self._tell(self._follow(), "its nodes start when a job needs them\nnext: make train")
 
     def _begin(self, state: State | None, wanted: Sequence[Artifact]) -> None:

@@ -19,6 +19,7 @@ from ...ahead import ahead
 from ...config import Config
 from ...nodes import gate
 from ...nodes.fleet import wanted_of
+from ...plan.fabric import NCCL_LOGS
 from ...plan.job import Job
 from ...plan.request import WIDTH, Artifact, fold
 from ...seat import Seat, torchrun
@@ -143,7 +144,7 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
         yield from [*lines, f"{last} &"]
         return
     all, one, admission = _srun(config, job, ground, job.nodes), _srun(config, job, ground, 1), [ground.python, "-m", ADMISSION]
-    env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in gate.NCCL_LOGS.items())]
+    env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in NCCL_LOGS.items())]
     entry = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", '"$mine/gate"', "--ranks", str(job.ranks_per_node), "--"]
     yield "{ # the gate first: what each node is, and what the links between them carry"
     yield from fold([*all, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
