@@ -50,6 +50,7 @@ def test_a_fleet_is_made_found_and_taken_down_and_what_others_have_stays(account
     fleet, said = make(config)
     assert [node.slot for node in fleet.nodes()] == [0, 1] and fleet.head() and fleet.mount()
     assert any(line.startswith("Node1 made EC2 Instance i-") for line in said)
+    assert not any("CloudFormation Stack" in line for line in said), "the stack's own events are no resource's"
     found = fleet.left()
     assert {one.id for one in found} - {"trainfleet-cloudy"} == {
         id for id, kind in ours(account).items() if not account.things[id].more.get("RequesterManaged")

@@ -425,13 +425,15 @@ def asked(folder: Path) -> list[Any]:
 def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
     made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = [event(2, "AWS::EC2::Instance", "CREATE_COMPLETE"), event(1, "AWS::FSx::FileSystem", "CREATE_IN_PROGRESS")]
+    events = [event(3, "AWS::CloudFormation::Stack", "CREATE_COMPLETE"), event(2, "AWS::EC2::Instance", "CREATE_COMPLETE"),
+              event(1, "AWS::FSx::FileSystem", "CREATE_IN_PROGRESS")]  # fmt: skip
     answer(tmp_path, describe_cluster=[MISSING, MISSING, state("CREATE_IN_PROGRESS"), state("CREATE_COMPLETE")],
            create_cluster=[[0, {"cluster": {}, "validationMessages": [{"level": "WARNING", "message": "mind this"}]}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
     assert Cluster(made).apply() == 0
     said = capsys.readouterr().out
-    assert "the file system is being made" in said and "the head node is made" in said and "warning: mind this" in said
+    assert "the file system is being made" in said and "the head node is made" in said and "the cluster is made" in said
+    assert "warning: mind this" in said
     assert "head node 203.0.113.9" in said and said.index("file system") < said.index("head node is")
     ((verb, line, file),) = asked(tmp_path)
     assert (verb, line) == ("create-cluster", ["--cluster-name", "ours", "--cluster-configuration", "--rollback-on-failure", "false",

@@ -202,7 +202,7 @@ def _state(row: Mapping[str, Any]) -> State:
 
 
 def _event(row: Mapping[str, Any]) -> Event:
-    own = row["ResourceType"] == "AWS::CloudFormation::CloudFormationStack" and row.get("PhysicalResourceId") == row["StackId"]
+    own = row["ResourceType"] == "AWS::CloudFormation::Stack" and row.get("PhysicalResourceId") == row["StackId"]
     return Event(row["EventId"], row["LogicalResourceId"], row.get("PhysicalResourceId", ""), row["ResourceType"],
                  row["ResourceStatus"], row.get("ResourceStatusReason", ""), own)  # fmt: skip
 

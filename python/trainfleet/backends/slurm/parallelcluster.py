@@ -34,7 +34,7 @@ UNCHANGED = "No changes found"
 INSTALL = "pipx install aws-parallelcluster; it needs node too (docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
 # What CloudFormation's resources are, for people.
 KINDS = {
-    "AWS::CloudFormation::CloudFormationStack": "the cluster",
+    "AWS::CloudFormation::Stack": "the cluster",
     "AWS::EC2::Instance": "the head node",
     "AWS::FSx::FileSystem": "the file system",
     "AWS::EC2::SecurityGroup": "a security group",
