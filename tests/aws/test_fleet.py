@@ -64,7 +64,7 @@ def test_a_fleet_that_is_as_it_should_be_stays_as_it_is(account: Account, config
     before = ids(fleet)
     _, said = make(config)
     assert ids(fleet) == before and "the stack trainfleet-cloudy is as it should be" in said
-    assert fleet.planned(()) == []
+    assert fleet.foresee(()).requests == []
 
 
 def test_another_number_of_nodes_leaves_the_others_alone(account: Account, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_slots_that_stay_stay_and_new_ones_come_behind_all() -> None:
 
 
 def test_the_requests_are_those_that_aws_was_sent(account: Account, config: Config) -> None:
-    planned = Fleet(config).planned(())
+    planned = Fleet(config).foresee(()).requests
     make(config)
     sent = [request for service, operation, request in account.calls if operation == "CreateStack"]
     assert [row[1] for row in planned] == ["CreateStack"] and len(sent) == 1

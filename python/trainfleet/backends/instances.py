@@ -129,15 +129,15 @@ class Instances(Stacked):
         Raises:
             BackendError: AWS does not tell it.
         """
-        deadline, said = clock.moment() + KEYS_IN, False
+        deadline, said = clock.now() + KEYS_IN, False
         while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
-            if clock.moment() > deadline:
+            if clock.now() > deadline:
                 why = "neither its console nor its SSM agent says it"
                 raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
             if not said:
                 print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
                 said = True
-            clock.pause(AGAIN)
+            clock.sleep(AGAIN)
 
 
 def prove_gone(found: list[Found], stay: set[str], config: str, calls: Calls, troubles: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .. import s3
@@ -10,6 +10,7 @@ from ..config import Config
 from ..errors import CloudError
 from . import permissions, quotas
 from .calls import Calls
+from .discovery import reservation_of
 from .inputs import Inputs
 from .instances import capacity_of
 from .kinds import is_ours, tags_of
@@ -65,21 +66,16 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     """Whether the reservation has room for the nodes now, of their type and in their zone."""
-    name, capacity = config.fleet.aws.reservation, capacity_of(config)
-    if not name or capacity not in ("reservation", "block"):
+    name = config.fleet.aws.reservation
+    if not name or capacity_of(config) not in ("reservation", "block"):
         return
-    try:
-        answer = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name])
-    except CloudError as error:
-        if "NotFound" not in error.code and "Malformed" not in error.code:
-            raise
-        yield Finding(f"there is no {name} in {calls.region}", "fleet.aws.reservation, or fleet.aws.region")
-        return
-    for row in answer.get("CapacityReservations", ()):
+    if row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
+    else:
+        yield Finding(f"there is no {name} in {calls.region}", "fleet.aws.reservation, or fleet.aws.region")
 
 
-def _against(row: dict[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     """All that a reservation has against this fleet."""
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
     is_block = row.get("ReservationType") == "capacity-block"

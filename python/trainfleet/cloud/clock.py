@@ -6,14 +6,4 @@ import time
 from collections.abc import Callable
 
 sleep: Callable[[float], None] = time.sleep
-now: Callable[[], float] = time.time
-
-
-def pause(seconds: float) -> None:
-    """Waits `seconds` seconds."""
-    sleep(seconds)
-
-
-def moment() -> float:
-    """Seconds since 1970."""
-    return now()
+now: Callable[[], float] = time.time  # seconds since 1970

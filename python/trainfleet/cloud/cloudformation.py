@@ -19,7 +19,7 @@ POLL = 5.0  # seconds between two polls of a stack that is being changed
 PATIENCE = 3 * 3600.0  # seconds without any event until it gives up: CloudFormation itself gives up before that
 MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
-PROJECT, CONFIG, OWNER, CREATED, EXPIRES = (f"trainfleet:{name}" for name in ("project", "config", "owner", "created", "expires"))
+PROJECT, CONFIG, CREATED = (f"trainfleet:{name}" for name in ("project", "config", "created"))
 OURS = "trainfleet"  # the value of PROJECT
 PASSING = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "EndpointConnectionError", "ReadTimeoutError",
            "ConnectTimeoutError", "ConnectionClosedError", "InternalFailure", "ServiceUnavailable", "InternalError"}  # fmt: skip
@@ -152,11 +152,11 @@ class CloudFormationStack:
         Raises:
             CloudError: AWS gives no answer for long, or CloudFormation does not go on.
         """
-        first, misses, heard = None, 0, clock.moment()
+        first, misses, heard = None, 0, clock.now()
         while True:
             try:
                 for event in self._news(state.id):
-                    heard = clock.moment()
+                    heard = clock.now()
                     first = first or (event if event.failed else None)
                     _tell(event, show)
                 state = self.look(state.id) or State(state.id, "DELETE_COMPLETE")
@@ -167,10 +167,10 @@ class CloudFormationStack:
                     raise
             if not state.busy and not misses:
                 return state, first
-            if clock.moment() - heard > PATIENCE:
+            if clock.now() - heard > PATIENCE:
                 what = f"nothing has happened to the stack {self.name} for hours; it is {state.status}"
                 raise CloudError(what, where=f"cloudformation in {self.calls.region}", next="make setup again, or make clean")
-            clock.pause(POLL)
+            clock.sleep(POLL)
 
     def _news(self, id: str) -> Iterator[Event]:
         """What has happened since the last look, the oldest first."""

@@ -76,7 +76,7 @@ def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any]:
 def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
     """What a template for this zone needs to know. `is_made`: there is a stack already, and a bucket of ours is its own."""
     who = calls("sts", "GetCallerIdentity")
-    created = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC).isoformat(timespec="seconds")
+    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
     image = image_of(config, calls)
     inputs = Inputs(
         calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image, created, slots, root=root_of(image, calls),

@@ -7,18 +7,16 @@ that have ended are no things: Batch forgets them after a week, and takes no req
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
 from .cloudformation import CONFIG, OURS, PROJECT
 from .inputs import slug
-from .kinds import Kind, Row, is_ours, tags_of
+from .kinds import Find, Kind, Row, Things, is_ours, tags_of
 from .log_streams import streams
 from .refusals import DENIED
 
-Found = Iterator[tuple[str, dict[str, str], Row]]
 PARAMETERS = "/trainfleet/"
 LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's group, of all training jobs of an account
 JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of a training job of ours
@@ -26,8 +24,8 @@ ENDED = ("Completed", "Failed", "Stopped")
 BUSY = re.compile(r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE)
 
 
-def _unless_denied(find: Callable[[Calls, str | None], Found]) -> Callable[[Calls, str | None], Found]:
-    def found(calls: Calls, config: str | None) -> Found:
+def _unless_denied(find: Find) -> Find:
+    def found(calls: Calls, config: str | None) -> Things:
         try:
             yield from find(calls, config)
         except CloudError as error:
@@ -37,8 +35,8 @@ def _unless_denied(find: Callable[[Calls, str | None], Found]) -> Callable[[Call
     return found
 
 
-def _of_batch(operation: str, under: str, id: str, **more: str) -> Callable[[Calls, str | None], Found]:
-    def find(calls: Calls, config: str | None) -> Found:
+def _of_batch(operation: str, under: str, id: str, **more: str) -> Find:
+    def find(calls: Calls, config: str | None) -> Things:
         for row in calls.pages("batch", operation, under, **more):
             if is_ours(tags := tags_of(row.get("tags")), config) and row.get("status") not in ("DELETING", "DELETED"):
                 yield row[id], tags, row
@@ -54,10 +52,6 @@ def _remove_queue(calls: Calls, which: str, row: Row) -> object:
     return _take_away(calls, "JobQueue", which, row)
 
 
-def _remove_environment(calls: Calls, which: str, row: Row) -> object:
-    return _take_away(calls, "ComputeEnvironment", which, row)
-
-
 def _take_away(calls: Calls, kind: str, which: str, row: Row) -> object:
     """Disables and deletes. Batch's refusal while it changes something passes: the sweep asks again."""
     named = {kind[0].lower() + kind[1:]: which}
@@ -71,7 +65,7 @@ def _take_away(calls: Calls, kind: str, which: str, row: Row) -> object:
         raise
 
 
-def _jobs(calls: Calls, config: str | None) -> Found:
+def _jobs(calls: Calls, config: str | None) -> Things:
     named = {"NameContains": slug(config, 46)} if config else {}
     for row in calls.pages("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **named):
         if re.fullmatch(JOB, row["TrainingJobName"]):
@@ -120,7 +114,7 @@ def _remove_log(calls: Calls, job: str) -> None:
             raise
 
 
-def _parameters(calls: Calls, config: str | None) -> Found:
+def _parameters(calls: Calls, config: str | None) -> Things:
     path = f"{PARAMETERS}{config}" if config else PARAMETERS.rstrip("/")
     for row in calls.pages("ssm", "GetParametersByPath", "Parameters", Path=path, Recursive=True, WithDecryption=False):
         yield row["Name"], {PROJECT: OURS, CONFIG: row["Name"].split("/")[2]}, {"Name": row["Name"]}
@@ -130,7 +124,7 @@ ENGINES: tuple[Kind, ...] = (
     Kind("training job", _unless_denied(_jobs), _remove_job),
     Kind("job queue", _of_batch("DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue),
     Kind("environment", _of_batch("DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
-         _remove_environment),
+         lambda calls, which, row: _take_away(calls, "ComputeEnvironment", which, row)),
     Kind("job definition", _of_batch("DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
          lambda calls, which, row: calls("batch", "DeregisterJobDefinition", jobDefinition=which)),
     Kind("parameter", _unless_denied(_parameters), lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which)),

@@ -14,7 +14,7 @@ def of_batch(config: Config, prices: Prices) -> Iterator[Row]:
     """Instances of the account with their volumes, and what the stack has beside them where it makes one."""
     fleet, count = config.fleet, config.fleet.nodes
     each, size = prices.instance(fleet.instance_type or ""), volume_gib(config)
-    yield Row("nodes", count, fleet.instance_type or "", None if each.usd is None else each.usd * count, each.source)
+    yield Row("nodes", count, fleet.instance_type or "", each.times(count), each.source)
     yield Row("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE)
     if not fleet.batch.queue:
         yield from network(config, 1)
@@ -26,5 +26,5 @@ def of_sagemaker(config: Config, prices: Prices, volume: int) -> Iterator[Row]:
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
     how = ", managed spot: less than this" if fleet.spot else ""
     what = f"ml.{fleet.instance_type}{how}"
-    yield Row("nodes", count, what, None if each.usd is None else each.usd * count, each.source)
+    yield Row("nodes", count, what, each.times(count), each.source)
     yield Row("volumes", count, f"{volume:,} GiB", of("training volume", "", volume * count), OF_SAGEMAKER)

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .. import hardware
 from ..config import Config
 from .inputs import Inputs, stack_name, tags_of
 from .machines import interfaces
-from .network import Resource, Resources, attribute, network, ref, resource, subnet, walls
-from .roles import statements
+from .network import Resources, attribute, network, ref, resource, subnet, walls
+from .roles import AGENT, allow, role, statements
 from .storage import repository
 from .template import assemble
 
@@ -27,7 +27,7 @@ GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 ROOT, DISK = "/dev/xvda", 300  # GiB: images of training are large, and ECS pulls them to the root volume
 NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
 BOUNDARY = "==TRAINFLEET=="
-AGENT, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-role/AmazonECSTaskExecutionRolePolicy"
+INSTANCES, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-role/AmazonECSTaskExecutionRolePolicy"
 
 
 def render(config: Config, inputs: Inputs, engine: str) -> str:
@@ -69,10 +69,10 @@ def batch(config: Config, inputs: Inputs) -> Resources:
         **network(config, inputs), **walls(config, inputs), **repository(config),
         "Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster"),
         "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, tags)),
-        "NodeRole": role(inputs, ["ec2.amazonaws.com"], [], [AGENT, "AmazonSSMManagedInstanceCore"]),
+        "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
-        "JobRole": role(inputs, ["ecs-tasks.amazonaws.com"], list(statements(config, inputs))),
-        "ExecutionRole": role(inputs, ["ecs-tasks.amazonaws.com"], reads, [TASKS]),
+        "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
+        "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", reads, [TASKS]),
         "Environment": environment,
         "Queue": queue,
     }  # fmt: skip
@@ -81,28 +81,16 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
     """What SageMaker's training jobs need: their role, which also pulls the image, writes the log and reads secrets."""
     allowed = [*statements(config, inputs), _parameters(config, inputs), *_secrets(config), *_of_sagemaker(config, inputs)]
-    return {**repository(config), "JobRole": role(inputs, ["sagemaker.amazonaws.com"], allowed)}
+    return {**repository(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", allowed)}
 
 
 MAKERS = {"batch": batch, "sagemaker": sagemaker}
 
 
-def role(inputs: Inputs, services: list[str], allowed: list[dict[str, Any]], managed: Iterable[str] = ()) -> Resource:
-    """A role that these services may take, with what it is allowed and AWS's own policies of these names."""
-    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": services}}
-    made = resource("AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]})
-    if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
-        made["Properties"]["ManagedPolicyArns"] = arns
-    if allowed:
-        policy = {"Version": "2012-10-17", "Statement": allowed}
-        made["Properties"]["Policies"] = [{"PolicyName": "run", "PolicyDocument": policy}]
-    return made
-
-
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
     """Reading the parameters in which the secrets of this config are kept (backends/references.py)."""
     where = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}:parameter/trainfleet/{config.name}/*"
-    return {"Effect": "Allow", "Action": ["ssm:GetParameter", "ssm:GetParameters"], "Resource": [where]}
+    return allow(["ssm:GetParameter", "ssm:GetParameters"], [where])
 
 
 def _secrets(config: Config) -> Iterator[dict[str, Any]]:
@@ -110,19 +98,19 @@ def _secrets(config: Config) -> Iterator[dict[str, Any]]:
     arns = sorted({entry.partition("=")[2] for entry in config.fleet.secret_arns})
     actions = ["secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:GetParameters"]
     if arns:
-        yield {"Effect": "Allow", "Action": actions, "Resource": arns}
+        yield allow(actions, arns)
 
 
 def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     group = f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group:/aws/sagemaker/*"
     actions = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
-    yield {"Effect": "Allow", "Action": actions, "Resource": [group]}
-    yield {"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": ["*"]}  # which knows no narrower resource
+    yield allow(actions, [group])
+    yield allow(["cloudwatch:PutMetricData"], ["*"])  # which knows no narrower resource
     if config.fleet.sagemaker.subnets:
         faces = ["CreateNetworkInterface", "CreateNetworkInterfacePermission", "DeleteNetworkInterface",
                  "DeleteNetworkInterfacePermission", "DescribeNetworkInterfaces", "DescribeVpcs", "DescribeDhcpOptions",
                  "DescribeSubnets", "DescribeSecurityGroups"]  # fmt: skip
-        yield {"Effect": "Allow", "Action": [f"ec2:{action}" for action in faces], "Resource": ["*"]}
+        yield allow([f"ec2:{action}" for action in faces], ["*"])
 
 
 def _image(row: hardware.InstanceType) -> dict[str, str]:
@@ -140,12 +128,7 @@ def volume_gib(config: Config) -> int:
 
 def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
     """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
-    disk = {
-        "VolumeSize": volume_gib(config),
-        "VolumeType": "gp3",
-        "Encrypted": True,
-        "DeleteOnTermination": True,
-    }
+    disk = {"VolumeSize": volume_gib(config), "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     return {
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},

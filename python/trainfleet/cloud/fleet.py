@@ -51,7 +51,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would have, the requests for it."""
+    """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would have, and the request by which
+    `make` would begin: service, operation, body.
+    """
 
     inputs: Inputs
     before: Mapping[str, Any]
@@ -135,10 +137,6 @@ class Fleet:
             self._create(show, say)
         else:
             self._change(state, bad, show, say)
-
-    def planned(self, bad: Collection[str]) -> list[tuple[str, str, dict[str, Any]]]:
-        """The request that `make` would begin with now: service, operation and what it says; none where nothing is to be done."""
-        return self.foresee(bad).requests
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
         """What `make` would begin with now, and what the stack has and would have."""
@@ -246,13 +244,13 @@ class Fleet:
         Raises:
             CloudError: they do not come up.
         """
-        deadline = clock.moment() + UP_IN
+        deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
-            if clock.moment() > deadline:
+            if clock.now() > deadline:
                 what = f"{len(nodes)} of {self.config.fleet.nodes} nodes run after {UP_IN:.0f} s"
                 rows = ", ".join(f"{node.id} is {node.state}" for node in self.everyone() if node.state != "running")
                 raise CloudError(what, where=f"ec2 in {self.calls.region}", why=rows, next="make setup again")
-            clock.pause(AGAIN)
+            clock.sleep(AGAIN)
         return nodes
 
     # Down

@@ -44,7 +44,7 @@ def from_agent(calls: Calls, id: str) -> list[str]:
     try:
         sent = calls("ssm", "SendCommand", InstanceIds=[id], DocumentName="AWS-RunShellScript", Parameters={"commands": [PRINT]})
         for _ in range(ANSWERS):
-            clock.pause(AGAIN)
+            clock.sleep(AGAIN)
             said = calls("ssm", "GetCommandInvocation", CommandId=sent["Command"]["CommandId"], InstanceId=id)
             if said["Status"] not in ("Pending", "InProgress", "Delayed"):
                 return keys_in(str(said.get("StandardOutputContent", ""))) if said["Status"] == "Success" else []

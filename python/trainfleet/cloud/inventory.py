@@ -59,7 +59,7 @@ def surely(calls: Calls, config: str | None) -> list[Found]:
     """As `find`, repeated until two listings in a row agree."""
     before, now = None, find(calls, config)
     while before is None or {one.id for one in before} != {one.id for one in now}:
-        clock.pause(AGAIN)
+        clock.sleep(AGAIN)
         before, now = now, find(calls, config)
     return now
 
@@ -82,7 +82,7 @@ def _size(calls: Calls, one: Found) -> float | None:
         return float(sum(image.get("imageSizeInBytes", 0) for image in images))
     if not one.holds_data:
         return 0.0
-    now, days = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC), datetime.timedelta(days=3)
+    now, days = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC), datetime.timedelta(days=3)
     answer = calls(
         "cloudwatch", "GetMetricStatistics", Namespace="AWS/S3", MetricName="BucketSizeBytes", Period=86400,
         Statistics=["Average"],
@@ -156,7 +156,7 @@ def _written(calls: Calls, id: str, row: Row) -> float | None:
     """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes); None if unknown."""
     day = datetime.timedelta(days=1)
     made = row["CreationTime"]
-    end = datetime.datetime.fromtimestamp(clock.moment(), datetime.UTC) + day
+    end = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC) + day
     answer = calls(
         "cloudwatch", "GetMetricStatistics", Namespace="AWS/FSx", MetricName="DataWriteBytes", Period=86400, Statistics=["Sum"],
         Dimensions=[{"Name": "FileSystemId", "Value": id}], StartTime=made - day, EndTime=end,

@@ -16,13 +16,14 @@ from .cloudformation import CONFIG, OURS, PROJECT
 from .inputs import slug
 
 Row = Mapping[str, Any]
-Find = Callable[[Calls, str | None], Iterator[tuple[str, dict[str, str], Row]]]
+Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and what the service says of it
+Find = Callable[[Calls, str | None], Things]
 GONE = {"deleted", "failed"}  # states of what is described and is not there
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`find` yields (id, its tags, what its service says of it); `remove` asks for the end of one."""
+    """`find` yields what is ours; `remove` asks for the end of one."""
 
     name: str
     find: Find
@@ -63,7 +64,7 @@ def _role_tags(calls: Calls, name: str) -> dict[str, str]:
 def _found(operation: str, under: str, id: str, **more: Any) -> Find:
     """How EC2's things of a kind are found: it filters by tag itself."""
 
-    def find(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+    def find(calls: Calls, config: str | None) -> Things:
         key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
         for row in calls.pages("ec2", operation, under, **{key: filters(config)}, **more):
             if str(row.get("State", "")) not in GONE:
@@ -87,7 +88,7 @@ def filters(config: str | None) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
 
 
-def _instances(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+def _instances(calls: Calls, config: str | None) -> Things:
     for row in instances(calls, config):
         yield row["InstanceId"], tags_of(row.get("Tags")), row
 
@@ -111,25 +112,18 @@ def _remove_table(calls: Calls, which: str, row: Row) -> object:
     return calls("ec2", "DeleteRouteTable", RouteTableId=which)
 
 
-def _file_systems(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
-    for row in calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
-        if is_ours(tags := tags_of(row.get("Tags")), config):
-            yield row["FileSystemId"], tags, row
+def _fsx(name: str, operation: str, under: str, id: str, removal: str) -> Kind:
+    """A kind of FSx, which lists everybody's with their tags."""
+
+    def find(calls: Calls, config: str | None) -> Things:
+        for row in calls.pages("fsx", operation, under):
+            if is_ours(tags := tags_of(row.get("Tags")), config):
+                yield row[id], tags, row
+
+    return Kind(name, find, lambda calls, which, row: calls("fsx", removal, **{id: which}))
 
 
-def _links(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
-    for row in calls.pages("fsx", "DescribeDataRepositoryAssociations", "Associations"):
-        if is_ours(tags := tags_of(row.get("Tags")), config):
-            yield row["AssociationId"], tags, row
-
-
-def _backups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
-    for row in calls.pages("fsx", "DescribeBackups", "Backups"):
-        if is_ours(tags := tags_of(row.get("Tags")), config):
-            yield row["BackupId"], tags, row
-
-
-def _roles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+def _roles(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("iam", "ListRoles", "Roles"):
         if not row["RoleName"].startswith(NAMED):
             continue
@@ -138,7 +132,7 @@ def _roles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, st
             yield row["RoleName"], tags, row
 
 
-def _profiles(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+def _profiles(calls: Calls, config: str | None) -> Things:
     """Instance profiles, to which CloudFormation gives no tags: ours by their role, and one without a role by its name."""
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
         if not row["InstanceProfileName"].startswith(NAMED):
@@ -171,7 +165,7 @@ def _remove_profile(calls: Calls, which: str, row: Row) -> object:
     return calls("iam", "DeleteInstanceProfile", InstanceProfileName=which)
 
 
-def _buckets(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
         try:
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
@@ -202,18 +196,14 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
     return [{"Key": row["Key"], "VersionId": row["VersionId"]} for row in rows]
 
 
-def _repositories(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+def _repositories(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("ecr", "DescribeRepositories", "repositories"):
         tags = tags_from(lambda row=row: calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))  # type: ignore[misc]
         if is_ours(tags, config):
             yield row["repositoryName"], tags, row
 
 
-def _remove_repository(calls: Calls, which: str, row: Row) -> object:
-    return calls("ecr", "DeleteRepository", repositoryName=which, force=True)
-
-
-def _log_groups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[str, str], Row]]:
+def _log_groups(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
         arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
         tags = tags_from(lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))  # type: ignore[misc]
@@ -224,9 +214,9 @@ def _log_groups(calls: Calls, config: str | None) -> Iterator[tuple[str, dict[st
 NAMED, LOGS = f"{OURS}-", "/trainfleet"  # what the names of our roles and of our log groups begin with
 KINDS: tuple[Kind, ...] = (
     Kind("instance", _instances, lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which])),
-    Kind("association", _links, lambda calls, which, row: calls("fsx", "DeleteDataRepositoryAssociation", AssociationId=which)),
-    Kind("file system", _file_systems, lambda calls, which, row: calls("fsx", "DeleteFileSystem", FileSystemId=which)),
-    Kind("backup", _backups, lambda calls, which, row: calls("fsx", "DeleteBackup", BackupId=which)),
+    _fsx("association", "DescribeDataRepositoryAssociations", "Associations", "AssociationId", "DeleteDataRepositoryAssociation"),
+    _fsx("file system", "DescribeFileSystems", "FileSystems", "FileSystemId", "DeleteFileSystem"),
+    _fsx("backup", "DescribeBackups", "Backups", "BackupId", "DeleteBackup"),
     _ec2("NAT gateway", "DescribeNatGateways", "NatGateways", "NatGatewayId", "DeleteNatGateway"),
     _ec2("endpoint", "DescribeVpcEndpoints", "VpcEndpoints", "VpcEndpointId", "DeleteVpcEndpoints", listed=True),
     _ec2("flow log", "DescribeFlowLogs", "FlowLogs", "FlowLogId", "DeleteFlowLogs", listed=True),
@@ -245,6 +235,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("instance profile", _profiles, _remove_profile),
     Kind("role", _roles, _remove_role),
     Kind("log group", _log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
-    Kind("repository", _repositories, _remove_repository),
+    Kind("repository", _repositories,
+         lambda calls, which, row: calls("ecr", "DeleteRepository", repositoryName=which, force=True)),
     Kind("bucket", _buckets, _remove_bucket),
 )  # fmt: skip

@@ -10,7 +10,6 @@ Quotas' own list for EC2, as public listings of it have them (read 2026-11-22). 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .. import hardware
@@ -70,13 +69,8 @@ def interfaces(name: str) -> tuple[Interface, ...]:
     row, machine = hardware.INSTANCE_TYPES[name], MACHINES[name]
     if not machine.efa_only:
         return (Interface(0, 0, "efa" if row.efa else "interface"), *(Interface(card, 1, "efa") for card in range(1, row.efa)))
-    return (Interface(0, 0, "interface"), *_efa_only(machine.first_efa, row.efa))
-
-
-def _efa_only(first: int, count: int) -> Iterator[Interface]:
-    """One on each card: behind the primary on card 0, and as the first device of any other."""
-    for card in range(first, first + count):
-        yield Interface(card, 0 if card else 1, "efa-only")
+    cards = range(machine.first_efa, machine.first_efa + row.efa)  # behind the primary on card 0, the first device of any other
+    return (Interface(0, 0, "interface"), *(Interface(card, 0 if card else 1, "efa-only") for card in cards))
 
 
 def addresses(name: str) -> int:

@@ -53,6 +53,10 @@ class Price:
     usd: float | None
     source: str
 
+    def times(self, count: int) -> float | None:
+        """US dollars an hour for so many."""
+        return None if self.usd is None else self.usd * count
+
 
 def of(kind: str, what: str, amount: float) -> float | None:
     """US dollars an hour by the table: `amount` instances (training: SageMaker's), addresses, NATs, or GiB of what keeps data."""

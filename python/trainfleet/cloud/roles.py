@@ -13,6 +13,7 @@ from .network import Resource, Resources, attribute, ref, resource
 READ = ["s3:GetObject"]
 WRITE = [*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
 LIST = ["s3:ListBucket", "s3:GetBucketLocation"]
+AGENT = "AmazonSSMManagedInstanceCore"  # AWS's own policy for machines with an SSM agent
 PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability"]
 
 
@@ -35,11 +36,11 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 def roles(config: Config, inputs: Inputs) -> Resources:
     """The roles of nodes and head, each in its instance profile."""
     found = {
-        "NodeRole": _role(inputs, list(statements(config, inputs))),
+        "NodeRole": role(inputs, "ec2.amazonaws.com", statements(config, inputs), [AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
     }
     if config.fleet.aws.head:
-        found["HeadRole"] = _role(inputs, [])
+        found["HeadRole"] = role(inputs, "ec2.amazonaws.com", (), [AGENT])
         found["HeadProfile"] = resource("AWS::IAM::InstanceProfile", Roles=[ref("HeadRole")])
     return found
 
@@ -49,25 +50,25 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     for actions, buckets in ((WRITE, written(config, inputs)), (READ, only_read(config, inputs))):
         arns = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(buckets)]
         if arns:
-            yield _allow(LIST, arns)
-            yield _allow(actions, [f"{arn}/*" for arn in arns])
-    yield _allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
-    yield _allow(PULL, [attribute("Repository", "Arn")])
-    yield _allow(["logs:CreateLogStream", "logs:PutLogEvents"], [attribute("Log", "Arn")])
+            yield allow(LIST, arns)
+            yield allow(actions, [f"{arn}/*" for arn in arns])
+    yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
+    yield allow(PULL, [attribute("Repository", "Arn")])
+    yield allow(["logs:CreateLogStream", "logs:PutLogEvents"], [attribute("Log", "Arn")])
 
 
-def _allow(actions: list[str], resources: list[Any]) -> dict[str, Any]:
+def allow(actions: list[str], resources: list[Any]) -> dict[str, Any]:
+    """A statement of a policy."""
     return {"Effect": "Allow", "Action": actions, "Resource": resources}
 
 
-def _role(inputs: Inputs, allowed: list[dict[str, Any]]) -> Resource:
-    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": ["ec2.amazonaws.com"]}}
-    made = resource(
-        "AWS::IAM::Role",
-        AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]},
-        ManagedPolicyArns=[f"arn:{inputs.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"],
-    )
-    if allowed:
-        policy = {"Version": "2012-10-17", "Statement": allowed}
+def role(inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()) -> Resource:
+    """A role that this service may take, with what it is allowed and AWS's own policies of these names."""
+    trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
+    made = resource("AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]})
+    if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
+        made["Properties"]["ManagedPolicyArns"] = arns
+    if statements := list(allowed):
+        policy = {"Version": "2012-10-17", "Statement": statements}
         made["Properties"]["Policies"] = [{"PolicyName": "run", "PolicyDocument": policy}]
     return made

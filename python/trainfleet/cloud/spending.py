@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..config import Config
 from ..config.types import Fsx
 from .instances import HEAD_GIB, capacity_of
-from .prices import GIB_MONTH, NAT_GB, TABLE, Price, Prices, by_table, of
+from .prices import GIB_MONTH, NAT_GB, TABLE, Prices, by_table, of
 from .storage import makes_file_system
 
 
@@ -49,7 +49,7 @@ def _rows(config: Config, prices: Prices, zone: str) -> Iterator[Row]:
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
     capacity = capacity_of(config)
     each = prices.instance(fleet.instance_type or "", capacity, zone)
-    yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", _times(each, count), each.source)
+    yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source)
     yield Row("volumes", count, f"{aws.volume_gib:,} GiB gp3", of("volume", "gp3", aws.volume_gib * count), TABLE)
     if makes_file_system(config) or (fleet.hosts and fleet.fsx.dns_name):  # which stands in the config that the head is handed
         kind = deployment(fleet.fsx)
@@ -68,15 +68,6 @@ def network(config: Config, addresses: int) -> Iterator[Row]:
         yield Row("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
 
 
-def _times(price: Price, count: int) -> float | None:
-    return None if price.usd is None else price.usd * count
-
-
-def by_amount() -> str:
-    """A note on what is paid by what is stored, which is not in the hours."""
-    return f"S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"
-
-
 def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
     """The table that `make plan` prints: dollars an hour by resource, all together, for the run's hours, and who says so."""
     found = list(found)
@@ -92,4 +83,4 @@ def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
         )
     for source in dict.fromkeys(row.source for row in found):
         yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
-    yield f"  {by_amount()}"
+    yield f"  S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"

@@ -74,16 +74,16 @@ class Sweep:
     def pieces(self, chosen: Callable[[Found], bool]) -> None:
         """Removes what is chosen of all that is found, each when nothing uses it any more."""
         asked: set[str] = set()
-        before, moved = None, clock.moment()
+        before, moved = None, clock.now()
         while left := [one for one in find(self.calls, self.stack.config) if chosen(one) and one.removable]:
             ids = {one.id for one in left}
             if ids != before:
-                before, moved = ids, clock.moment()
-            if clock.moment() - moved > PATIENCE:
+                before, moved = ids, clock.now()
+            if clock.now() - moved > PATIENCE:
                 return
             for one in left:
                 self._ask(one, asked)
-            clock.pause(AGAIN)
+            clock.sleep(AGAIN)
 
     def _ask(self, one: Found, asked: set[str]) -> None:
         """Asks for the end of one thing, once where that takes its time."""
