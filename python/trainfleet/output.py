@@ -181,6 +181,11 @@ def unguarded(stream: TextIO) -> TextIO:
     return stream._stream if isinstance(stream, Stream) else stream
 
 
+def is_agreed(question: str) -> bool:
+    """Whether the person at the terminal says yes; without a terminal nobody is asked, and the answer is no."""
+    return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
 def discard(stream: TextIO) -> None:
     """From now on what is written to a stream goes nowhere, and what it still holds too: whoever read it has left."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -142,7 +142,7 @@ def node_log(folder: Path, node: int) -> Path:
 
 
 def job_log(folder: Path) -> Path:
-    """What an engine's own commands have written of a job, and what of it they could not start: srun's words."""
+    """Where the batch script's, srun's and slurmstepd's words go. Its folder must exist, or Slurm ends the job without any."""
     return folder / "logs/slurm.log"
 
 

@@ -18,7 +18,7 @@ import yaml
 from aws.account import Account
 from aws.world import aws
 from requirement import need_program
-from trainfleet import s3
+from trainfleet import runs, s3
 from trainfleet.backends import terms_of
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.slurm import Slurm, cluster_checks, engine, parallelcluster, reasons, sbatch, starts, template
@@ -257,7 +257,7 @@ def runs_of(folder: Path, token: str, number: str) -> None:
 
 
 def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> None:
-    log, start = starts.log_of(tmp_path), tmp_path / starts.NODES / "slurm-7-1"
+    log, start = runs.job_log(tmp_path), tmp_path / starts.NODES / "slurm-7-1"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     said = "slurmstepd-node0: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
@@ -274,7 +274,7 @@ def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> 
 
 def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_path: Path) -> None:
     """With --kill-on-bad-exit srun ends the other tasks, some of them before they can leave an exit code."""
-    log, start = starts.log_of(tmp_path), tmp_path / starts.NODES / "slurm-7-0"
+    log, start = runs.job_log(tmp_path), tmp_path / starts.NODES / "slurm-7-0"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
@@ -302,7 +302,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     monkeypatch.setenv(admission.NODES, "n[0-2]")
     run, start = Run(Path("runs/ours")), Path("runs/ours/nodes/slurm-7-0")
     request, since = Request(replace(train_job(config), folder=run.folder), ()), Start(0.0, {})
-    trial = node_log(sbatch.trial_of(start), 0)
+    trial = node_log(sbatch.gate_folder(start), 0)
     trial.parent.mkdir(parents=True)
     run.config.write_text(dump_resolved(config))
 
@@ -323,7 +323,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     assert (verdict.cause, verdict.host, verdict.then) == ("environment", "n2", Then.ELSEWHERE), verdict
     assert "is read-only" in verdict.words
     trial.unlink()
-    node_log(sbatch.trial_of(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
+    node_log(sbatch.gate_folder(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
     sbatch.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
     assert admission.main([str(run.folder), str(start)]) == admission.SHUT
     assert (

@@ -8,7 +8,14 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ..config import Config
+from ..errors import BackendError
 from ..runs import Run, is_locked
+
+
+def led_already(run: Run, where: str) -> BackendError:
+    """The error for a run that another launcher leads."""
+    what, next = f"the run {run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
+    return BackendError(what, where=where, next=next)
 
 
 class Place(Protocol):

@@ -17,6 +17,7 @@ from ..folder_sync import FolderSync
 from ..lease import read_holder
 from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
+from .place import led_already
 
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")  # written by the launcher and by ranks, in turn
 VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
@@ -57,8 +58,7 @@ class Bucket:
         """
         holder = read_holder(self.run.folder)
         if holder and self._is_led():
-            what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
-            raise BackendError(what, where=f"{self.address}, launched on {holder.host}", next=next)
+            raise led_already(self.run, f"{self.address}, launched on {holder.host}")
         self.leads = True
 
     def refresh(self) -> None:

@@ -7,6 +7,7 @@ from ..errors import RunError
 from ..launch.settings import store_named
 from ..launch.whereabouts import forwarded
 from ..report.history import decimal, layout, moment, size
+from ..report.tables import table
 from .variables import Variables
 
 HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")
@@ -19,17 +20,12 @@ def main(variables: Variables, started: float) -> int:
     entries = list(look(store))
     if not entries:
         raise RunError("has no checkpoint yet", where=name, next="make train")
-    table = [HEAD, *map(row, entries)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
-    for line in table:
-        print("  ".join(f"{cell:>{width}}" if column in (0, 2, 3) else f"{cell:<{width}}"
-                        for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip())  # fmt: skip
-    broken = [entry for entry in entries if entry.fault]
-    if broken:
+    print("\n".join(table(HEAD, [row(entry) for entry in entries], ("saved (UTC)", "layout", "state"))))
+    if any(entry.fault for entry in entries):
         print("next: make train resumes from the newest good one")
-    else:
-        print("next: make verify reads the bytes of the newest; good says that no file is missing or cut")
-    return 1 if broken else 0
+        return 1
+    print("next: make verify reads the bytes of the newest; good says that no file is missing or cut")
+    return 0
 
 
 def row(entry: Entry) -> tuple[str, ...]:

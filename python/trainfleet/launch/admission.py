@@ -62,8 +62,8 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.Report:
             findings.append(Finding(host, "facts", implausible(error, "what facts.sh prints").message, "sinfo -R; another node"))
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
-    said = [_plain(node_log(sbatch.trial_of(start), node)) for node in range(len(hosts))]
-    bandwidth, more = gate.judge_trial(said[0].splitlines(), config.fleet.instance_type, hosts) or (None, _failed(said, hosts))
+    said = [_plain(node_log(sbatch.gate_folder(start), node)) for node in range(len(hosts))]
+    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.instance_type, hosts) or (None, _failed(said, hosts))
     return gate.Report(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
 
 
@@ -77,7 +77,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Why the trial has no result: by host, its last error."""
+    """Why the bandwidth test has no result: by host, its last error."""
     errors = {host: words for host, text in zip(hosts, said, strict=True) if (words := gate.last_error(text))}
     if not errors:
         return [Finding(None, "fabric", "the trial of the links ended without a figure", "make train again")]

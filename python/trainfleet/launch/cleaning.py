@@ -12,6 +12,7 @@ from ..backends.base import Can, Machines
 from ..backends.place import Here, Place
 from ..config import Config
 from ..errors import BackendError, TrainfleetError
+from ..output import is_agreed
 from ..report.history import size
 from ..runs import COMPILED, DATA, RUNS, Run, is_locked
 from . import belongings
@@ -156,4 +157,4 @@ def _confirmed(what: str) -> bool:
             "PURGE=1 asks before it removes what holds data, and there is no terminal to ask on",
             next="make clean PURGE=1 YES=1",
         )
-    return input(f"remove {what} for good? [y/N] ").strip().lower() in ("y", "yes")
+    return is_agreed(f"remove {what} for good?")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from .. import runs
 from ..backends import backend_of, lingers
 from ..backends.base import Handle, load_job
-from ..backends.place import Place
+from ..backends.place import Place, led_already
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
 from ..errors import BackendError, JobFailed
@@ -65,8 +65,7 @@ def held(run: runs.Run, patience: float = 0.0) -> Iterator[None]:
     while (lock := runs.take_lock(run.folder)) is None and time.monotonic() < deadline:
         time.sleep(0.5)
     if lock is None:
-        what, next = f"the run {run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
-        raise BackendError(what, where=str(run.folder), next=next)
+        raise led_already(run, str(run.folder))
     with lock:
         yield
 

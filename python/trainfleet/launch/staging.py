@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -12,6 +11,7 @@ from ..backends.slurm import Slurm
 from ..backends.ssh import Ssh
 from ..config import Config
 from ..errors import ConfigError, Problem, RunError
+from ..output import is_agreed
 from .rehearsal import Stage, stage
 from .rehearsal_hosts import require_hosts, stage_on
 from .rehearsal_slurm import require_cluster, stage_in_jobs
@@ -51,5 +51,5 @@ def agree(what: str, where: str, sure: bool) -> None:
     Raises:
         RunError: nobody does.
     """
-    if not sure and not (sys.stdin.isatty() and input(f"{what} on {where}? [y/N] ").strip().lower() in ("y", "yes")):
+    if not sure and not is_agreed(f"{what} on {where}?"):
         raise RunError("a rehearsal harms real hosts, and nobody has agreed", where=where, next="make rehearse YES=1")

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..backends import backend_of
+from ..backends import Backend, backend_of
 from ..backends.base import Handle, Status
 from ..backends.place import Here, Place
 from ..backends.ssh import Ssh
@@ -22,8 +22,8 @@ PATIENCE, LONGEST = 120.0, 1800.0  # seconds without a word of a run that was as
 def place_of(variables: Variables) -> Place:
     """The place of the run that the config names."""
     run = run_named(variables)
-    config = config_known(run, variables)
-    return Here(run) if config is None or is_nowhere(config) else backend_of(config).place(run)
+    backend = backend_known(run, variables)
+    return backend.place(run) if backend else Here(run)
 
 
 def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
@@ -84,9 +84,8 @@ def nodes_at_work(variables: Variables) -> tuple[str, ...]:
         BackendError: a node can't be asked.
     """
     run = run_named(variables)
-    if (config := config_known(run, variables)) is None or is_nowhere(config):
+    if (backend := backend_known(run, variables)) is None:
         return ()
-    backend = backend_of(config)
     handle = backend.find(run)
     status = backend.status(handle)
     require_known(run, handle, status)
@@ -120,9 +119,8 @@ def end(variables: Variables) -> None:
         BackendError: a node can't be reached, or a process does not die; by host.
     """
     run = run_named(variables)
-    if (config := config_known(run, variables)) is None or is_nowhere(config):
+    if (backend := backend_known(run, variables)) is None:
         return
-    backend = backend_of(config)
     handle = backend.find(run)
     backend.stop(handle, at_once=True)
     require_known(run, handle, backend.status(handle))
@@ -140,6 +138,12 @@ def config_known(run: Run, variables: Variables) -> Config | None:
     with suppress(ConfigError):  # a look needs none
         return config_of(settings_of(variables))[0]
     return None
+
+
+def backend_known(run: Run, variables: Variables) -> Backend | None:
+    """The backend on which the run may be at work; None where its config is not known, or there is no machine yet."""
+    config = config_known(run, variables)
+    return None if config is None or is_nowhere(config) else backend_of(config)
 
 
 def is_nowhere(config: Config) -> bool:

@@ -28,7 +28,7 @@ from .tar import code_files, content_hash
 from .together import run_together
 from .transport import Transport
 
-PORT = 29399  # of the trial; one below torchrun's usual one, so that a job that runs is not in its way
+PORT = 29399  # of the bandwidth test; one below torchrun's usual one, so that a job that runs is not in its way
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 BANDWIDTH = "== bandwidth "
@@ -38,7 +38,7 @@ ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The result of the trial: bus GB/s of an all-reduce of `bytes` bytes, and GB/s of the pairs that were tested."""
+    """The result of the bandwidth test: bus GB/s of an all-reduce of `bytes` bytes, and GB/s of the pairs that were tested."""
 
     gbs: float
     bytes: int
@@ -80,8 +80,8 @@ def examine(transport: Transport, config: Config, *, fabric: bool = True, hosts:
     findings = [unreachable(host, answer) for host, answer in answers.items() if isinstance(answer, Failure)]
     findings += flaws(facts, wanted)
     bandwidth = None
-    for trial in (try_shared_folder, try_port):
-        findings += trial(transport, wanted, _sound(facts, findings))
+    for test in (try_shared_folder, try_port):
+        findings += test(transport, wanted, _sound(facts, findings))
     sound = _sound(facts, findings)
     if fabric and len(sound) > 1:
         bandwidth, more = try_fabric(transport, wanted, sound)
@@ -161,15 +161,17 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
     """The all-reduce bandwidth over these nodes, and what is wrong with it."""
     fleet, hosts = wanted.fleet, list(facts)
     code = send_code(transport, fleet.shared_folder or "", hosts)
-    answers = run_together(transport, lambda host: trial_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
+    answers = run_together(
+        transport, lambda host: bandwidth_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts
+    )
     said = _printed(answers, hosts[0]).splitlines()
-    return judge_trial(said, fleet.instance_type, hosts) or (None, _explain_silence(answers, hosts))
+    return judge_output(said, fleet.instance_type, hosts) or (None, _explain_silence(answers, hosts))
 
 
-def judge_trial(
+def judge_output(
     lines: Sequence[str], instance_type: str | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
-    """The bandwidth that the trial's first node printed, and what is wrong with it; None where it has printed none. Pure."""
+    """The bandwidth that the test's first node printed, and what is wrong with it; None where it has printed none. Pure."""
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
         return None
@@ -182,7 +184,7 @@ def judge_trial(
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
-    """What the trial on so many nodes measured, as its first node printed it.
+    """What the bandwidth test on so many nodes measured, as its first node printed it.
 
     Raises:
         Implausible: that can't be.
@@ -204,15 +206,15 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
     return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
 
 
-def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
-    """torchrun's words for one node of the trial. Pure."""
+def bandwidth_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
+    """torchrun's words for one node of the bandwidth test. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
     environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
         "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **NCCL_LOGS,
     }  # fmt: skip
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
-    module, *own = trial_of(wanted)
+    module, *own = bandwidth_words(wanted)
     if fleet.ranks_per_node == 1:  # 64 hosts that are played by two cores take half as long
         environment, start = environment | lone_rank(seat), [wanted.interpreter, "-m", module]
     else:
@@ -222,10 +224,10 @@ def trial_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"
 
 
-def trial_of(wanted: Wanted) -> tuple[str, ...]:
-    """The module that each rank of the trial runs, and its words. Pure."""
+def bandwidth_words(wanted: Wanted) -> tuple[str, ...]:
+    """The module that each rank of the bandwidth test runs, and its words. Pure."""
     kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
-    # Of NeuronCores the trial is gloo's, which tries the network.
+    # Of NeuronCores the test is gloo's, which tries the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
     least = least_bandwidth(wanted.fleet.instance_type)
     return "trainfleet.devices.bandwidth", device, str(ALL_REDUCE_BYTES[kind]), str(1e9 if least is None else least)
@@ -260,7 +262,7 @@ def slow_nodes(found: Bandwidth) -> dict[int, float]:
 
 
 def _explain_silence(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
-    """Why the trial brought no figure: by host, the last thing that each said."""
+    """Why the bandwidth test brought no figure: by host, the last thing that each said."""
     failed = {host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"} or answers.failed
     said = {host: last_error(_printed(answers, host)) or failure.message for host, failure in failed.items()}
     if not said:
@@ -270,7 +272,7 @@ def _explain_silence(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
 
 
 def last_error(text: str) -> str:
-    """The last line of a trial that names an error; "" where none does."""
+    """The last line of a test that names an error; "" where none does."""
     lines = [line.strip() for line in text.splitlines() if "Error" in line and "ChildFailedError" not in line]
     return lines[-1] if lines else ""
 

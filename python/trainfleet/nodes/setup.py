@@ -6,13 +6,13 @@ it is named, and the command fails. Done a second time, nothing is changed.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import Config
 from ..errors import BackendError
+from ..output import is_agreed
 from . import facts as reading
 from .answers import Failure, Host, Result, reason
 from .board import Board
@@ -45,7 +45,7 @@ def main(config: Config, whole: bool = True) -> int:
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        while meet(transport, found.findings, ask_on_terminal):  # once for a jump host, and then for those behind it
+        while meet(transport, found.findings, is_agreed):  # once for a jump host, and then for those behind it
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
             Application(transport, config, wanted, found, board).run()
@@ -77,11 +77,6 @@ def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str],
         return False
     transport.known.trust(dict(transport.known.seen))
     return True
-
-
-def ask_on_terminal(question: str) -> bool:
-    """The answer of a person; without a terminal nobody is asked, and the answer is no."""
-    return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 @dataclass

@@ -96,13 +96,13 @@ class Engine:
         self.trouble = ""
         self.nodes, self.nodes_until = dict[str, str](), 0.0  # those that take no job, and until when that is known
 
-    def run(self, *words: str, stdin: str = "", environment: Mapping[str, str] | None = None) -> str:
+    def run(self, *words: str) -> str:
         """What a command prints.
 
         Raises:
             BackendError: it ends badly; with its message, in plain words where these are known.
         """
-        said = self.ask(words, stdin, environment)
+        said = self.ask(words, "", None)
         if said.code:
             raise refused(words[0], said.error or said.out)
         return said.out
@@ -117,14 +117,13 @@ class Engine:
         self.watched.add(number)
         if new or time.monotonic() >= self.next_look:
             self._look()
-        return self.jobs.get(number) or self._unseen(number)
+        if number not in self.jobs:
+            raise BackendError(f"nothing is known of job {number}", why=self.trouble, next="scontrol ping; make status again")
+        return self.jobs[number]
 
     def wake(self) -> None:
         """The next `look` is one: something has changed."""
         self.next_look, self.pause = 0.0, SHORTEST
-
-    def _unseen(self, number: str) -> Job:
-        raise BackendError(f"nothing is known of job {number}", why=self.trouble, next="scontrol ping; make status again")
 
     def _look(self) -> None:
         before = {number: self.jobs.get(number) for number in self.watched}

@@ -7,11 +7,10 @@ import platform
 import time
 from collections.abc import Callable
 
-from ...errors import BackendError
 from ...lease import Holder, is_held, read_holder
 from ...processes import identity
 from ...runs import Run
-from ..place import Here
+from ..place import Here, led_already
 
 
 class Shared(Here):
@@ -27,8 +26,7 @@ class Shared(Here):
         """BackendError while another launcher, on any machine, is in charge of the run."""
         holder = read_holder(self.run.folder)
         if holder and _is_alive(holder):
-            what, next = f"the run {self.run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
-            raise BackendError(what, where=f"{self.run.folder}, launched on {holder.host}", next=next)
+            raise led_already(self.run, f"{self.run.folder}, launched on {holder.host}")
 
     def is_running(self) -> bool:
         holder = read_holder(self.run.folder)

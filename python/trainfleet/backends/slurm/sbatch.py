@@ -25,7 +25,6 @@ from ...plan.request import WIDTH, Artifact, fold
 from ...seat import Seat, torchrun
 from ...supervisor import EXIT, WATCH
 from ..node import entrypoint_words
-from . import starts
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
@@ -102,7 +101,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     if job.after:  # where that one fails, this one goes
         yield from (f"--dependency=afterok:{job.after.rpartition(':')[2]}", "--kill-on-invalid-dep=yes")
     yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
-    yield from (f"--chdir={ground.folder}", f"--output={starts.log_of(job.folder)}", "--open-mode=append")
+    yield from (f"--chdir={ground.folder}", f"--output={runs.job_log(job.folder)}", "--open-mode=append")
 
 
 def _heading(job: Job, ground: Ground) -> Iterator[str]:
@@ -148,7 +147,7 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
     entry = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", '"$mine/gate"', "--ranks", str(job.ranks_per_node), "--"]
     yield "{ # the gate first: what each node is, and what the links between them carry"
     yield from fold([*all, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
-    yield from fold([*all, *env, shlex.quote(ground.python), *entry, *gate.trial_of(wanted_of(config))], WIDTH)
+    yield from fold([*all, *env, shlex.quote(ground.python), *entry, *gate.bandwidth_words(wanted_of(config))], WIDTH)
     yield from fold([*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH)
     yield from start
     yield "} &"
@@ -159,8 +158,8 @@ def facts_of(start: Path, node: int) -> Path:
     return start / f"facts-{node}"
 
 
-def trial_of(start: Path) -> Path:
-    """The folder of the trial of links, in a start's."""
+def gate_folder(start: Path) -> Path:
+    """The folder of the gate's bandwidth test, in a start's."""
     return start / "gate"
 
 

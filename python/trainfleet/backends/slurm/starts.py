@@ -73,13 +73,8 @@ def _said(folder: Path, job: str, start: int) -> str:
     """What Slurm has written in a start of a job; "" before its first: the log has other jobs' words too."""
     if start < 0:
         return ""
-    log = log_of(folder)
+    log = runs.job_log(folder)
     return _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
-
-
-def log_of(folder: Path) -> Path:
-    """Where the batch script's, srun's and slurmstepd's words go. Its folder must be there, or Slurm ends the job without any."""
-    return runs.job_log(folder)
 
 
 def _text(path: Path, offset: int = 0) -> str:
