@@ -161,9 +161,7 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
     """The all-reduce bandwidth over these nodes, and what is wrong with it."""
     fleet, hosts = wanted.fleet, list(facts)
     code = send_code(transport, fleet.shared_folder or "", hosts)
-    answers = run_together(
-        transport, lambda host: bandwidth_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts
-    )
+    answers = run_together(transport, lambda host: speed_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
     said = _printed(answers, hosts[0]).splitlines()
     return judge_output(said, fleet.instance_type, hosts) or (None, _explain_silence(answers, hosts))
 
@@ -206,7 +204,7 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
     return Bandwidth(number(record["bandwidth"], 0, 1e6), record["bytes"], nodes, tuple(pairs))
 
 
-def bandwidth_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
+def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
     """torchrun's words for one node of the bandwidth test. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
@@ -214,7 +212,7 @@ def bandwidth_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code
         "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **NCCL_LOGS,
     }  # fmt: skip
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
-    module, *own = bandwidth_words(wanted)
+    module, *own = speed_words(wanted)
     if fleet.ranks_per_node == 1:  # 64 hosts that are played by two cores take half as long
         environment, start = environment | lone_rank(seat), [wanted.interpreter, "-m", module]
     else:
@@ -224,7 +222,7 @@ def bandwidth_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code
     return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"
 
 
-def bandwidth_words(wanted: Wanted) -> tuple[str, ...]:
+def speed_words(wanted: Wanted) -> tuple[str, ...]:
     """The module that each rank of the bandwidth test runs, and its words. Pure."""
     kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
     # Of NeuronCores the test is gloo's, which tries the network.

@@ -147,7 +147,7 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
     entry = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", '"$mine/gate"', "--ranks", str(job.ranks_per_node), "--"]
     yield "{ # the gate first: what each node is, and what the links between them carry"
     yield from fold([*all, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
-    yield from fold([*all, *env, shlex.quote(ground.python), *entry, *gate.bandwidth_words(wanted_of(config))], WIDTH)
+    yield from fold([*all, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))], WIDTH)
     yield from fold([*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH)
     yield from start
     yield "} &"
