@@ -21,7 +21,7 @@ from trainfleet import events
 from trainfleet.beats import Beat, Beats, write_beats
 from trainfleet.engine.tree import FAN, levels
 from trainfleet.heartbeat import Instructions, NodeMemory
-from trainfleet.nodes.pace import MOST_NODES
+from trainfleet.nodes.polling import MOST_NODES
 from trainfleet.report.summary import status
 from trainfleet.runs import Run
 from trainfleet.watch.diagnosis import diagnose, read_lines

@@ -16,8 +16,8 @@ from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import formats, sources
 from trainfleet.data.documents import is_table, left_out, read_piece, read_unit
+from trainfleet.data.source_files import stat
 from trainfleet.data.sources import Piece, have_changed, plan_units
-from trainfleet.data.storage import stat
 from trainfleet.errors import DataError
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)

@@ -16,7 +16,7 @@ from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
 from trainfleet.config.layouts import best
 from trainfleet.config.search import KEYS, candidates, ranked
 from trainfleet.errors import ConfigError
-from trainfleet.plan.answers import Wish, answer, sizes
+from trainfleet.plan.wishes import Wish, answer, sizes
 from trainfleet.recipes import FOLDER
 from trainfleet.runs import Run
 

@@ -22,7 +22,7 @@ from ..config import Config
 from ..config.hosts import parse_hosts
 from ..errors import BackendError
 from ..nodes import facts as reading
-from ..nodes import jobs, pace
+from ..nodes import jobs, polling
 from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
@@ -115,8 +115,8 @@ class Ssh:
         fleet = config.fleet
         if not (fleet.shared_folder or "").startswith("/"):
             yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
-        if fleet.nodes > pace.MOST_NODES:
-            most = f"{pace.MOST_NODES} is the most (most_nodes); for more there are the backends slurm, batch and sagemaker"
+        if fleet.nodes > polling.MOST_NODES:
+            most = f"{polling.MOST_NODES} is the most (most_nodes); for more there are the backends slurm, batch and sagemaker"
             yield "fleet.nodes", f"one head can't watch over {fleet.nodes} nodes by SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
@@ -201,7 +201,7 @@ class Ssh:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """What the nodes said last; one that has not answered for long is lost (nodes/pace.py). The first look at a job waits."""
+        """What the nodes said last; one silent for long is lost (nodes/polling.py). The first look at a job waits."""
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
         for node, host in enumerate(looks.hosts):
@@ -210,7 +210,7 @@ class Ssh:
                     exits[node], words = code, words or (f"{host}: {said}" if said else "")
                 case Look("rebooted"):
                     lost[node] = "it has rebooted"
-                case _ if (silent := now - looks.heard.get(host, 0.0)) > pace.lost_after(len(looks.hosts)):
+                case _ if (silent := now - looks.heard.get(host, 0.0)) > polling.lost_after(len(looks.hosts)):
                     unheard.add(node)
                     lost[node] = f"no answer over SSH: {looks.trouble.get(host, f'silence for {silent:.0f} s')}"
         phase = Phase.ENDED if len(exits) == len(looks.hosts) else Phase.STOPPING if looks.asked else Phase.RUNNING
@@ -310,7 +310,7 @@ class Ssh:
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
         """Polls one host's part until it has ended or the job is no longer followed."""
-        pause = pace.look_every(len(looks.hosts))
+        pause = polling.look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(looks, host, self.transport.ask(host, self._question(handle), timeout=8))
 

@@ -6,8 +6,7 @@ from ..checkpoints.catalogue import Entry, look
 from ..errors import RunError
 from ..launch.settings import store_named
 from ..launch.whereabouts import forwarded
-from ..report.history import decimal, layout, moment, size
-from ..report.tables import table
+from ..report.history import decimal, layout, moment, size, table
 from .variables import Variables
 
 HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")

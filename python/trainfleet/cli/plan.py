@@ -9,9 +9,9 @@ from ..launch import compiling, preflight, readiness
 from ..launch.experience import experience_of
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs
-from ..plan.answers import Wish
 from ..plan.estimate import estimate
 from ..plan.plan import make_plan
+from ..plan.wishes import Wish
 from ..report import proposal, sizes
 from .variables import Variables, amounts
 

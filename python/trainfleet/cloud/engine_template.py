@@ -18,10 +18,10 @@ from .. import hardware
 from ..config import Config
 from .inputs import Inputs, stack_name, tags_of
 from .machines import interfaces
-from .network import Resources, attribute, network, ref, resource, subnet, walls
 from .roles import AGENT, allow, role, statements
 from .storage import repository
 from .template import assemble
+from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 ROOT, DISK = "/dev/xvda", 300  # GiB: images of training are large, and ECS pulls them to the root volume

@@ -14,7 +14,7 @@ from ..config import Config
 from ..origin import ROOT
 from .inputs import Inputs
 from .machines import interfaces
-from .network import Resource, Resources, after, attribute, ref, resource, subnet
+from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
 SCRIPTS = ROOT / "scripts"
 PAIR = "KeyPair"

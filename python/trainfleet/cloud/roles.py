@@ -8,7 +8,7 @@ from typing import Any
 from .. import s3
 from ..config import Config
 from .inputs import Inputs, bucket_of
-from .network import Resource, Resources, attribute, ref, resource
+from .vpc import Resource, Resources, attribute, ref, resource
 
 READ = ["s3:GetObject"]
 WRITE = [*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]

@@ -14,7 +14,7 @@ from typing import Any
 from ..config import Config
 from ..config.types import Fsx
 from .inputs import Inputs, bucket_of, slug
-from .network import Resource, Resources, attribute, ref, resource, subnet
+from .vpc import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
 SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts

@@ -19,9 +19,9 @@ from ..config import Config
 from ..errors import ConfigError, Problem
 from .inputs import Inputs, bucket_of, tags_of
 from .instances import machines
-from .network import Resources, attribute, network, ref, walls
 from .roles import roles
 from .storage import bucket, file_system, makes_file_system, repository
+from .vpc import Resources, attribute, network, ref, walls
 
 MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
 UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere

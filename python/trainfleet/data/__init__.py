@@ -1,7 +1,7 @@
 """From text to batches: sources → tokenizer → shards → order.
 
 sources     where the text is, and how it is cut into units of work        (light: no torch, no numpy)
-documents   the texts of a unit, read in bounded memory                    (light; formats, storage, hub)
+documents   the texts of a unit, read in bounded memory                    (light; formats, source_files, hub)
 dataset     the finished set: its manifest, and batches of its samples     (light until the first batch)
 progress    what the nodes have done so far                                (light)
 tokenizer   one definition, whatever it was made from (conversion, bpe)

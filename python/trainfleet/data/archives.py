@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from ..door import printable, shortened
 from ..errors import DataError
 from .formats import LONGEST, Document, bad_line, cell, damage, decoded, too_long, unpacked
+from .source_files import open_file
 from .sources import TAR_TEXT, Piece
-from .storage import open_file
 
 
 def read_packed_text(piece: Piece) -> Iterator[Document]:

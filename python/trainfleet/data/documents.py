@@ -13,8 +13,8 @@ from ..s3 import SCHEME
 from . import archives, formats, tables
 from .formats import BadText, Document
 from .hub import HUB
+from .source_files import check_unchanged, is_stdlib
 from .sources import ARROW, JSON, LINES, PACKED_LINES, PACKED_TEXT, PARQUET, SEPARATED, TAR, Piece, Unit, is_long_text
-from .storage import check_unchanged, is_stdlib
 
 READERS = {JSON: tables.read_json, SEPARATED: tables.read_separated, ARROW: tables.read_arrow, TAR: archives.read_tar}
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # how a line of a table begins

@@ -19,8 +19,8 @@ from ..door import printable, shortened
 from ..errors import DataError
 from ..origin import installing_package
 from . import hub, sources
+from .source_files import open_file
 from .sources import Piece
-from .storage import open_file
 
 SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large

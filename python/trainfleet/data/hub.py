@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..origin import installing
-from .storage import File
+from .source_files import File
 
 HUB = "hf://"
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from ..config.types import Data, Source
 from ..errors import DataError
 from .hub import HUB, list_shards
-from .storage import File, is_remote, left_out, list_files, unreadable
+from .source_files import File, is_remote, left_out, list_files, unreadable
 
 TEXT = (".txt", ".md", ".py")
 LINES = (".jsonl",)

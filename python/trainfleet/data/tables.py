@@ -10,8 +10,8 @@ from typing import TextIO
 
 from ..errors import DataError
 from .formats import LONGEST, Document, bad_line, cell, column, damage, decoded, lacks_field, library, texts, too_long
+from .source_files import open_file
 from .sources import Piece
-from .storage import open_file
 
 TAB = (".tsv", ".tab")
 

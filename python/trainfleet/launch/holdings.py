@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..backends import backend_of
 from ..backends.base import Can
-from ..backends.slurm.machines import Partitions
+from ..backends.slurm.partitions import Partitions
 from ..config import Config
 
 

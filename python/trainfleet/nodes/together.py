@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from .answers import Answers, Host
-from .pace import spread
+from .polling import spread
 from .transport import GRACE, Transport
 
 START_SECONDS = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -288,3 +288,11 @@ def moment(seconds: float) -> str:
 def layout(degrees: Mapping[str, int]) -> str:
     """`dp 4 tp 2`; what is 1 is left out."""
     return " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()) -> Iterator[str]:
+    """Aligned lines, the head first: the columns in `words` to the left, all others, which are numbers, to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        columns = zip(row, widths, head, strict=True)
+        yield "  ".join(cell.ljust(width) if name in words else cell.rjust(width) for cell, width, name in columns).rstrip()

@@ -12,8 +12,7 @@ from typing import Any
 from ..config import flat, load_resolved
 from ..errors import TrainfleetError
 from ..runs import RUNS, Run
-from .history import History, decimal, duration, percent, quantity, read
-from .tables import table
+from .history import History, decimal, duration, percent, quantity, read, table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
 NOTHING = ("name", "model.preset")  # keys whose difference says nothing of its own

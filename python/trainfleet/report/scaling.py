@@ -11,9 +11,8 @@ from typing import Any
 
 from ..plan.measurement import Measure
 from ..runs import Run, write_atomic
-from .history import percent, quantity
+from .history import percent, quantity, table
 from .plots import BLUE, FAINT, INK, PAPER, STYLE, note
-from .tables import table
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
 STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"

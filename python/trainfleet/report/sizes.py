@@ -7,13 +7,12 @@ from pathlib import Path
 
 from ..config import Config
 from ..config.search import Choice
-from ..plan import answers
-from ..plan.answers import DAY, Size, Wish, remark, shown
+from ..plan import wishes
 from ..plan.plan import degrees
-from .history import duration, percent, quantity
+from ..plan.wishes import DAY, Size, Wish, remark, shown
+from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, PAPER, STYLE, note
 from .proposal import PARTS, rough
-from .tables import table
 
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion tokens", "layout")
@@ -34,8 +33,8 @@ def answer(config: Config, wish: Wish, price: float | None, out: Path | None) ->
     Raises:
         ConfigError: none does, or that is unknown.
     """
-    found = answers.sizes(config, wish, price)
-    chosen = answers.answer(found, wish)
+    found = wishes.sizes(config, wish, price)
+    chosen = wishes.answer(found, wish)
     yield from describe_sizes(config, found, chosen, wish)
     if out:
         draw(out / "sizes.png", shown(found, chosen), chosen)

@@ -46,8 +46,8 @@ from ..ssh import HEAD, Ssh
 from . import cluster_checks, sbatch, starts, template
 from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
-from .machines import Partitions
 from .parallelcluster import Cluster
+from .partitions import Partitions
 from .place import Shared
 from .reasons import PHASES, is_for_nodes, why_waiting
 from .template import name_of
