@@ -23,7 +23,7 @@ from s3server import busy as refuse
 from trainfleet import entrypoint, s3, streams
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
-from trainfleet.data import lock, manifest, replica, sources, storage
+from trainfleet.data import lock, manifest, replica, source_files, sources
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.job import Share, tokenize
 from trainfleet.data.lock import Claim
@@ -78,7 +78,7 @@ def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     server.always = ""
     monkeypatch.setattr(sources, "GRID", 2**16)
     monkeypatch.setattr(streams, "RANGE", 2**14)
-    words = Path(storage.__file__).read_text().splitlines()
+    words = Path(source_files.__file__).read_text().splitlines()
     lines = [json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)]
     folder = tmp_path / "text"
     folder.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from trainfleet import s3
 from trainfleet.checkpoints.bucket import Bucket
 from trainfleet.checkpoints.store import BROKEN, NAME
-from trainfleet.data import storage
+from trainfleet.data import source_files
 from trainfleet.errors import S3Error
 
 Pages = Iterable[dict[str, Any]]
@@ -88,7 +88,7 @@ ENTRIES: list[dict[str, Any]] = [
 def test_a_source_in_s3_lists_only_what_is_below_it(entry: dict[str, Any], listing: Callable[[Pages], Server]) -> None:
     listing([{"Contents": [entry]}])
     with pytest.raises(S3Error, match="not to be believed"):
-        storage.list_files("s3://bucket/text/", (".txt",))
+        source_files.list_files("s3://bucket/text/", (".txt",))
 
 
 def test_a_name_that_ends_a_line_is_refused(listing: Callable[[Pages], Server]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from s3server import serve
 from trainfleet import exit_codes, s3, vault
+from trainfleet.entrypoint import AGAIN
 from trainfleet.errors import BackendError
 from trainfleet.exit_codes import ELSEWHERE, ExitCodes, code_of
 from trainfleet.node_log import stamp
@@ -20,7 +21,6 @@ from trainfleet.uplink import BUCKET
 from trainfleet.watch import alone
 
 ROOT = "s3://bucket/some/runs/x"
-AGAIN = alone.AGAIN
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .. import runs
 from ..config.types import Data
 from ..errors import DataError
-from .manifest import ITEM_BYTES, TRAIN, VALIDATION, Manifest, find, read_manifest
+from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
 from .store import Bucket, Store, open_store
 
 if TYPE_CHECKING:
@@ -144,7 +144,6 @@ class Dataset:
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
         """The tokens of each split: in one row, or for training one row a source when they have weights."""
-        from .manifest import SPLITS
         from .tokens import Tokens
 
         splits = {}
