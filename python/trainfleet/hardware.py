@@ -25,6 +25,7 @@ class Accelerator:
     neighbours meet over PCIe; `neighbours` is what a rank sends to them, and `bandwidth` what its memory moves, in bytes/s.
     `efficiency` is the fraction of the peak that large products reach in training, and `attention` the fraction of that which
     attention reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, else taken from a similar device.
+    `side`: ranks along one side of the torus of chips, 4 x 4 (AWS Neuron, Trn1 and Trn2 Architecture); 0 where there is none.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Accelerator:
     attention: float = 0.4
     fitted: bool = False
     fp16: float | None = None  # where it is not that of bf16
+    side: int = 0
 
     @property
     def half(self) -> str:
@@ -64,9 +66,9 @@ B300 = Accelerator("B300-288GB", "cuda", 267.7, 2250e12, 1125e12, "NVLink, 1800 
 A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "", None, 0.6e12)
 L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12, 0.3e12)
 L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12, 0.864e12)
-TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink", None, 0.41e12, 48e9, *NEURON)
+TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink", None, 0.41e12, 48e9, *NEURON, side=8)
 TRAINIUM2 = Accelerator(  # a logical core of two physical ones
-    "NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink", None, 0.725e12, 64e9, 0.70, 0.50
+    "NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink", None, 0.725e12, 64e9, 0.70, 0.50, side=16
 )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ TITAN = Engine(
 # fp16 and its fp32 copies over ZeRO 1's ranks; BF16_Optimizer keeps bf16 gradients and their fp32 sums whole, and does the rest as ZeRO 1
 FP16 = Engine(2, 2, 16, zero=1, scores=True, dropout=True, buffers=2, met="device")
 BF16 = replace(FP16, gradients=6, optimizer=12)
+NEMO = Engine(gradients=2, zero=1, parts=3)
 OTHERS = Engine(weights=4, gradients=4, optimizer=8, zero=3, gathered=2)  # FSDP as torch has it
 ENGINES = (  # words in a row's source, class, accounts
     ("Korthikanti", "Megatron-LM, as drawn", Engine(scores=True, dropout=True, analytic=True)),
@@ -45,7 +46,8 @@ ENGINES = (  # words in a row's source, class, accounts
     ("torchtitan", "torchtitan, loss compiled", replace(TITAN, logits=6)),
     ("nanotron", "nanotron", Engine(zero=1, logits=8, copies=3, regathers=False, stages="by cost")),
     ("torchtune:README.md optimization", "torchtune", Engine(weights=2, gradients=2, optimizer=4)),
-    ("dgxc", "NeMo", Engine(gradients=2, zero=1, parts=3)),
+    ("dgxc", "NeMo", NEMO),
+    ("nemo", "NeMo", NEMO),
     ("llm-foundry", "llm-foundry", replace(OTHERS, logits=4)),
     ("neuron", "Neuron", Engine(zero=1, scores=True)),
     ("colossal", "ColossalAI", Engine(zero=1)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 from collections import defaultdict
 from dataclasses import fields, replace
@@ -32,7 +33,7 @@ START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4)
 
 def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 0) -> Device:
     flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
-    return Device(row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain)
+    return Device(row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain, side=row.side)
 
 
 ROCE, INFINIBAND = 25 * GB, 50 * GB  # bytes/s of a rank's network, as the sources tell
@@ -42,14 +43,43 @@ DEVICES = [  # words in a row's hardware, family, device
     ("H100-96GB", "hopper500", replace(_device(hardware.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
     ("H100", "hopper", _device(hardware.H100, INFINIBAND, 8)),
     ("H200", "hopper", _device(hardware.H200, INFINIBAND, 8)),
+    ("GB300", "blackwell", _device(hardware.B300, INFINIBAND, 4, 72)),
+    ("B300", "blackwell", _device(hardware.B300, INFINIBAND, 8)),
     ("GB200", "blackwell", _device(hardware.B200, INFINIBAND, 4, 72)),
     ("B200", "blackwell", _device(hardware.B200, INFINIBAND, 8)),
     ("trn1", "neuron", _device(hardware.TRAINIUM1, 3.1 * GB, 32)),
+    ("trn2", "neuron", _device(hardware.TRAINIUM2, 6.25 * GB, 64)),
+    ("A10G", "ampere", _device(hardware.A10G, 1.6 * GB, 8)),
 ]
 
 
+# Ran before FlashAttention (arXiv:2205.14135): what their scores take goes through memory
+BEFORE_FLASH = re.compile(
+    r"korthikanti|narayanan|bigscience|bloom|metaseq|opt-175b|neox-20b|mt-nlg|megatron-turing|glm-130b|gist|neuron-encoder|v100"
+)
+RATE = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|/s|it/s)?([^,;)]*)")
+
+
 def device_of(hardware: str | None) -> tuple[str, Device] | None:
-    return next(((kind, device) for words, kind, device in DEVICES if words in (hardware or "")), None)
+    """The device that a row tells of, with the ranks of a node and the network if it tells them too."""
+    told = hardware or ""
+    found = next(((kind, device) for words, kind, device in DEVICES if words in told), None)
+    if found is None:
+        return None
+    kind, device = found
+    ranks = re.search(r"(\d+) ?(?:GPUs? )?(?:/|a |per )node", told)
+    device = replace(device, node=int(ranks[1])) if ranks else device
+    return kind, replace(device, outside=_network(told, device, kind == "ampere") or device.outside)
+
+
+def _network(told: str, device: Device, old: bool) -> float | None:
+    """Bytes/s of a rank's network as a row's words have it: of a GPU, or of a node; where neither is said, A100s share it."""
+    rate = RATE.search(told)
+    if rate is None:
+        return None
+    bytes = int(rate[1] or 1) * int(rate[2]) / 8 * GB
+    shared = "node" in rate[3] or (old and "GPU" not in rate[3])
+    return bytes / device.node if shared else bytes
 
 
 def format_of(precision: str | None) -> str:
@@ -78,9 +108,13 @@ def work_of(row: dict[str, Any]) -> Work | None:
     family = (model.get("family") or "").lower()
     shard = layout.get("fsdp") or (data if layout.get("zero") else 1)
     words = row["source"].lower()
-    old = row["split_source"] in ("korthikanti", "bigscience-v100", "gist", "aws-neuron-encoder") or "V100" in (
-        row["hardware"] or ""
-    )
+    age = re.search(r"arxiv[: ]*(\d{4})\.", words)
+    old = bool(BEFORE_FLASH.search(" ".join((row["split_source"], row["id"], row["hardware"] or "", words)).lower()))
+    old = old or bool(age and int(age[1]) < 2206) or (row["split_source"] == "nanogpt" and "eager" in row["id"])
+    nemo = row["split_source"] == "dgxc" or "nemo" in words  # its settings for speed sum gradients in bf16, and interleave all stages
+    stages = layout.get("vpp") or (8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1)
+    if nemo and "vpp" not in layout and model["layers"] % degree["pp"] == 0:
+        stages = model["layers"] // degree["pp"]
     compiled = row.get("compile")
     fused = (
         bool(compiled)
@@ -95,9 +129,9 @@ def work_of(row: dict[str, Any]) -> Work | None:
         gated="llama" in family or "mistral" in family or "qwen" in family or "mixtral" in family, causal="bert" not in family,
         length=row["seq"], micro_batch=micro, passes=passes, data=data, shard=shard,
         zero=layout.get("zero") or (3 if layout.get("fsdp") else 1), tensor=degree["tp"], pipeline=degree["pp"],
-        context=degree["cp"], interleave=layout.get("vpp") or (8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1),
+        context=degree["cp"], interleave=stages, even=model["layers"] % (degree["pp"] * stages) == 0, gradient_bytes=2 if nemo else 4,
         format="bf16" if "trn" in row["hardware"] else format_of(row["precision"]), weight_bytes=4 if format_of(row["precision"]) == "fp32" else 2,
-        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not old and "eager" not in row["id"], fused=fused, sequence_parallel=layout.get("sp") is not False,
+        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not old, fused=fused, sequence_parallel=layout.get("sp") is not False,
         predicted=0.16 if "bert" in family else 1.0,
     )  # fmt: skip
 

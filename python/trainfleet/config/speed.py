@@ -15,7 +15,6 @@ from math import ceil, log2
 from .work import Device, Work
 
 FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
-GRADIENT = 4  # bytes of a number while gradients are exchanged once a step; with FSDP per micro-batch as many as the weights have
 
 
 @dataclass(frozen=True)
@@ -207,11 +206,15 @@ def _loss(work: Work, device: Device) -> float:
 
 
 def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
-    """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart."""
+    """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart.
+
+    Several rings share the wires of a torus, each with its own (AWS Neuron, Intra-node Collective Communications).
+    """
+    wires = 2 if stride < device.side < ranks * stride else 1
     if ranks * stride <= device.joined:
-        return device.inside * c.ring, c.latency * log2(max(2, ranks))
+        return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
     together = max(1, device.joined // stride)  # of the group on one node: each adds its part of the network
-    inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
+    inside, outside = device.inside * wires * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
     return rate, c.latency_outside * log2(max(2, ranks))
 
@@ -249,7 +252,7 @@ def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple
         over = _hidden(_replicas(work, device, c, together, group // together), computing, c) / work.passes
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
-    exchange = (GRADIENT + work.weight_bytes) * work.numbers * (group - 1) / group / rate + layers * latency
+    exchange = (work.gradient_bytes + work.weight_bytes) * work.numbers * (group - 1) / group / rate + layers * latency
     if not device.kernels:
         return 0.0, exchange  # one graph computes, the next one exchanges
     window = computing * (1 + (work.pipeline - 1) / work.interleave)  # stages end one after the other
@@ -261,7 +264,7 @@ def _replicas(work: Work, device: Device, c: Constants, together: int, replicas:
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
-    return 2 * GRADIENT * work.numbers / together * (replicas - 1) / replicas / rate + latency
+    return 2 * work.weight_bytes * work.numbers / together * (replicas - 1) / replicas / rate + latency
 
 
 def _hidden(exchange: float, window: float, c: Constants) -> float:

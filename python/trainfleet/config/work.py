@@ -31,7 +31,7 @@ class Device:
     `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's network. `domain` is how many
     ranks the inside links join, where that is more than a node (GB200 NVL72). `efficiency` is the part of the peak that large
     products reach, `attention` the part of that which fused attention reaches; `kernels` is False where whole graphs run
-    without launches (Neuron).
+    without launches (Neuron). `side` is how many ranks lie along one side of a torus; a group across both has twice the wires.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Device:
     kernels: bool = True
     domain: int = 0
     host: Host | None = None  # its overheads, where the host itself runs each operation
+    side: int = 0
 
     @property
     def joined(self) -> int:
@@ -92,6 +93,7 @@ class Work:
     head: int = 0  # features of a head; 0: the width over the heads
     predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
     straightened: bool = False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    gradient_bytes: int = 4  # of a number, while gradients are summed over ranks once a step
     even: bool = False  # stages have equal numbers of blocks, and the last also has the output layer; else they are balanced
 
     @property
