@@ -33,7 +33,9 @@ START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4)
 
 def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 0) -> Device:
     flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
-    return Device(row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain, side=row.side)
+    return Device(
+        row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain, side=row.side
+    )
 
 
 ROCE, INFINIBAND = 25 * GB, 50 * GB  # bytes/s of a rank's network, as the sources tell
@@ -43,8 +45,8 @@ DEVICES = [  # words in a row's hardware, family, device
     ("H100-96GB", "hopper500", replace(_device(hardware.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
     ("H100", "hopper", _device(hardware.H100, INFINIBAND, 8)),
     ("H200", "hopper", _device(hardware.H200, INFINIBAND, 8)),
-    ("GB300", "blackwell", _device(hardware.B300, INFINIBAND, 4, 72)),
-    ("B300", "blackwell", _device(hardware.B300, INFINIBAND, 8)),
+    ("GB300", "blackwell", replace(_device(hardware.B300, INFINIBAND, 4, 72), attention=2.0)),  # over that of B200
+    ("B300", "blackwell", replace(_device(hardware.B300, INFINIBAND, 8), attention=2.0)),
     ("GB200", "blackwell", _device(hardware.B200, INFINIBAND, 4, 72)),
     ("B200", "blackwell", _device(hardware.B200, INFINIBAND, 8)),
     ("trn1", "neuron", _device(hardware.TRAINIUM1, 3.1 * GB, 32)),
@@ -57,6 +59,7 @@ DEVICES = [  # words in a row's hardware, family, device
 BEFORE_FLASH = re.compile(
     r"korthikanti|narayanan|bigscience|bloom|metaseq|opt-175b|neox-20b|mt-nlg|megatron-turing|glm-130b|gist|neuron-encoder|v100"
 )
+BF16_SUMS = re.compile(r"llm-foundry|fms-fsdp")  # FSDP engines whose settings sum gradients in bf16; others do in fp32
 RATE = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|/s|it/s)?([^,;)]*)")
 
 
@@ -106,15 +109,9 @@ def work_of(row: dict[str, Any]) -> Work | None:
     micro = max(1, min(micro, batch // data or 1))
     passes = max(1, round(batch / data / micro))
     family = (model.get("family") or "").lower()
-    shard = layout.get("fsdp") or (data if layout.get("zero") else 1)
-    words = row["source"].lower()
-    age = re.search(r"arxiv[: ]*(\d{4})\.", words)
-    old = bool(BEFORE_FLASH.search(" ".join((row["split_source"], row["id"], row["hardware"] or "", words)).lower()))
-    old = old or bool(age and int(age[1]) < 2206) or (row["split_source"] == "nanogpt" and "eager" in row["id"])
-    nemo = row["split_source"] == "dgxc" or "nemo" in words  # its settings for speed sum gradients in bf16, and interleave all stages
-    stages = layout.get("vpp") or (8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1)
-    if nemo and "vpp" not in layout and model["layers"] % degree["pp"] == 0:
-        stages = model["layers"] // degree["pp"]
+    nemo = row["split_source"] == "dgxc" or "nemo" in row["source"].lower()  # its optimizer is ZeRO 1, its gradients bf16
+    shard = layout.get("fsdp") or (data if layout.get("zero") or nemo else 1)
+    words, stages = row["source"].lower(), _rounds(row, nemo)
     compiled = row.get("compile")
     fused = (
         bool(compiled)
@@ -129,11 +126,27 @@ def work_of(row: dict[str, Any]) -> Work | None:
         gated="llama" in family or "mistral" in family or "qwen" in family or "mixtral" in family, causal="bert" not in family,
         length=row["seq"], micro_batch=micro, passes=passes, data=data, shard=shard,
         zero=layout.get("zero") or (3 if layout.get("fsdp") else 1), tensor=degree["tp"], pipeline=degree["pp"],
-        context=degree["cp"], interleave=stages, even=model["layers"] % (degree["pp"] * stages) == 0, gradient_bytes=2 if nemo else 4,
+        context=degree["cp"], interleave=stages, even=model["layers"] % (degree["pp"] * stages) == 0, gradient_bytes=2 if nemo or BF16_SUMS.search(words) else 4,
         format="bf16" if "trn" in row["hardware"] else format_of(row["precision"]), weight_bytes=4 if format_of(row["precision"]) == "fp32" else 2,
-        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not old, fused=fused, sequence_parallel=layout.get("sp") is not False,
+        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not _ran_before_flash(row), fused=fused, sequence_parallel=layout.get("sp") is not False,
         predicted=0.16 if "bert" in family else 1.0,
     )  # fmt: skip
+
+
+def _rounds(row: dict[str, Any], nemo: bool) -> int:
+    """Stages that each pipeline rank has in turn; where NeMo's tables leave them out, as many as its recipes have: one a block."""
+    layout, layers = row["layout"], row["model"]["layers"]
+    if nemo and "vpp" not in layout and layers % (layout.get("pp") or 1) == 0:
+        return int(layers // (layout.get("pp") or 1))
+    return layout.get("vpp") or (8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1)
+
+
+def _ran_before_flash(row: dict[str, Any]) -> bool:
+    """Whether attention's scores went through memory: by the run's name, or by its date where its source tells one."""
+    words = " ".join((row["split_source"], row["id"], row["hardware"] or "", row["source"])).lower()
+    paper = re.search(r"arxiv[: ]*(\d{4})\.", words)
+    early = bool(paper and int(paper[1]) < 2206) or bool(re.search(r"\b20(1\d|2[01]|22-0\d)-", words))
+    return early or bool(BEFORE_FLASH.search(words)) or (row["split_source"] == "nanogpt" and "eager" in row["id"])
 
 
 def measured(row: dict[str, Any], work: Work) -> float | None:
@@ -161,7 +174,7 @@ def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device
 
 
 def tune(device: Device, kind: str, efficiency: dict[str, float]) -> Device:
-    return replace(device, efficiency=efficiency[kind], attention=efficiency[f"{kind} attention"])
+    return replace(device, efficiency=efficiency[kind], attention=device.attention * efficiency[f"{kind} attention"])
 
 
 class Model:

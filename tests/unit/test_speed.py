@@ -15,6 +15,7 @@ from trainfleet.config import Settings, load
 from trainfleet.config.pace import as_device, work_of
 from trainfleet.config.speed import ON_CPUS, Step, step_of, tokens_per_second
 from trainfleet.config.work import Device, Host, Work
+from trainfleet.plan.estimate import LIKELY
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import fit_planner
@@ -75,6 +76,49 @@ def test_published_runs_are_foretold() -> None:
     errors = sorted(abs(2.718281828**error - 1) for error in model.errors(model.given, rows))
     assert len(rows) > 400
     assert statistics.median(errors) < 0.07 and errors[int(0.8 * len(errors))] < 0.20 and errors[int(0.9 * len(errors))] < 0.25
+
+
+@pytest.mark.parametrize("name", ["unseen", "unseen_second"])
+def test_the_range_that_plan_states_holds_for_four_of_five_runs_that_nothing_was_fitted_to(name: str) -> None:
+    path = Path(fit_planner.__file__).parent / f"{name}.jsonl"
+    rows = fit_planner.usable([json.loads(line) for line in path.read_text().splitlines()])
+    model = fit_planner.Model()
+    errors = sorted(abs(2.718281828**error - 1) for error in model.errors(model.given, rows))
+    assert len(rows) > 100 and statistics.median(errors) < 0.10
+    assert sum(error < LIKELY for error in errors) > 0.78 * len(errors)
+
+
+def test_a_row_s_words_tell_the_ranks_of_a_node_and_its_network() -> None:
+    def told(words: str) -> tuple[int, float]:
+        found = fit_planner.device_of(words)
+        assert found is not None
+        return found[1].node, found[1].outside
+
+    assert told("H100-80GB SXM") == (8, 50e9)
+    assert told("H200-141GB SXM, 4/node, InfiniBand") == (4, 50e9)
+    assert told("A100-80GB, 400 Gbps a node") == (8, 6.25e9)
+    assert told("A100-80GB (8 x 200 Gbps HDR a node)") == (8, 25e9)
+    assert told("H100-96GB, 400Gb/s RDMA per GPU") == (8, 50e9)
+
+
+def test_a_group_over_both_sides_of_a_torus_has_twice_the_wires() -> None:
+    row = replace(LLAMA, tensor=32, data=1, shard=1, passes=1)
+    cores = Device("core", {"bf16": 95e12, "fp32": 24e12}, 0.41e12, 48e9, 3e9, 32, 0.7, 0.5, kernels=False, side=8)
+    flat = step_of(row, replace(cores, side=0)).tensor
+    assert flat / 2 < step_of(row, cores).tensor < 0.6 * flat
+    short = replace(row, tensor=8)
+    assert step_of(short, cores).tensor == step_of(short, replace(cores, side=0)).tensor
+
+
+def test_gradients_are_exchanged_in_their_own_format() -> None:
+    for layout in ({"shard": 1, "zero": 0}, {"zero": 1}, {"zero": 3}, {"shard": 8}):
+        fp32, slow = replace(LLAMA, **layout), replace(H100, outside=5e9)  # type: ignore[arg-type]
+        assert step_of(replace(fp32, gradient_bytes=2), slow).total < step_of(fp32, slow).total
+
+
+def test_stages_that_share_fast_links_pass_on_faster() -> None:
+    rack, stages = replace(H100, node=4, domain=72), replace(LLAMA, tensor=4, data=4, shard=4, pipeline=16)
+    assert step_of(stages, rack).stages < step_of(stages, replace(rack, domain=0)).stages
 
 
 CPU = Device("CPU", {"bf16": 4e11, "fp32": 2e11}, 1e10, 1.5e9, 1.5e9, 2, 1.0, 0.1, kernels=False, host=Host())

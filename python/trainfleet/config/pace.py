@@ -50,7 +50,15 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
     outside = machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators) if machine else UNKNOWN_NETWORK / ranks
     flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp16", "fp32") if format == "fp32" or getattr(row, format)}
     return Device(
-        row.name, flops, row.bandwidth, row.neighbours, outside, ranks, row.efficiency, row.attention, row.kind != "neuron",
+        row.name,
+        flops,
+        row.bandwidth,
+        row.neighbours,
+        outside,
+        ranks,
+        row.efficiency,
+        row.attention,
+        row.kind != "neuron",
         side=row.side,
     )
 

@@ -21,29 +21,29 @@ FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass t
 class Constants:
     """What was fitted, each dimensionless or in seconds; fit_planner.py prints this table with its errors."""
 
-    thin_tokens: float = 1.4  # a product of so many tokens per FLOP that the device does per byte takes twice its time
+    thin_tokens: float = 1.44  # a product of so many tokens per FLOP that the device does per byte takes twice its time
     thin_width: float = 1.23  # the same for the smaller of its other two sizes
     fp8: float = 1.0  # efficiency of fp8 products over that of bf16 ones, each of its own peak
-    traffic: float = 22.8  # hidden-wide numbers that a block moves through memory per token, forward, not fused
-    traffic_fused: float = 29.0
-    traffic_inner: float = 5.6  # the same, feed-forward-wide
-    scores: float = 18.7  # times that stored attention scores go through memory
+    traffic: float = 22.0  # hidden-wide numbers that a block moves through memory per token, forward, not fused
+    traffic_fused: float = 32.5
+    traffic_inner: float = 5.9  # the same, feed-forward-wide
+    scores: float = 18.5  # times that stored attention scores go through memory
     launch: float = 9e-6  # seconds a kernel takes to launch
     kernels: float = 45.0  # kernels a block launches, forward
-    ring: float = 0.74  # of a link's nominal rate that large collectives reach
-    ring_outside: float = 0.68
+    ring: float = 0.79  # of a link's nominal rate that large collectives reach
+    ring_outside: float = 0.78
     latency: float = 1.2e-05  # seconds a collective takes inside a node, times the log of its ranks
     latency_outside: float = 3e-05
-    hidden_tensor: float = 0.22  # of the tensor-parallel exchange that computing hides
-    hidden_shard: float = 0.82  # of the sharded weights' exchange
-    bubble: float = 0.79  # of the pipeline's idle share by arithmetic
-    update: float = 74.0  # bytes that the optimizer moves per number
-    step: float = 0.0052  # seconds a step takes beside all this
-    spread: float = 0.006  # slowdown per doubling of nodes: the slowest of many sets the pace
+    hidden_tensor: float = 0.23  # of the tensor-parallel exchange that computing hides
+    hidden_shard: float = 0.78  # of the sharded weights' exchange
+    bubble: float = 0.84  # of the pipeline's idle share by arithmetic
+    update: float = 75.5  # bytes that the optimizer moves per number
+    step: float = 0.0054  # seconds a step takes beside all this
+    spread: float = 0.0058  # slowdown per doubling of nodes: the slowest of many sets the pace
     selective: float = 0.06  # of a forward pass that selective recomputation repeats
-    tuned: float = 1.32  # speed of an engine with hand-written kernels and exchanges hidden in products (Megatron) over torch's
-    tuned_attention: float = 1.96  # the same of attention alone, on GPUs that torch's kernels do not use well
-    full: float = 0.88  # of a forward pass that full recomputation repeats (the output layer and the last product are spared)
+    tuned: float = 1.28  # speed of an engine with hand-written kernels and exchanges hidden in products (Megatron) over torch's
+    tuned_attention: float = 2.02  # the same of attention alone, on GPUs that torch's kernels do not use well
+    full: float = 0.84  # of a forward pass that full recomputation repeats (the output layer and the last product are spared)
 
 
 FITTED = Constants()
@@ -208,13 +208,13 @@ def _loss(work: Work, device: Device) -> float:
 def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
     """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart.
 
-    Several rings share the wires of a torus, each with its own (AWS Neuron, Intra-node Collective Communications).
+    On a torus several rings run at once, each over wires of its own (AWS Neuron, Intra-node Collective Communications).
     """
-    wires = 2 if stride < device.side < ranks * stride else 1
     if ranks * stride <= device.joined:
+        wires = 2 if stride < device.side < ranks * stride else 1
         return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
     together = max(1, device.joined // stride)  # of the group on one node: each adds its part of the network
-    inside, outside = device.inside * wires * c.ring, together * device.outside * c.ring_outside
+    inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
     return rate, c.latency_outside * log2(max(2, ranks))
 
@@ -247,12 +247,13 @@ def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple
     if work.zero == 3 and ways > 1 and work.pipeline == 1:
         together = min(group, ways * work.context)  # the ranks that share one copy of the weights
         rate, latency = _link(device, c, together, work.tensor)
-        bytes = work.weight_bytes * work.numbers * (together - 1) / together
-        exchange = 3 * (bytes / rate + layers * latency)  # gathered forward and backward, gradients reduced
+        bytes = (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
+        exchange = bytes / rate + 3 * layers * latency  # weights gathered forward and backward, gradients summed
         over = _hidden(_replicas(work, device, c, together, group // together), computing, c) / work.passes
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
-    exchange = (work.gradient_bytes + work.weight_bytes) * work.numbers * (group - 1) / group / rate + layers * latency
+    back = work.weight_bytes if ways > 1 else work.gradient_bytes  # updated weights are gathered, or the sums of gradients
+    exchange = (work.gradient_bytes + back) * work.numbers * (group - 1) / group / rate + layers * latency
     if not device.kernels:
         return 0.0, exchange  # one graph computes, the next one exchanges
     window = computing * (1 + (work.pipeline - 1) / work.interleave)  # stages end one after the other
@@ -264,7 +265,7 @@ def _replicas(work: Work, device: Device, c: Constants, together: int, replicas:
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
-    return 2 * work.weight_bytes * work.numbers / together * (replicas - 1) / replicas / rate + latency
+    return 2 * work.gradient_bytes * work.numbers / together * (replicas - 1) / replicas / rate + latency
 
 
 def _hidden(exchange: float, window: float, c: Constants) -> float:
@@ -273,12 +274,14 @@ def _hidden(exchange: float, window: float, c: Constants) -> float:
 
 
 def _stages(work: Work, device: Device, c: Constants) -> float:
-    """Seconds of passing hidden states and their gradients on, that are not hidden."""
+    """Seconds of passing hidden states and their gradients on, that are not hidden; stages lie the other degrees' ranks apart."""
     if work.pipeline == 1:
         return 0.0
-    rate = min(device.outside * c.ring_outside if work.world > device.joined else device.inside * c.ring, device.inside)
+    leaving = min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0  # of all hops, a node
+    inside, outside = device.inside * c.ring, device.outside * c.ring_outside
     bytes = work.tokens * work.width * work.weight_bytes / work.tensor
-    return 2 * work.interleave * (bytes / rate + c.latency_outside) * (1 - c.hidden_tensor)
+    hop = bytes * (leaving / outside + (1 - leaving) / inside) + c.latency_outside
+    return 2 * work.interleave * hop * (1 - c.hidden_tensor)
 
 
 def _update(work: Work, device: Device, c: Constants) -> float:

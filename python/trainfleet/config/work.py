@@ -93,7 +93,7 @@ class Work:
     head: int = 0  # features of a head; 0: the width over the heads
     predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
     straightened: bool = False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
-    gradient_bytes: int = 4  # of a number, while gradients are summed over ranks once a step
+    gradient_bytes: int = 4  # of a number, while gradients are summed over ranks
     even: bool = False  # stages have equal numbers of blocks, and the last also has the output layer; else they are balanced
 
     @property

@@ -13,7 +13,9 @@ from ..config.pace import predict
 from ..config.sizes import count_parameters, flops_per_token
 from ..config.speed import GROUPS, Step
 
-LIKELY = 0.20  # four of five published rows lie within this of what is foretold (tests/bench/LOG.md)
+LIKELY = (
+    0.20  # four of five published rows, also of sources never fitted to, lie within this of what is foretold (tests/bench/LOG.md)
+)
 LIKELY_MEMORY = 0.07  # the same of the memory that engines told, by each one's own accounts; this one's is nearer to torch's
 
 
