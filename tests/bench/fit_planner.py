@@ -60,10 +60,13 @@ BEFORE_FLASH = re.compile(
     r"korthikanti|narayanan|bigscience|bloom|metaseq|opt-175b|neox-20b|mt-nlg|megatron-turing|glm-130b|gist|neuron-encoder|v100"
 )
 BF16_SUMS = re.compile(r"llm-foundry|fms-fsdp")  # FSDP engines whose settings sum gradients in bf16; others do in fp32
+SITES = {
+    "bigscience": 6.25 * GB
+}  # bytes/s of a rank where rows leave it out: Jean Zay has 4 Omni-Path links of 100 Gbit/s a node
 RATE = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|/s|it/s)?([^,;)]*)")
 
 
-def device_of(hardware: str | None) -> tuple[str, Device] | None:
+def device_of(hardware: str | None, source: str = "") -> tuple[str, Device] | None:
     """The device that a row tells of, with the ranks of a node and the network if it tells them too."""
     told = hardware or ""
     found = next(((kind, device) for words, kind, device in DEVICES if words in told), None)
@@ -72,7 +75,8 @@ def device_of(hardware: str | None) -> tuple[str, Device] | None:
     kind, device = found
     ranks = re.search(r"(\d+) ?(?:GPUs? )?(?:/|a |per )node", told)
     device = replace(device, node=int(ranks[1])) if ranks else device
-    return kind, replace(device, outside=_network(told, device, kind == "ampere") or device.outside)
+    known = next((rate for words, rate in SITES.items() if words in source), device.outside)
+    return kind, replace(device, outside=_network(told, device, kind == "ampere") or known)
 
 
 def _network(told: str, device: Device, old: bool) -> float | None:
@@ -112,6 +116,7 @@ def work_of(row: dict[str, Any]) -> Work | None:
     nemo = row["split_source"] == "dgxc" or "nemo" in row["source"].lower()  # its optimizer is ZeRO 1, its gradients bf16
     shard = layout.get("fsdp") or (data if layout.get("zero") or nemo else 1)
     words, stages = row["source"].lower(), _rounds(row, nemo)
+    old = _ran_before_flash(row)  # and before sequence parallelism, of the same month
     compiled = row.get("compile")
     fused = (
         bool(compiled)
@@ -128,7 +133,7 @@ def work_of(row: dict[str, Any]) -> Work | None:
         zero=layout.get("zero") or (3 if layout.get("fsdp") else 1), tensor=degree["tp"], pipeline=degree["pp"],
         context=degree["cp"], interleave=stages, even=model["layers"] % (degree["pp"] * stages) == 0, gradient_bytes=2 if nemo or BF16_SUMS.search(words) else 4,
         format="bf16" if "trn" in row["hardware"] else format_of(row["precision"]), weight_bytes=4 if format_of(row["precision"]) == "fp32" else 2,
-        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not _ran_before_flash(row), fused=fused, sequence_parallel=layout.get("sp") is not False,
+        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not old, fused=fused, sequence_parallel=not old if layout.get("sp") is None else layout["sp"],
         predicted=0.16 if "bert" in family else 1.0,
     )  # fmt: skip
 
@@ -166,7 +171,7 @@ def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device
     """source, id, work, device family, device, tokens/s per device."""
     found = []
     for row in rows:
-        if row["kind"] != "train" or not (device := device_of(row["hardware"])) or not (work := work_of(row)):
+        if row["kind"] != "train" or not (device := device_of(row["hardware"], row["source"])) or not (work := work_of(row)):
             continue
         if rate := measured(row, work):
             found.append((row["split_source"], row["id"], work, *device, rate))
