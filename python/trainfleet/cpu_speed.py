@@ -21,7 +21,7 @@ from typing import Annotated
 
 from . import hardware
 from .beats import replace_file
-from .door import KIBIBYTE, parse_json, read_json
+from .door import KIBIBYTE, parse_json, read_json, shortened
 from .errors import InputError, RunError
 from .origin import CODE
 from .processes import die_with_parent
@@ -112,8 +112,10 @@ def measure() -> CpuSpeed:
         done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=LONGEST,
                               check=True, preexec_fn=die_with_parent)  # fmt: skip
     except subprocess.SubprocessError as error:
-        why = (getattr(error, "stderr", None) or "").strip()[-500:] or str(error)
-        raise RunError("the trial of this machine's CPUs failed", where=PROGRAM, why=why, next=f"python -m {PROGRAM}") from error
+        said = (getattr(error, "stderr", None) or "").strip().splitlines() or [str(error)]
+        what, why = "the trial of this machine's CPUs failed", shortened(said[-1], 500)  # the last line is what went wrong
+        remedy = "make setup" if "ModuleNotFoundError" in why else f"{sys.executable} -m {PROGRAM}"
+        raise RunError(what, where=PROGRAM, why=why, next=remedy) from error
     return fit(CpuSpeed, parse_json(done.stdout, PROGRAM), PROGRAM)
 
 

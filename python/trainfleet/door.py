@@ -10,9 +10,10 @@ import json
 import math
 import os
 import re
+import shlex
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -24,6 +25,15 @@ LINE = MEBIBYTE  # of a line of events or metrics
 DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
 SHOWN = 60  # characters of a wrong value in a message
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
+MISTAKEN = (  # what a text has that is a file of another kind → what it is
+    (r"\A\s*version https://git-lfs", "is a pointer of Git LFS, and the file itself is not here: git lfs pull"),
+    (r"\A\s*<(!DOCTYPE html|html|head|body)", "is a web page: what should be here was not downloaded"),
+    (r"\A\s*<(\?xml|Error>)", "is XML"),
+    (r"^(<<<<<<<|>>>>>>>) ", "has a merge conflict that is not settled"),
+)
+TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that nobody has filled in")  # of a config; JSON holds some, for chats
+PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}  # how a compressed file begins → its suffix
+PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})  # what stands in a text of Latin letters
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # make a line look like another one
 
 
@@ -79,7 +89,7 @@ def decode(content: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         what = f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
-        raise InputError(what, where=f"{where}:{line}", next=f"file {where}; iconv -t utf-8 converts") from error
+        raise InputError(what, where=f"{where}:{line}", next=f"file {where}; {converting(content, error.start)}") from error
 
 
 def read_json(path: Path, most: int = RECORD) -> Any:
@@ -93,7 +103,7 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
-        raise InputError(f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
+        raise mistaken(text, where) or InputError(f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
     except InputError as error:
         raise InputError(error.what, where=f"{where}:{line_of(text, error.key)}", key=error.key) from error
     except RecursionError as error:
@@ -137,6 +147,28 @@ def line_of(text: str, key: str) -> int:
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
+def converting(content: bytes, at: int) -> str:
+    """What to do about bytes that are not UTF-8 from `at` on: a wrong conversion would make text of anything."""
+    begin = content[:4]
+    if begin[:2] in (b"\xff\xfe", b"\xfe\xff") or content.count(0) > len(content) / 4:
+        return f"convert it (iconv -f utf-{32 if bytes(2) in begin else 16} -t utf-8)"
+    if known := next((suffix for magic, suffix in PACKED.items() if begin.startswith(magic)), None):
+        return f"call it {known}, as it is compressed"
+    if content[at] > 0xC1 and all(byte & 0xC0 == 0x80 for byte in content[at + 1 :]):
+        return "get it again, as it ends in the middle of a character"
+    if len(content.translate(None, PLAIN)) < len(content) / 100:
+        return "convert it (iconv -f latin1 -t utf-8)"
+    return "see what it is (`file` tells)"
+
+
+def mistaken(text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN) -> InputError | None:
+    """The error for a text that is a file of another kind, with its line; None where nothing is known of it."""
+    for form, what in forms:
+        if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
+            return InputError(what, where=f"{where}:{text.count(chr(10), 0, match.end()) + 1}")
+    return None
+
+
 def unprintable(text: str) -> str | None:
     """The first forbidden character of a one-line text, in words: a control, a lone surrogate, a change of direction; or None."""
     if text.isascii() and text.isprintable():
@@ -170,7 +202,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
         kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "a device")
-        raise InputError(f"is {kind}, not a file", where=str(path))
+        raise InputError(f"is {kind}, not a file", where=str(path), next=f"ls -ld {shlex.quote(str(path))}")
 
 
 def _refuse_constant(word: str) -> NoReturn:

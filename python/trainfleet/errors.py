@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from .output import COMMANDS, hide, visible
 
 TYPED = "TRAINFLEET_TYPED"  # has the words of the command that say which config and run it is about (cli)
+LONGEST = 500  # characters that a next command takes over from the one that was typed
+MOST = 25  # problems of a config that are printed
 OF_NO_RUN = ("config", "recipes", "runs", "compare", "ls")
 
 
@@ -66,7 +68,7 @@ def tell(error: TrainfleetError) -> int:
 def completed(next: str) -> str:
     """The commands in it with the config or run that was typed; without, they would be about the one in config.yaml."""
     typed = os.environ.get(TYPED, "")
-    if not typed or re.search("(CONFIG|RUN|SET)=", next):
+    if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", next):
         return next
     return COMMANDS.sub(lambda command: command[0] + (typed if command[1] not in OF_NO_RUN else ""), next)
 
@@ -104,7 +106,8 @@ class ConfigError(TrainfleetError):
 
     def __init__(self, problems: Sequence[Problem], *, next: str = "") -> None:
         self.problems = sorted(set(problems))
-        super().__init__("\n".join(map(str, self.problems)), next=next)
+        more = [f"and {len(self.problems) - MOST:,} more"] if len(self.problems) > MOST else []
+        super().__init__("\n".join([*map(str, self.problems[:MOST]), *more]), next=next)
 
 
 class InputError(TrainfleetError, ValueError):

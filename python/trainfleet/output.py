@@ -30,7 +30,7 @@ COMMANDS = re.compile(  # of our Makefile, wherever a text names one
     r"|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
 # Control characters except newline and tab; characters that change the direction of text; Unicode line separators.
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 
 
 def keep_secret(names: Iterable[str]) -> None:
@@ -197,6 +197,9 @@ def install() -> None:
     """Guards this process's stdout and stderr until it ends."""
     import atexit
 
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed by whoever started this: the next file that is opened must not take its place
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     guard = guarded()
     guard.__enter__()
     atexit.register(guard.__exit__, None, None, None)
@@ -211,7 +214,21 @@ def guarded() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, stream in before.items():
-            with contextlib.suppress(OSError, ValueError):  # the reader has left, or the stream is closed
-                getattr(sys, name).release()
-            setattr(sys, name, stream)
+        full = [error for name, stream in before.items() if (error := _ended(name, stream))]
+        if full and not isinstance(sys.exception(), Exception):
+            raise full[0]
+
+
+def _ended(name: str, stream: TextIO) -> OSError | None:
+    """Writes what a guarded stream still holds, and puts the stream itself back; the error where that does not fit on a disk."""
+    full = None
+    try:
+        getattr(sys, name).release()
+    except ValueError:
+        pass  # it is closed
+    except OSError as error:
+        full = None if isinstance(error, BrokenPipeError) else error  # its reader has left
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())  # else Python itself tries again at its end
+    setattr(sys, name, stream)
+    return full

@@ -9,7 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
+
+from .errors import RunError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -39,7 +42,12 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     """Runs `python -m module words` in a process that dies with this one; its exit code.
 
     Verbs run code that needs torch this way: the control plane itself never loads it.
+
+    Raises:
+        RunError: there is no torch.
     """
+    if find_spec("torch") is None:
+        raise RunError("this Python has no torch", where=sys.executable, next="make setup")
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
 

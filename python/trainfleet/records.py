@@ -147,5 +147,5 @@ def check_metric(line: Any) -> dict[str, Any]:
         raise InputError(f"must be a whole number from 0 on, not {show(step)}", key="step")
     for key, value in record.items():
         if type(value) not in (int, float, type(None)) or (value and (value > LARGEST or value < SMALLEST)):
-            raise InputError(f"must be a number, or null, not {show(value)}", key=key)
+            raise InputError(f"must be a number up to {LARGEST:g}, or null, not {show(value)}", key=key)
     return record

@@ -30,8 +30,10 @@ TRIES = 10  # of a request, with boto3's back-off and jitter: S3 answers 503 whi
 PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
 AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node whose ranks all write
 SMALL = 2**28  # bytes of an object that is read at once, at most
+LARGEST = 2**46  # bytes of an object: S3 takes 50 TB, https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html
 LISTED = 10**7  # entries of one listing, at most: a server may go on for ever
 BATCH = 1000  # objects that S3 removes in one request
+LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}  # a page has some of these
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
 CHANGED = ("412", "PreconditionFailed")
@@ -41,8 +43,11 @@ REASONS = {
     **dict.fromkeys(ABSENT, "there is no such object"),
     **dict.fromkeys(CHANGED, "it changed after the work was planned"),
     "NoSuchBucket": "there is no such bucket",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+    "InvalidObjectState": "it is archived (Glacier), and has to be restored first",
     "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
 }
+ELSEWHERE = ("301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 OF_CREDENTIALS = {
     "InvalidAccessKeyId": "the access key is not known",
     "SignatureDoesNotMatch": "the secret key is wrong",
@@ -75,8 +80,9 @@ def list_folders(prefix: str) -> list[str]:
 
 def stat(address: str) -> Object | None:
     """Size and ETag of an object; None when there is none."""
-    head = request("head_object", address, unless=ABSENT)
-    return head and Object(address, head["ContentLength"], head["ETag"])
+    with explained(address):
+        head = request("head_object", address, unless=ABSENT)
+        return head and Object(address, head["ContentLength"], head["ETag"])
 
 
 def read(address: str, most: int = SMALL) -> bytes | None:
@@ -108,14 +114,16 @@ def read_range(address: str, start: int, end: int, version: str = "", unless: tu
 
 def write(address: str, content: bytes) -> str:
     """Puts a small object; its ETag. Others see the old one or the whole new one."""
-    return str(request("put_object", address, Body=content)["ETag"])
+    with explained(address):
+        return str(request("put_object", address, Body=content)["ETag"])
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
     """Puts a small object in place of the one with the ETag `version`, "" for none; its own ETag. "" when another was there."""
     condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
-    answer = request("put_object", address, unless=ABSENT + CHANGED, Body=content, **condition)
-    return str(answer["ETag"]) if answer else ""
+    with explained(address):
+        answer = request("put_object", address, unless=ABSENT + CHANGED, Body=content, **condition)
+        return str(answer["ETag"]) if answer else ""
 
 
 def upload(address: str, source: str) -> None:
@@ -209,6 +217,8 @@ def explained(address: str) -> Iterator[None]:
             raise _refused(address, _reason(answer), str(answer["Error"].get("Code"))) from error
         often = f", {TRIES} times" if isinstance(error, HTTPClientError) else ""
         raise S3Error("S3 gives no good answer", where=address, why=f"{error}{often}", next=_look(address)) from error
+    except (LookupError, TypeError, ValueError) as error:  # a number or a time that is none; a part that is missing
+        raise _unbelievable(address, f"it can't be read: {type(error).__name__}: {error}") from error
 
 
 def client() -> Any:
@@ -239,6 +249,10 @@ def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str,
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
+            if not LISTING & page.keys():  # a proxy's page, or nothing: not the listing of an empty prefix
+                raise _unbelievable(prefix, "it is no listing")
+            if page.get("IsTruncated") and not {"NextContinuationToken", "NextKeyMarker"} & page.keys():
+                raise _unbelievable(prefix, "the listing is cut off, and names no page that follows")
             found += page.get(content, [])
             if len(found) > LISTED:
                 raise _unbelievable(prefix, f"the listing has more than {LISTED:,} entries")
@@ -251,7 +265,7 @@ def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str,
 
 def _object(address: str, entry: dict[str, Any]) -> Object:
     size, modified = entry.get("Size"), entry.get("LastModified")
-    if not isinstance(size, int) or size < 0:
+    if not isinstance(size, int) or not 0 <= size <= LARGEST:
         raise _unbelievable(address, f"the listing has it with {size!r} bytes")
     return Object(address, size, str(entry.get("ETag", "")), modified.timestamp() if isinstance(modified, datetime) else 0.0)
 
@@ -283,6 +297,9 @@ def _transfer() -> Any:
 def _reason(answer: dict[str, Any]) -> str:
     """Why S3 said no, and how often."""
     code, often = str(answer["Error"].get("Code")), answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
+    region = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+    if region and code in ELSEWHERE:
+        return f"the bucket is in another region ({code}): AWS_REGION={shlex.quote(region)} in the environment names it"
     if known := (REASONS | OF_CREDENTIALS).get(code):
         return f"{known} ({code})"
     return f"{code}: {answer['Error'].get('Message')}" + (f", {often} times" if often > 1 else "")

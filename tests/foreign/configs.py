@@ -106,6 +106,8 @@ def texts() -> Iterator[Case]:
         "no anchor": "name: *a\n", "itself": "name: &a [*a]\n", "itself in a map": "&a\nname: a\ntrain: *a\n",
         "directive": "%YAML 9.9\n---\nname: a\n%x\n", "tag handle": "%TAG ! tag:x,2000:\n---\nname: !y a\n", "reserved": "name: @a\n", "backtick": "name: `a`\n",
         "JSON with a comma": '{"name": "a",, }', "INI": "[train]\nsteps = 5\n", "TOML": 'name = "a"\n', "XML": "<name>a</name>\n",
+        "template": "name: {{ run }}\n", "template of blocks": "{% for x in y %}\nname: a\n", "conflict": "<<<<<<< HEAD\nname: a\n=======\nname: b\n>>>>>>> x\n",
+        "LFS": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "page": "<!DOCTYPE html><p>404</p>\n", "UTF-32": "name: a\n".encode("utf-32"), "no blank": "name: a\ntrain:\n  steps:5\n",
         "laughs": laughs(9, 9), "laughs in a map": laughs(9, 9).replace("[", "{x: [").replace("]", "]}"), "deep list": "name: " + "[" * 1000 + "]" * 1000,
         "deep map": "name: " + "{a: " * 1000 + "1" + "}" * 1000, "deeper": "name: " + "[" * 100_000, "deep block": "".join(f"{' ' * i}a:\n" for i in range(300)),
         "deep dashes": "name: a\nx: " + "- " * 5000 + "a\n", "questions": "? " * 3000 + "a\n", "large": "name: a\n# " + "x" * 10_000_000, "many keys": "name: a\n" + "".join(f"k{i}: 1\n" for i in range(25_000)),

@@ -69,7 +69,7 @@ def records() -> Iterator[Case]:
 def tables() -> Iterator[Case]:
     """Tables that are none."""
     for label, content in {
-        "empty head": b"\n\na\n", "no column": b"id,words\n1,a\n", "few cells": b"id,text\n1\n", "open quote": b'id,text\n1,"a\n', "quote within": b'id,text\n1,"a"b\n', "not UTF-8": b"id,text\n1,\xff\n", "UTF-16": "id,text\n1,a\n".encode("utf-16"),
+        "empty head": b"\n\na\n", "no column": b"id,words\n1,a\n", "few cells": b"id,text\n1\n", "many cells": b"id,text\n1,a, b\n", "open quote": b'id,text\n1,"a\n', "quote within": b'id,text\n1,"a"b\n', "not UTF-8": b"id,text\n1,\xff\n", "UTF-16": "id,text\n1,a\n".encode("utf-16"),
         "NUL": b"id,text\n1,a\0b\n2\n", "long cell": b"id,text\n1," + b"x" * (64 * 2**20 + 9), "long head": b"x" * (64 * 2**20 + 9), "long row": b"id,text\n" + b"x," * (32 * 2**20 + 9), "open quote, long": b'id,text\n1,"' + (b"x" * 2**20 + b"\n") * 66,
     }.items():  # fmt: skip
         yield Case("table", label, read("a.csv", content))

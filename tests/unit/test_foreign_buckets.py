@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from trainfleet import s3
 from trainfleet.checkpoints.bucket import Bucket
@@ -80,6 +81,7 @@ ENTRIES: list[dict[str, Any]] = [
     {"Key": "text/a\x1b]0;x.txt", "Size": 1, "ETag": "x"},
     {"Key": "text/a.txt", "Size": -1, "ETag": "x"},
     {"Key": "text/a.txt"},
+    {"Key": "text/a.txt", "Size": 2**70, "ETag": "x"},
     {},
 ]
 
@@ -95,3 +97,20 @@ def test_a_name_that_ends_a_line_is_refused(listing: Callable[[Pages], Server]) 
     listing([{"CommonPrefixes": [{"Prefix": "runs/one/step-00000004\n/"}]}])
     with pytest.raises(S3Error, match="not to be believed"):
         RUN.steps()
+
+
+@pytest.mark.parametrize("page", [{}, {"ResponseMetadata": {}}, {"Contents": [], "IsTruncated": True}])
+def test_a_page_that_is_no_listing_is_no_empty_prefix(page: dict[str, Any], listing: Callable[[Pages], Server]) -> None:
+    """A proxy's 200 and a page whose end is missing: a run that believes them begins again from nothing."""
+    listing([page])
+    with pytest.raises(S3Error, match="not to be believed"):
+        RUN.steps()
+
+
+def test_a_bucket_elsewhere_says_where() -> None:
+    answer = {"Error": {"Code": "PermanentRedirect"}, "ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-3"}}}
+    with pytest.raises(S3Error, match="AWS_REGION=eu-west-3"), s3.explained("s3://bucket/x"):
+        raise ClientError(answer, "ListObjectsV2")
+    for missing in (KeyError("ETag"), ValueError("invalid literal for int(): 'large'")):
+        with pytest.raises(S3Error, match="not to be believed"), s3.explained("s3://bucket/x"):
+            raise missing

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 
             arguments = received(sys.stdin.fileno())
         if help := described(arguments):
-            print(help)
+            with guarded():
+                print(help)
             return 0
         verb = _verb(arguments)
         run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main

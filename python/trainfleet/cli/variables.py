@@ -47,7 +47,9 @@ VARIABLES = {
     "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]
+PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # of an amount
+LARGEST = 10**18 - 1  # of a number
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")  # these say themselves what they lack
 
 
@@ -70,6 +72,8 @@ def read_variables(
     problems += [problem for name in given if name not in allowed for problem in [_refusal(verb, name, allowed)]]
     empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]
     problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
+    problems += [Problem(0, name, "", f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine")
+                 for name in PATHS if name in allowed and ADDRESS.match(given.get(name, ""))]  # fmt: skip
     problems += [Problem(0, name, "", "is not UTF-8 text") for name, value in given.items() if not _is_text(value)]
     if problems:
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
@@ -122,7 +126,7 @@ def flag(variables: Variables, name: str, other: str = "") -> bool:
     return True
 
 
-def amount(variables: Variables, name: str, least: float = LEAST) -> float | None:
+def amount(variables: Variables, name: str, least: float = LEAST, most: float = MOST) -> float | None:
     """A number such as 7, 0.5 or 1e12; None where it is not given.
 
     Raises:
@@ -131,8 +135,8 @@ def amount(variables: Variables, name: str, least: float = LEAST) -> float | Non
     text = variables.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not least <= float(text) <= MOST:
-        message = f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up to {MOST:g}, not {show(text)}"
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not least <= float(text) <= most:
+        message = f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up to {most:g}, not {show(text)}"
         raise ConfigError([Problem(0, name, "", message)], next=f"{name}=1, or leave it out")
     return float(text)
 
@@ -154,14 +158,15 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
     return found
 
 
-def number(variables: Variables, name: str, default: int, least: int = 0) -> int:
-    """A whole number, `least` or more.
+def number(variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST) -> int:
+    """A whole number from `least` to `most`.
 
     Raises:
         ConfigError: for anything else.
     """
     text = variables.get(name, str(default))
-    if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
-        message = f"must be a whole number from {least} on, of up to 18 digits, not {show(text)}"
+    if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
+        bounds = f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"
+        message = f"must be a whole number {bounds}, not {show(text)}"
         raise ConfigError([Problem(0, name, "", message)], next=f"{name}={default}, or leave it out")
     return int(text)

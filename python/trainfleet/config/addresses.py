@@ -81,10 +81,15 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
         if file and not Path(file).is_file():
             yield key, f"{file!r} is not there; it is looked for in the folder where make runs"
     address = config.train.init_from
-    if address and not _fault(address, (S3,), up=True) and not address.startswith((S3, HUB)) and not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
-        if any((RUNS / config.name / "checkpoints").glob("step-*")):
-            return  # after its first checkpoint a run no longer looks there
-        yield (
-            "train.init_from",
-            f"{address!r} is not there; it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's",
-        )
+    if not address or _fault(address, (S3,), up=True) or address.startswith((S3, HUB)):
+        return
+    if any((RUNS / config.name / "checkpoints").glob("step-*")):
+        return  # after its first checkpoint a run no longer looks there
+    if not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
+        what = "it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's"
+        yield "train.init_from", f"{address!r} is not there; {what}"
+    elif (Path(address) / "config.json").is_file():
+        from . import weights  # it loads safetensors
+
+        if fault := weights.fault_of(Path(address)):
+            yield "train.init_from", fault

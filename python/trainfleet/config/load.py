@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .. import door, hardware
+from .. import door, hardware, spelling
 from ..errors import ConfigError, DataError, InputError, Problem
 from ..output import keep_secret
 from ..shapes import fit
@@ -23,6 +25,8 @@ from .vocabulary import lack_for, vocabulary_size_of
 
 LARGEST = 256 * door.KIBIBYTE  # of a config: one that names 4,096 hosts has 160
 LONGEST_SET = 32 * door.KIBIBYTE
+RETYPE = "SET='train.steps=50 train.seed=2', with blanks between the keys; all keys: schema/README.md"
+COMPARE = "make config RECIPE=first-run CONFIG=new.yaml, which writes a good one to compare with"
 REMEDY = "all keys: schema/README.md; what follows from them: make plan"
 
 
@@ -56,7 +60,8 @@ def load(settings: Settings, terms_of: Callable[[str], Terms] = no_terms) -> tup
     """
     config, derived, problems = _loaded(settings, terms_of)
     if problems:
-        raise ConfigError(_blamed(problems, settings, terms_of), next=REMEDY)
+        blamed = _blamed(problems, settings, terms_of)
+        raise ConfigError(blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY)
     assert config is not None
     keep_secret(config.fleet.secrets)
     return config, derived
@@ -195,12 +200,15 @@ def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], li
     """The document, its values with defaults in, the keys that are wrong (these are back at their defaults), and why."""
     document = _read(settings.path)
     problems, top = document.problems, f"{settings.path}:1"
+    unread = not isinstance(document.value, dict) or any("is no key" in problem.message for problem in problems)
+    if unread and (other := door.mistaken(document.text, str(settings.path), (*door.MISTAKEN, door.TEMPLATE))):
+        raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
     if document.value is None and not problems:
         problems.append(Problem(1, top, "", "is empty; the least that it needs is `name: my-run`"))
     elif not isinstance(document.value, dict) and not problems:
         problems.append(Problem(1, top, "", "must be keys with values, such as `name: my-run`"))
     if not isinstance(document.value, dict):
-        raise ConfigError(problems, next="all keys: schema/README.md")
+        raise ConfigError(problems, next=COMPARE)
     _open_layout(document)
     problems += _override(document, settings)
     _open_layout(document)
@@ -223,10 +231,24 @@ def _read(path: Path) -> Document:
     try:
         return read(door.read_text(path, LARGEST), str(path))
     except FileNotFoundError:
-        problem, where, next = "there is no such file", str(path), "CONFIG=path names another; config.yaml is the default"
+        problem, where, next = "there is no such file", str(path), _instead(path)
     except InputError as error:
-        problem, where, next = error.what, error.where, error.next or "CONFIG=path/to/config.yaml"
+        problem, where = error.what, error.where
+        next = error.next if error.next and not error.next.startswith("ls -ld") else _instead(path)
     raise ConfigError([Problem(1, where if ":" in where else f"{where}:1", "", problem)], next=next)
+
+
+def _instead(path: Path) -> str:
+    """What to type where there is no config of this name: the one that was meant, if it is there."""
+    with contextlib.suppress(OSError):
+        folder = path if path.is_dir() else path.parent
+        there = {
+            found.name: found for found in islice(folder.iterdir(), 1000) if found.suffix in (".yaml", ".yml") and found.is_file()
+        }
+        meant = spelling.nearest(path.name, there) or next(iter(sorted(there)), None)
+        if meant and not path.is_file():
+            return f"make plan CONFIG={shlex.quote(str(there[meant]))}"
+    return "make config RECIPE=first-run writes a config.yaml; CONFIG=path names another"
 
 
 def _override(document: Document, settings: Settings) -> Iterator[Problem]:

@@ -25,6 +25,21 @@ TAGS: dict[type[yaml.Node], tuple[str, ...]] = {  # what a value may be; any oth
     yaml.MappingNode: (f"{PREFIX}map",),
 }
 LONGEST_KEY = 64  # characters
+PLAIN = (  # what PyYAML says of a text → what a person would
+    (
+        "mapping values are not allowed",
+        "has a second `: `: quote a text that holds one, or write the inner key on the next line, indented",
+    ),
+    ("found character '\\t'", "is indented with a tab, and YAML takes blanks alone"),
+    ("that cannot start any token", "has a value that begins with a sign of YAML's own: put it in quotes"),
+    ("expected <block end>", "is indented unlike the lines that it belongs to"),
+    ("expected ',' or", "stands in brackets that are not closed, or lacks a comma"),
+    ("could not find expected ':'", "has no `: ` behind its key"),
+    ("found unexpected end of stream", "stands behind a quote that is not closed"),
+    ("found another document", "begins a second document, where a config has one"),
+    ("while scanning a directive", "begins with %, which is for directives of YAML alone"),
+    ("while parsing a flow node", "has brackets that are not closed, or a comma too many"),
+)
 BROKEN = object()  # stands for a value that was reported as a problem
 
 
@@ -42,6 +57,20 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def scan_to_next_token(self) -> None:
+        """As PyYAML's, which knows blanks alone: YAML separates by tabs, too, wherever they indent nothing."""
+        super().scan_to_next_token()
+        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key or self._only_blanks()):
+            self.forward()
+            super().scan_to_next_token()
+
+    def _only_blanks(self) -> bool:
+        """Whether nothing but a comment follows on this line."""
+        length = 0
+        while self.peek(length) in ("\t", " "):
+            length += 1
+        return self.peek(length) in "\0\r\n#"
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -93,6 +122,7 @@ class Document:
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    text: str = ""
 
     def where(self, key: Key) -> tuple[int, str]:
         """Line (0 for a variable) and place of a key; of its nearest parent when the key itself is not there."""
@@ -119,7 +149,7 @@ class Document:
 
 def read(text: str, source: str) -> Document:
     """The document in a file's text; syntax errors, duplicate keys and values that no key can have are in its problems."""
-    document = Document(None, source)
+    document = Document(None, source, text=text)
     document.value = _Reader(document, (), lambda line: (line, f"{source}:{line}")).read(text)
     return document
 
@@ -139,6 +169,21 @@ def dotted(key: Key) -> str:
     return text
 
 
+def _plainly(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong with a text, in words that need no knowledge of PyYAML."""
+    told = " ".join(filter(None, (error.context, error.problem)))
+    plain = next((words for said, words in PLAIN if said in told), told)
+    opened = error.context_mark
+    since = opened and error.problem_mark and opened.line < error.problem_mark.line and "not closed" in plain
+    return f"{plain} (since line {opened.line + 1})" if opened and since else plain
+
+
+def _quoted(text: str, line: int) -> str:
+    """A line of the text, as a message quotes it; nothing for a blank one."""
+    lines = text.splitlines()[line - 1 : line]
+    return f": {show(lines[0].strip())}" if lines and lines[0].strip() else ""
+
+
 class _Reader:
     """Turns the nodes of one text into plain values, and collects their problems; `locate` says where a line is."""
 
@@ -153,7 +198,7 @@ class _Reader:
             return None if value is BROKEN else value
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            self._blame(self.prefix, line, f"not valid YAML: {' '.join(filter(None, (error.context, error.problem)))}")
+            self._blame(self.prefix, line, f"not valid YAML: {_plainly(error)}{_quoted(text, line)}")
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             self._blame(self.prefix, line, f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand here")

@@ -23,6 +23,11 @@ PATH = ROOT / "schema" / "config.schema.json"
 NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
+WORDS: dict[str, dict[str, tuple[str, ...]]] = {  # of other languages, and of YAML 1.1, for what YAML 1.2 calls so
+    "null": {"null": ("none", "nil")},
+    "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
+}
+AROUND = r"[\s_$']+|,(?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"  # a number: what others write there, but for a factor
 Schema = dict[str, Any]
 
 
@@ -100,7 +105,7 @@ def explain(error: Any) -> Iterator[tuple[Key, str]]:
             for name in sorted(set(rule) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
         case "type":
-            yield (), f"must be {_types(rule)}, not {show(got)}"
+            yield (), f"must be {_types(rule)}, not {show(got)}{_nearly(rule, got)}"
         case "enum":
             allowed = [str(value) for value in rule if value is not None]
             yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
@@ -128,6 +133,22 @@ def explain(error: Any) -> Iterator[tuple[Key, str]]:
             yield (), error.message
 
 
+def _nearly(rule: str | list[str], got: Any) -> str:
+    """The value that was meant by one of another type, as far as that can be told."""
+    word, types = got.strip().lower() if isinstance(got, str) else "", {rule} if isinstance(rule, str) else set(rule)
+    if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
+        return f": a blank is missing in {parted[1]}: {parted[2]}"
+    if "object" in types and got is None:
+        return "; nothing stands below it: indent its keys, or leave the line out"
+    if "array" in types and word:
+        return f"; did you mean [{show(got)}]?"
+    number = re.sub(AROUND, "", re.sub("[\u2212\u2013]", "-", word))
+    if types & {"integer", "number"} and re.fullmatch(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number):
+        return f"; did you mean {number}, without anything around it?"
+    meant = next((value for kind, words in WORDS.items() if kind in types for value in words if word in words[value]), "")
+    return f"; did you mean {meant}?" if meant else ""
+
+
 def _types(rule: str | list[str]) -> str:
     names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false",
              "object": "a group of keys", "array": "a list", "null": "null"}  # fmt: skip
@@ -149,7 +170,15 @@ def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
     if key[-1] == "<<":
         return "; YAML's merge keys are not taken: write the keys out"
     siblings = list(schema.get("properties", {}))
+    if foreign := sorted({f"U+{ord(letter):04X}" for letter in key[-1] if letter > "~"}):
+        return f", as it holds {', '.join(foreign[:3])}{_suggestion(key, siblings)}"
+    return _suggestion(key, siblings)
+
+
+def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
     if meant := _meant(key, siblings):
+        if "." in key[-1] and dotted(meant) == dotted(key):
+            return f"; {meant[-1]} stands on a line of its own below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
         return f"; did you mean {meant[-1] if here else dotted(meant)}?"
     return f"; known here: {', '.join(siblings)}"

@@ -8,6 +8,7 @@ end of it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -139,10 +140,27 @@ def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...]
 
 def open_reference(definition: str, where: str) -> HuggingFace:
     """The reference for a tokenizer.json that stood at `where`. DataError when it can't load it, or encode any text with it."""
-    with blaming(where):
+    with blaming(where), muted():
         reference = HuggingFace(definition)
         reference.encode(HARD_TEXTS)  # one without a token for what it does not know is loaded, and fails at its first new word
         return reference
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Without what the library itself writes to stderr: a panic is printed there before it is raised."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..door import printable, shortened
+from ..door import converting, printable, shortened
 from ..errors import DataError
 from ..origin import installing_package
 from . import hub, sources
@@ -27,6 +28,7 @@ PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times 
 LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
 TEXT_TYPES = ("string", "large_string", "string_view", "null")  # of Arrow, alone or as a dictionary's
 SHOWN = 400  # characters, of a table's own words
+COMMON = ("text", "content", "body", "document", "raw_content", "completion", "code")  # names of a field that has text
 ROWS = 256  # of a Parquet row group that are in memory at a time
 
 
@@ -70,7 +72,7 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
         if line.isspace():
             continue
         try:
-            text = json.loads(line.decode())[text_field]
+            text = json.loads(line.decode("utf-8-sig"))[text_field]  # where files were joined, a mark stands in the middle
             if not isinstance(text, str):
                 raise TypeError(f"is {type(text).__name__}, not a string")
             document = encoded(text, consumed)
@@ -113,14 +115,22 @@ def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | No
     """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they are not UTF-8."""
     kind = batch.schema.field(column).type
     if str(getattr(kind, "value_type", kind)) not in TEXT_TYPES or "list" in str(kind):
-        raise DataError(f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next="set data.text_field")
+        other = _naming(batch.schema.names, text_field)
+        raise DataError(f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next=other)
     batch.validate(full=True)  # what a file says of its own columns may lead anywhere in memory
     return list(batch.column(column).to_pylist())
 
 
 def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
     why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
-    return DataError(f"lacks the field `{text_field}`", where=where, why=why, next="set data.text_field")
+    return DataError(f"lacks the field `{text_field}`", where=where, why=why, next=_naming(names, text_field))
+
+
+def _naming(names: list[str], text_field: str) -> str:
+    """The variable that names another field: the one that mostly has the text, or the first."""
+    others = [name for name in names if name != text_field and re.fullmatch(r"\w[\w.-]{0,62}", name)]
+    best = next((name for name in COMMON if name in others), others[0] if others else "")
+    return f"SET='data.text_field={best}' takes that one" if best else "set data.text_field"
 
 
 def encoded(text: str, consumed: int) -> Document:
@@ -265,6 +275,9 @@ def _first_line(piece: Piece) -> int:
 
 
 def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
+    if content.count(0) > len(content) / 4:
+        why = f"{content.count(0):,} of its {len(content):,} bytes are 0, as in UTF-16"
+        raise BadText("is no text", where=piece.path, why=why, next=f"{converting(content, 0)}, or leave it out of data.sources")
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)
     except UnicodeDecodeError as error:
@@ -310,5 +323,5 @@ def too_long(where: str) -> DataError:
 
 def _not_utf8(where: str, error: UnicodeDecodeError, offset: int) -> BadText:
     why = f"{error.reason} {error.object[error.start]:#04x} at byte {offset + error.start}"
-    remedy = "convert it (iconv -f latin1 -t utf-8), or leave it out of data.sources"
+    remedy = f"{converting(error.object, error.start)}, or leave it out of data.sources"
     return BadText("is not UTF-8", where=where, why=why, next=remedy)

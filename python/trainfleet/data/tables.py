@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import TextIO
 
+from ..door import converting
 from ..errors import DataError
 from .formats import LONGEST, Document, bad_line, cell, column, damage, decoded, lacks_field, library, texts, too_long
 from .source_files import open_file
@@ -43,7 +44,7 @@ def read_json(piece: Piece, text_field: str) -> Iterator[Document]:
 
 
 def _json_lines(piece: Piece, text: str, text_field: str) -> Iterator[Document]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text may hold U+2028 and other ends of line as they are
         if not line.strip():
             continue
         where = f"{piece.path}:{number}"
@@ -65,12 +66,12 @@ def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
             for row in rows:
                 if row:  # a blank line is none
                     where = f"{piece.path}:{rows.line_num}"
-                    if index >= len(row):
+                    if index >= len(row) or any(row[len(names) :]):  # more: a text that was cut at its comma
                         raise DataError(f"has {len(row)} cells of {len(names)}", where=where, next="correct or remove the line")
                     yield cell(row[index], where, text_field)
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {rows.line_num}"
-            raise DataError("is not UTF-8", where=piece.path, why=why, next="convert it (iconv -f latin1 -t utf-8)") from error
+            raise DataError("is not UTF-8", where=piece.path, why=why, next=converting(error.object, error.start)) from error
         except csv.Error as error:
             where = f"{piece.path}:{rows.line_num}"
             if "field larger" in str(error):

@@ -11,21 +11,16 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .. import door
 from ..config.types import Model
+from ..config.weights import FLOATS, INDEX, WEIGHTS, file_names, open_file
 from ..errors import RunError
-from ..shapes import Pattern, fit
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_INDEX = 64 * door.MEBIBYTE
-FLOATS = ("F64", "F32", "F16", "BF16")  # how safetensors calls the number formats that weights have
 SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
 _ENCODER = {
     "embed.tokens": "embeddings.word_embeddings", "embed.positions": "embeddings.position_embeddings",
@@ -130,12 +125,6 @@ def save(model: nn.Module, family: str, folder: Path) -> list[str]:
     return [*files, INDEX]
 
 
-class Index(TypedDict):
-    """Which file of a folder has which weight."""
-
-    weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
-
-
 def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
     """The weights of a folder under our names, for those in `sizes`: all of a model's, or a pipeline stage's.
 
@@ -143,7 +132,7 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
         RunError: a file or a weight is missing, of another size, or left over; each by name.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(open_file(folder / name)) for name in file_names(folder)]
+        files = [stack.enter_context(open_file(folder / name, "pt")) for name in file_names(folder)]
         return collect(files, folder, shape, sizes)
 
 
@@ -153,27 +142,6 @@ def collect(files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, t
     names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
     refuse_others(folder, shape, set(names))
     return {ours: take(folder, names, counterpart_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
-
-
-def file_names(folder: Path) -> list[str]:
-    """The files of a folder that hold weights."""
-    if (folder / WEIGHTS).exists():
-        return [WEIGHTS]
-    try:
-        index = fit(Index, door.read_json(folder / INDEX, LARGEST_INDEX), str(folder / INDEX), "download the folder again")
-    except FileNotFoundError as error:
-        remedy = "save it with transformers' save_pretrained, which writes safetensors"
-        raise RunError(f"has neither {WEIGHTS} nor {INDEX}", where=str(folder), next=remedy) from error
-    return sorted(set(index["weight_map"].values()))
-
-
-def open_file(path: Path) -> Any:
-    try:
-        door.open_regular(path).close()
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        missing = "is missing" if not path.exists() else "can't be read as safetensors"
-        raise RunError(missing, where=str(path), why=str(error), next="download the folder again") from error
 
 
 def current(key: str, family: str, keys: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..data.manifest import Manifest
 from .history import quantity
-from .plots import BLUE, INK, PAPER, STYLE
+from .plots import BLUE, INK, STYLE, save
 
 
 def draw(name: str, manifest: Manifest, path: Path) -> None:
@@ -26,8 +26,7 @@ def draw(name: str, manifest: Manifest, path: Path) -> None:
         axes.set_ylabel("documents")
         axes.yaxis.set_major_formatter(lambda value, _: quantity(value))
         axes.tick_params(axis="x", labelsize=8, length=0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, facecolor=PAPER)
+        save(figure, path)
 
 
 def _power(number: int) -> str:

@@ -108,7 +108,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from .plots import FAINT, PAPER, STYLE, label_ends
+    from .plots import FAINT, STYLE, label_ends, save
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
@@ -126,6 +126,5 @@ def draw(runs: Sequence[Run], path: Path) -> None:
                 ends.append((losses[-1], f"{_short(run.name)}  {decimal(losses[-1])}", colour))
         label_ends(axes, ends)
         axes.margins(x=0.02)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
-            figure.savefig(path, dpi=160, facecolor=PAPER)
+            save(figure, path)

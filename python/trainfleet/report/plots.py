@@ -10,9 +10,11 @@ import io
 import math
 import re
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RunError
 from ..runs import Run, make_folder
 from .history import BREAKS, History, decimal, quantity, read
 
@@ -55,11 +57,25 @@ def draw(run: Run) -> list[Path]:
     history = read(run)
     if not history.metrics:
         return []
-    make_folder(run.plots)
     drawn = {run.plots / f"{name}.png": figure for name, figure in figures(history).items()}
     for path, figure in drawn.items():
-        figure.savefig(path, dpi=160, facecolor=PAPER)
+        save(figure, path)
     return list(drawn)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a plot in place of what was there, and through no link: a run folder may be somebody else's.
+
+    Raises:
+        RunError: its folder is a link, or can't be written.
+    """
+    folder = path.parent
+    if folder.is_symlink():
+        what = "is a link, and plots belong into the run's own folder"
+        raise RunError(what, where=str(folder), next=f"rm {quote(str(folder))}")
+    make_folder(folder)
+    path.unlink(missing_ok=True)
+    figure.savefig(path, dpi=160, facecolor=PAPER)
 
 
 def figures(history: History) -> dict[str, Figure]:

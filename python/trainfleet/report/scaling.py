@@ -12,7 +12,7 @@ from typing import Any
 from ..plan.measurement import Measure
 from ..runs import Run, write_atomic
 from .history import percent, quantity, table
-from .plots import BLUE, FAINT, INK, PAPER, STYLE, note
+from .plots import BLUE, FAINT, INK, STYLE, note, save
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
 STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"
@@ -66,8 +66,7 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
             note(axes, text, (measure.nodes, measure.tokens_per_second), (8, -8), color=INK, va="top")
         note(axes, "every rank as fast as in the first size", (nodes[-1], best[-1]), (0, 6), ha="right", va="bottom")
         axes.margins(x=0.2, y=0.15)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, facecolor=PAPER)
+        save(figure, path)
 
 
 def _row(measure: Measure) -> tuple[str, ...]:

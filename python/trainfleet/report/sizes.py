@@ -11,7 +11,7 @@ from ..plan import wishes
 from ..plan.plan import degrees
 from ..plan.wishes import DAY, Size, Wish, remark, shown
 from .history import duration, percent, quantity, table
-from .plots import BLUE, INK, PAPER, STYLE, note
+from .plots import BLUE, INK, STYLE, note, save
 from .proposal import PARTS, rough
 
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
@@ -86,8 +86,7 @@ def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
             axes.plot([chosen.nodes], [value(chosen)], color=BLUE, marker="o", ms=6)
             note(axes, words(value(chosen)), (chosen.nodes, value(chosen)), (6, 8), color=INK)
             axes.margins(y=0.15)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, facecolor=PAPER)
+        save(figure, path)
 
 
 def _layout(config: Config, choice: Choice, price: float | None) -> tuple[str, ...]:

@@ -74,7 +74,9 @@ class Verdict:
 
     def __str__(self) -> str:
         said = [line for line in self.lines if line != self.words]
-        quoted = [f"  | {line}" for line in said if said != [f"{TRACEBACK}:"]]  # its head alone tells nothing
+        if said and said[-1] == f"{TRACEBACK}:":
+            said.pop()  # its head alone tells nothing
+        quoted = [f"  | {line}" for line in said]
         doubt = "" if self.sure or self.cause == "unknown" else "most likely "
         head = f"failed: {self.who}: {doubt}{self.kind.words} ({self.cause})"
         block = [

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from ...config import Config
+from ...door import show
+from ...errors import BackendError
 from ...plan.request import Artifact
 from .engine import Engine, read_partitions
 
@@ -18,8 +22,13 @@ class Partitions:
 
     def apply(self) -> int:
         """Says what the cluster has."""
-        print(self.engine.run("sinfo", "--version").strip())
-        for row in read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition")):
+        version = self.engine.run("sinfo", "--version").strip()
+        rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
+        if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
+            why = f"sinfo --version says {show(version)}, and scontrol show partition names {len(rows)} partitions"
+            raise BackendError("this is no Slurm that can be used", why=why, next="module load slurm; scontrol ping")
+        print(version)
+        for row in rows:
             most = f"{row.most_minutes} min at most" if row.most_minutes else "no time limit"
             print(f"partition {row.name}: {row.nodes} nodes, {most}{', the default' if row.is_default else ''}"
                   f"{'' if row.is_up else ', takes no jobs now'}")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,9 @@ def newest(run: Run, config: Config) -> tuple[Store, int] | None:
     store = store_of(run, config.checkpoint.destination)
     entries = list(catalogue.look(store))
     if whole := [entry.step for entry in entries if not entry.fault]:
+        for entry in entries:
+            if entry.step > whole[-1] and entry.commit:
+                print(f"{entry.address} is damaged ({entry.fault}): this is step {whole[-1]:,}", file=sys.stderr, flush=True)
         return store, whole[-1]
     if entries:
         raise Broken("is not whole, nor is another one", where=entries[-1].address, why=entries[-1].fault)

@@ -1,0 +1,143 @@
+"""What an examiner's first look at bad and unusual input found: each message has what to type, and what is right is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from report_runs import make_run
+
+from trainfleet.backends.slurm.engine import Engine, Said
+from trainfleet.backends.slurm.partitions import Partitions
+from trainfleet.cli import main
+from trainfleet.config import Settings
+from trainfleet.door import converting
+from trainfleet.errors import BackendError, ConfigError, RunError, TrainfleetError
+from trainfleet.launch.settings import config_of
+from trainfleet.report import plots
+from trainfleet.watch.verdict import Verdict
+
+from foreign.documents import LINES, read  # isort: skip
+
+
+def told(text: str, folder: Path) -> str:
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config_of(Settings(folder / "config.yaml"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\ntrain:\n\tsteps: 5\n", ":3: not valid YAML: is indented with a tab"), ("name: a\ntrain: steps: 5\n", ':2: not valid YAML: has a second `: `'), ("name: {{ run }}\n", ":1: is a template"),
+        ("name: a\n<<<<<<< HEAD\nx: 1\n", ":2: has a merge conflict"), ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull"), ("<html>", "is a web page"), ("name: 'a\n", "quote that is not closed"),
+        ("name: a\ntrain:\n  steps:5\n", "a blank is missing in steps: 5"), ("name: a\ntrain.steps: 5\n", "steps stands on a line of its own below train:"), ("name: a\ntrain: {steps: '500'}\n", "did you mean 500,"),
+        ("name: a\ntrain: {steps: 10_000}\n", "did you mean 10000,"), ("name: a\ncheckpoint: {export: yes}\n", "did you mean true?"), ("name: a\nfleet: {port: None}\n", "did you mean null?"), ("name: a\ndata: {sources: books}\n", 'did you mean ["books"]?'),
+        ("name: a\ntrain:\n", "nothing stands below it"), ("name: a\ntr\u0430in: {}\n", "holds U+0430; did you mean train?"), ("".join(f"k{i}: 1\n" for i in range(90)), "and 66 more"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_in_plain_words(text: str, words: str, tmp_path: Path) -> None:
+    assert words in told(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["name: a\t\ntrain:\n  steps:\t5\t# x\n\t\n \t # y\n", '{\n\t"name": "a",\n\t"train": {\n\t\t"steps": 5\n\t}\n}\n']
+)
+def test_tabs_separate_where_they_indent_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert config_of(Settings(tmp_path / "config.yaml"))[0].train.steps == 5
+
+
+def test_a_config_of_another_name_is_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text("name: a\n")
+    for asked in (tmp_path / "config.yaml", tmp_path):
+        with pytest.raises(ConfigError, match=r"next: make plan CONFIG=\S*config.yml"):
+            config_of(Settings(asked))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export OUT=s3://b/x",
+        "plan CONFIG=https://x/y.yaml",
+        "sample TOP_P=1.5",
+        "sample LENGTH=1000001",
+        "plan SET=" + "a" * 40_000,
+    ],
+)
+def test_a_variable_that_means_nothing_is_refused_in_few_words(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainfleet.cli.sample.run_started", lambda variables: None)
+    monkeypatch.setattr("trainfleet.cli.sample.forwarded", lambda verb, variables: None)
+    (tmp_path / "config.yaml").write_text("name: a\n")
+    assert main(words.split()) == 2 and list(tmp_path.iterdir()) == [tmp_path / "config.yaml"]
+    assert words.split()[1].partition("=")[0] in (said := capsys.readouterr().err) and len(said) < 1000 and "next: " in said
+
+
+def test_plots_are_drawn_through_no_link(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", steps=20)
+    victim = tmp_path / "victim.png"
+    victim.write_text("v")
+    run.plots.mkdir(exist_ok=True)
+    (run.plots / "loss.png").unlink(missing_ok=True)
+    (run.plots / "loss.png").symlink_to(victim)
+    plots.draw(run)
+    assert victim.read_text() == "v" and not (run.plots / "loss.png").is_symlink()
+    run.plots.rename(tmp_path / "elsewhere")
+    run.plots.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="is a link"):
+        plots.draw(run)
+
+
+@pytest.mark.parametrize("said", ["", "<html>502</html>", "slurm 22.05.8", "\x1b[2Jidle"])
+def test_a_cluster_that_answers_with_no_partitions_is_none(said: str) -> None:
+    def ask(words: object, stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
+        return Said(0, said, "")
+
+    with pytest.raises(BackendError, match="this is no Slurm"):
+        Partitions(None, Engine(ask)).apply()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("é".encode("utf-16"), "utf-16"),
+        (b"\x1f\x8b\x08\0", "call it .gz"),
+        (b"caf\xe9 au lait " * 9, "latin1"),
+        (b"abc\xe2\x82", "get it again"),
+        (bytes(range(256)), "see what it is"),
+    ],
+)
+def test_bytes_that_are_no_text_are_not_called_latin(content: bytes, words: str) -> None:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        content.decode()
+    assert words in converting(content, caught.value.start)
+
+
+def test_marks_and_ends_of_line_in_a_text_are_text(tmp_path: Path) -> None:
+    assert read("a.jsonl", b"\xef\xbb\xbf" + LINES)(tmp_path) == read("b.jsonl", LINES)(tmp_path)
+    lines = '{"text": "a\u2028b\x85c"}\n{"text": "d"}\n'.encode()
+    assert read("c.json", lines)(tmp_path) == read("c.jsonl", lines)(tmp_path)
+    with pytest.raises(TrainfleetError, match=r"SET='data\.text_field=content'"):
+        read("d.jsonl", json.dumps({"id": "x", "content": "y"}).encode())(tmp_path)
+
+
+@pytest.mark.parametrize(("words", "code"), [("> /dev/full", 1), ("2>&-", 0), ("<&- >&- 2>&-", 0)])
+def test_what_cannot_be_said_is_an_error_and_a_closed_stream_none(words: str, code: int) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[2] / "python"), os.environ.get("PYTHONPATH", "")])
+    command = f"exec {sys.executable} -m trainfleet recipes {words}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr and ("No space left" in done.stderr) == (code == 1)
+
+
+def test_the_head_of_a_traceback_alone_is_not_quoted() -> None:
+    told = str(Verdict("checkpoint", "w", 0, None, "a", ("b", "Traceback (most recent call last):"), "n"))
+    assert "| b" in told and "Traceback" not in told
