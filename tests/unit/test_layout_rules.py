@@ -98,11 +98,15 @@ def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: st
 @pytest.mark.parametrize(
     ("kind", "settings", "told"),
     [
-        ("p3dn.24xlarge", "train.precision=bf16", "train.precision: bf16: V100-32GB has no instructions for it; fp16 works"),
+        (
+            "p3dn.24xlarge",
+            "train.precision=bf16",
+            "train.precision: bf16: V100-32GB has no instructions for it; fp16, which auto takes, works",
+        ),
         (
             "p3dn.24xlarge",
             "train.weights=bf16",
-            "train.weights: bf16: products are of bf16 then, so not with train.precision auto",
+            "train.weights: bf16: V100-32GB has no instructions for it; fp32 works",
         ),
         ("trn1.32xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
         ("trn2.48xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),

@@ -276,12 +276,14 @@ def _recompute(config: Config) -> Iterator[tuple[str, str]]:
 
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
     train, layout, device = config.train, config.train.layout, hardware.accelerator_of(config.fleet.instance_type)
-    if train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
+    if device is not None and device.bf16 is None and config.fleet.stack != "cpu":
+        instead = {"weights": "fp32", "precision": f"{device.half}, which auto takes,"}
+        told = f"bf16: {device.name} has no instructions for it"
+        yield from ((f"train.{key}", f"{told}; {other} works") for key, other in instead.items() if getattr(train, key) == "bf16")
+    elif train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
         yield "train.weights", f"bf16: products are of bf16 then, so not with train.precision {train.precision}; bf16 works"
     if train.weights == "bf16" and train.optimizer != "adamw":
         yield "train.weights", f"bf16: train.optimizer {train.optimizer} works on fp32 alone; adamw works on both"
-    if train.precision == "bf16" and device is not None and device.bf16 is None and config.fleet.stack != "cpu":
-        yield "train.precision", f"bf16: {device.name} has no instructions for it; {device.half} works, which auto takes"
     if train.precision == "fp16" and config.fleet.stack.startswith("neuron"):
         yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
     if train.precision != "fp8":
