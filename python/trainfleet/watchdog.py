@@ -235,7 +235,7 @@ class Sentry:
     def __init__(self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None) -> None:
         self.folder, self.ranks, self.order, self.limits = folder, ranks, attempt, limits or Limits()
         self.looked, self.pause = 0.0, EVERY / 2
-        self.links, self.asked, self.named = dict[int, links.NodeLinks](), 0.0, set[int]()
+        self.links, self.asked, self.suspects, self.named = dict[int, links.NodeLinks](), 0.0, set[int](), set[int]()
         self._begin(attempt)
 
     def _begin(self, number: int) -> None:
@@ -273,15 +273,18 @@ class Sentry:
         return self.dog.slow()
 
     def slow_links(self) -> dict[int, str]:
-        """The nodes with bad links while the run is slower than it was, with the reason; each once in an attempt."""
+        """The nodes with bad links while the run is slower than it was, with the reason; each once in an attempt.
+
+        Two comparisons in a row must find them: on busy cores one packet's round trip may be long on any node.
+        """
         now = time.monotonic()
         if not self.dog.slower or now - self.asked < 2 * links.EVERY:
             return {}
         before, self.links, self.asked = self.links, links.read_links(self.folder, self.number), now
         found = links.slow_nodes(before, self.links) if before else {}
         slower = f"; steps take {self.dog.slower:.1f} times what they took"
-        new = {node: why + slower for node, why in found.items() if node not in self.named}
-        self.named |= set(new)
+        new = {node: why + slower for node, why in found.items() if node in self.suspects - self.named}
+        self.suspects, self.named = set(found), self.named | set(new)
         return new
 
     def _blame(self, alarm: Alarm) -> Alarm:

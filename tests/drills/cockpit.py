@@ -87,8 +87,9 @@ class Cockpit:
         return beat.step if beat and beat.phase == "step" else 0
 
     def words(self) -> str:
-        """What the launchers and nodes have written, for a failed assertion."""
-        return "".join(f"\n== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.run.logs.glob("*.log")))
+        """What the launchers and nodes have written and what is left, for a failed assertion."""
+        logs = "".join(f"\n== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.run.logs.glob("*.log")))
+        return f"{logs}\n== left\n" + "\n".join(self.leftovers())
 
     def until(self, what: str, holds: Callable[[], object], seconds: float = 90) -> float:
         """The moment (unix time) at which something holds."""

@@ -95,10 +95,14 @@ def test_a_run_that_is_slower_than_it_was_names_the_node_once(tmp_path: Path, mo
     steps(0.5)
     leave(2000, 2)
     assert sentry.slow_links() == {}, "the first look has nothing to compare with"
+    for sent, bad in ((3000, 1), (4000, 2), (5000, None), (6000, 2)):
+        clock[0] += 20
+        leave(sent, bad)
+        assert sentry.slow_links() == {}, "of one comparison alone nobody is named"
     clock[0] += 20
-    leave(3000, 2)
+    leave(7000, 2)
     found = sentry.slow_links()
     assert list(found) == [2] and found[2].endswith("steps take 5.0 times what they took")
     clock[0] += 20
-    leave(4000, 2)
+    leave(8000, 2)
     assert sentry.slow_links() == {}

@@ -11,6 +11,7 @@ What is guaranteed
 
 from __future__ import annotations
 
+import logging
 import select
 import shlex
 import socket
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it raises what matters; its threads log tracebacks beside that
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
 JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
