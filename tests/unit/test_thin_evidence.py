@@ -52,6 +52,39 @@ def test_who_raised_it_and_whether_it_argues_about_arguments_makes_it_the_progra
     assert cause(HEAD, frame, words) == expected
 
 
+@pytest.mark.parametrize("words, cause, sure", [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "device-memory", True),
+    ("OSError: [Errno 28] No space left on device", "disk", True),
+    ("NameError: name 'lr' is not defined", "code", True),
+    ("FileNotFoundError: [Errno 2] No such file or directory: '/d/shard-7'", "data", False),  # or a checkpoint, or a program
+    ("AttributeError: 'NoneType' object has no attribute 'shape'", "code", False),  # or a record that is not there
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "device-memory", False),
+])  # fmt: skip
+def test_only_words_that_mean_nothing_else_make_a_verdict_sure(words: str, cause: str, sure: bool) -> None:
+    finding = found(HEAD, OURS, words)
+    assert (finding.cause, finding.sure) == (cause, sure)
+
+
+def test_what_a_process_had_complained_of_just_before_leaves_a_doubt() -> None:
+    before = "gpu-1:77:78 [0] NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable"
+    assert found(HEAD, OURS, "NameError: name 'lr' is not defined").sure
+    assert not found(before, HEAD, OURS, "NameError: name 'lr' is not defined").sure
+
+
+def test_a_line_that_quotes_its_reason_is_of_that_cause() -> None:
+    failed = "ERROR ||NEURON_CC_WRAPPER||: Failed compilation with ['neuronx-cc', 'compile']"
+    assert cause(failed) == "compiler"
+    finding = found(
+        f"{failed}: walrus_driver: error while loading shared libraries: libxml2.so.2: cannot open shared object file"
+    )
+    assert (finding.cause, finding.sure) == ("environment", False)
+
+
+def test_processes_that_a_launcher_ended_itself_were_not_killed() -> None:
+    assert cause("ERROR: worker 2 exited with return code 137") == "killed"
+    assert cause("ERROR: a worker exited with code 1; cleaned up the processes on other nodes with return code 137") == "none"
+
+
 def test_what_names_a_cause_comes_before_what_nobody_knows() -> None:
     unknown = ["[rank0]: " + HEAD, "[rank0]: " + THEIRS, "[rank0]: frob.FrobError: the moon is full"]
     wide = ["[rank1]: " + HEAD, "[rank1]: " + THEIRS, "[rank1]: frob.FrobError: the checkpoint is missing a shard"]

@@ -26,18 +26,17 @@ CASES = read_cases()
 TUNED = [case for case in CASES if not case.judging]
 JUDGING = [case for case in CASES if case.judging]
 UNTOUCHED = [case for case in CASES if case.untouched]
-UNTOUCHED = [case for case in CASES if case.untouched]
 
 
 def test_the_corpus_is_large_and_labelled() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) >= 925
+    assert len({case.name for case in CASES}) == len(CASES) >= 1100
     for case in CASES:
         assert case.cause in (*CAUSES, "none"), case.name
         assert case.labels["from"], case.name
         assert case.lines, case.name
     labels = Counter(case.cause for case in CASES)
     assert set(CAUSES) - {"unknown"} <= set(labels), "every cause has a log"
-    assert labels["none"] >= 155 and len(CASES) - labels["none"] >= 765
+    assert labels["none"] >= 180 and len(CASES) - labels["none"] >= 920
 
 
 def test_the_halves_are_split_by_source_and_about_equal() -> None:
@@ -46,13 +45,14 @@ def test_the_halves_are_split_by_source_and_about_equal() -> None:
     assert UNTOUCHED and all(case.judging for case in UNTOUCHED)
 
 
-@pytest.mark.parametrize("half, sure", [(TUNED, 1.0), (JUDGING, 0.99), (UNTOUCHED, 0.97)], ids=["tuned", "judging", "untouched"])
-def test_precision_and_recall(half: list[Case], sure: float) -> None:
+@pytest.mark.parametrize("half", [TUNED, JUDGING, UNTOUCHED], ids=["tuned", "judging", "untouched"])
+def test_precision_and_recall(half: list[Case]) -> None:
     found = score(half)
     assert found.precision >= 0.95 and found.recall >= 0.9, found.wrong
     assert not found.fooled, found.fooled
     assert found.placed >= 0.9 * found.right, found.wrong
-    assert len(found.wrong_and_sure) <= (1 - sure) * found.sure, found.wrong_and_sure
+    assert not found.wrong_and_sure, found.wrong_and_sure
+    assert found.sure >= 0.33 * found.right, "sure of nothing is never wrong either"
 
 
 @pytest.mark.parametrize("change", [without_ranks, with_skew, with_counters])

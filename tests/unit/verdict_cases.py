@@ -167,10 +167,13 @@ def without_kernel(case: Case) -> Case:
 
 
 def without_ranks(case: Case) -> Case:
-    """Where a launcher does not tell whose a line is."""
-    return replace(
-        case, lines=tuple(replace(line, rank=None, who="agent") if line.who == "rank" else line for line in case.lines)
-    )
+    """Where neither a launcher nor torch tells whose a line is."""
+    return replace(case, lines=tuple(map(_nobodys, case.lines)))
+
+
+def _nobodys(line: Line) -> Line:
+    text = re.sub(r"\[rank\d+\]: ?", "", line.text)
+    return replace(line, text=text, rank=None, who="agent") if line.who == "rank" else replace(line, text=text)
 
 
 def with_skew(case: Case) -> Case:

@@ -10,7 +10,8 @@ The order of evidence, and why:
 6. Time decides last, as clocks of nodes differ. Midnight is one of the differences.
 7. Who is meant is not always who said it: a pid, a rank, a host or an address in the words leads to them. Victims accuse nobody
    but the peer that most of them lost, and ranks that timed out together only the one that did not, or that is behind.
-8. A finding is sure if words say it and no other cause rivals it. Thin evidence is told as likely; without any, nothing is named.
+8. A finding is sure if a machine says it, or a process in words that mean nothing else (`closed` in the catalogues), and no other
+   cause rivals it, nor was named by that process just before. Thin evidence is told as likely; without any, nothing is named.
    An exception in which no catalogue has a word is the program's where Python itself raises it, its own line does, or it argues
    about arguments; else its cause is `unknown`: it tells who failed first and its words, and yields to every cause that is named.
 """
@@ -65,12 +66,14 @@ def diagnose(
     """
     book = blame.Book({blame.plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {}))
     record = read(lines, book)
-    standing = settle([one for one in _uncancelled(record.evidence) if not survived(one, record)])
+    heard = [one for one in _uncancelled(record.evidence) if not survived(one, record)]
+    standing = settle(heard)
     if not standing:
         return None
     counted = blame.votes((one.writer[0], book.node_of(one.groups.get("peer"))) for one in standing)
     best = _nearer(min(standing, key=lambda one: _order(one, counted)), standing)
-    return _find(best, standing, record, counted, nodes)
+    own = [one for one in heard if one.writer == best.writer and abs(one.time - best.time) < JUST_BEFORE]
+    return _find(best, standing, [*standing, *own], record, counted, nodes)
 
 
 def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, float, int, int]:
@@ -137,15 +140,20 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
     return [*proof, *(one for one in explained if one not in proof)] if explained else [last, *said]
 
 
-def _find(best: Evidence, standing: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int) -> Finding:
-    """The finding that the best evidence makes: whom it is about, and how sure that is."""
+def _find(
+    best: Evidence, standing: Sequence[Evidence], heard: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
+) -> Finding:
+    """The finding that the best evidence makes: whom it is about, and how sure that is.
+
+    `heard`: all that could rival it, which is also what its own process had complained of just before.
+    """
     node, rank, words = _whom(best, standing, record, counted, nodes)
     alike = frozenset(one.node for one in standing if one.cause == best.cause and one.node is not None)
     rivals = [
-        one for one in standing
+        one for one in heard
         if one.weight >= best.weight and one.firm and one.cause != best.cause and one.time < best.time + SKEW
     ]  # fmt: skip
-    sure = best.weight >= Weight.WORD and best.firm and not rivals
+    sure = best.weight >= Weight.WORD and best.closed and not rivals
     return Finding(best.weight, best.line, best.cause, node, rank, words, sure, alike)
 
 
@@ -229,7 +237,7 @@ def _who_hangs(best: Evidence, standing: Sequence[Evidence], record: Record) -> 
     late = {one.rank: one for one in waited}
     homes = record.homes
     missing = sorted(rank for rank in homes if rank not in late)
-    behind = {rank: _sequence(one.line.text) for rank, one in late.items()}
+    behind = {rank: number for rank, one in late.items() if (number := _sequence(one.line.text))}
     if 0 < len(missing) < len(late):
         who, why = missing[0], f"rank {missing[0]} never came to the collective that the others waited in"
     elif len(set(behind.values())) > 1:

@@ -53,6 +53,10 @@ WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", 
 OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
 RAISED = ("Exception", "RuntimeError", "ValueError")  # by a program itself, where its own line is the innermost
 TELLING = {"unknown": 0, "code": 1}  # causes that are named where nothing says more
+SLIPS = ("NameError", "UnboundLocalError", "RecursionError")  # exceptions that only the program's text can cause
+FOLLOWED = re.compile(  # a launcher's word on processes that it ended itself
+    r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ ){0,2}(?:other|remaining|rest)\b"
+)
 Found = tuple[Sign, re.Match[str]]
 Writer = tuple[int | None, int | None, str]
 
@@ -61,7 +65,8 @@ Writer = tuple[int | None, int | None, str]
 class Evidence:
     """What a line gives away. `node` and `rank` are those it is about, `line` is by whom it was said.
 
-    `error`: a process's exception. `firm`: the words say so, it is not inferred from the lack of others.
+    `error`: a process's exception. `firm`: the words say so, it is not inferred from the lack of others; `closed`: they mean
+    nothing else.
     """
 
     weight: Weight
@@ -75,6 +80,7 @@ class Evidence:
     words: str
     error: bool = False
     firm: bool = True
+    closed: bool = False
     groups: Mapping[str, str] = field(default_factory=dict)  # what the sign's groups matched: peer, rank, pid, joined, all
 
 
@@ -194,14 +200,23 @@ def _sign(who: str, text: str) -> Found | None:
         found = implied
     if found is None and who == "agent" and (parts := text.split(" - ")[1:]):  # engines put one reason behind another
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
-    return found
+    return _reasoned(found, by, text)
+
+
+def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
+    """What a line quotes as the reason of its complaint, where that is another cause: `Failed compilation: no such library`."""
+    if found is None or found[0].closed or found[0].weight != Weight.WORD or ": " not in text[found[1].end() :]:
+        return found
+    reason = first_sign((*by, "error"), text[found[1].end() :])
+    other = reason is not None and reason[0].firm and reason[0].weight == Weight.WORD and reason[0].cause != found[0].cause
+    return reason and (replace(reason[0], closed=False), reason[1]) if other else found
 
 
 def _implied(text: str, by: tuple[str, ...]) -> Found | None:
     """What a line means in which no library speaks: a CUDA error that another quotes, an exit code, last words."""
     if match := CUDA.search(text):
         return first_sign(("error",), f"CUDA error: {match['what']}")
-    if "agent" in by and (match := ENDED.search(text)):
+    if "agent" in by and (match := ENDED.search(text)) and not FOLLOWED.search(text):
         code = int(match["signal"] or match["code"])
         rank = f" of rank {match['rank']}" if match["rank"] else ""
         return first_sign(("exit",), f"signal {abs(code) if code < 128 else code - 128}{rank}")
@@ -211,7 +226,7 @@ def _implied(text: str, by: tuple[str, ...]) -> Found | None:
 
 
 def _unsure(found: Found | None) -> Found | None:
-    return found and (replace(found[0], firm=False), found[1])
+    return found and (replace(found[0], firm=False, closed=False), found[1])
 
 
 def _firmer(inner: Found | None, whole: Found | None) -> Found | None:
@@ -227,7 +242,7 @@ def stated(text: str) -> str:
 
 def _mild(found: Found | None) -> Found | None:
     """What a program only logged, as a hint: it may have got over it."""
-    return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False), found[1])
+    return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False), found[1])
 
 
 @functools.cache
@@ -239,12 +254,14 @@ def _words(group: str) -> tuple[str, ...]:
 
 def _signed(sign: Found, line: Line, time: float, writer: Writer, index: int, words: str) -> Evidence:
     what, match = sign
-    weight = what.weight
+    weight, closed = what.weight, what.closed
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
-        weight = Weight.WORD
+        weight, closed = Weight.WORD, False
     groups = {key: value for key, value in match.groupdict().items() if value}
     cause = f"-{what.cause}" if what.cancels else f"+{what.cause}" if what.forestalls else what.cause
-    return Evidence(weight, cause, time, line, writer, index, writer[0], writer[1], words, firm=what.firm, groups=groups)
+    return Evidence(
+        weight, cause, time, line, writer, index, writer[0], writer[1], words, firm=what.firm, closed=closed, groups=groups
+    )
 
 
 def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
@@ -272,8 +289,10 @@ def _error(writer: Writer, block: Block) -> Evidence:
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(_signed(sign, line, line.time, writer, block.index, said), error=True)
-        found = replace(found, firm=found.firm and len(firm_causes(by, stated(block.text))) < 2)
-        return replace(found, cause=_handled(found.cause, found.firm, block))
+        if len(firm_causes(by, stated(block.text))) > 1:
+            found = replace(found, firm=False, closed=False)
+        cause = _handled(found.cause, found.firm, block)
+        return replace(found, cause=cause, closed=found.closed and cause == found.cause)
     if where:
         return replace(blank, cause=where[0].cause)
     if block.bare or block.aside:
@@ -295,7 +314,10 @@ def _guess(blank: Evidence, block: Block, text: str) -> Evidence:
     if block.name == "KeyError" and KEYS.search(block.source):
         return replace(blank, cause="checkpoint")
     if block.name in PROGRAM:
-        return replace(blank, cause="code", firm=not (block.bare or block.aside))
+        firm = not (block.bare or block.aside)
+        return replace(blank, cause="code", firm=firm, closed=firm and block.name in SLIPS)
+    if block.name in (*RAISED, "AssertionError") and RESTORING.search(block.frames):
+        return replace(blank, cause="checkpoint")
     own = block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
     known = own or block.name == "AssertionError" or first_sign(("program",), text)
     return replace(blank, cause="code") if known else blank

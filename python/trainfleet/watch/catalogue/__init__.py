@@ -1,6 +1,8 @@
 """The words by which logs give a cause away, from the .yaml files beside this one; each file names its sources.
 
-`firm: false` marks words of a wider meaning: they count where nothing more exact is said, and never make a verdict sure.
+`firm: false` marks words of a wider meaning: they count where nothing more exact is said.
+Words stand under `closed` where they mean that one cause and no other, whoever's log they are in; those under `says` have others
+now and then. Only closed words, and what a machine says (weight proof), make a verdict sure.
 An entry's `by` says who may say it: `kernel`, `agent` (launchers, engines, their daemons), `library` (a library's own log line,
 of any process), `error` (an exception and its message), `watch` (our watchdog and backends) or `any`. A named group in a pattern
 says more: `peer` and `rank` are whom the line blames, `joined` and `all` count clients.
@@ -37,6 +39,7 @@ class Sign:
     weight: Weight
     about: tuple[str, ...]  # one of these stands in every line that can match; none: any line can
     firm: bool = True
+    closed: bool = False
     cancels: bool = False
     forestalls: bool = False
 
@@ -65,9 +68,13 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
     words = (about,) if isinstance(about, str) else tuple(about)
     cause = next(entry[key] for key in ("means", "cancels", "forestalls") if key in entry)
     weight = Weight[entry.get("weight", "hint").upper()]
-    for says in entry["says"]:
-        yield Sign(re.compile(says, re.MULTILINE), cause, weight, words, entry.get("firm", True),
-                   "cancels" in entry, "forestalls" in entry)  # fmt: skip
+    firm = entry.get("firm", True)
+    for key in ("closed", "says"):
+        closed = firm and (key == "closed" or weight == Weight.PROOF)
+        for says in entry.get(key, ()):
+            yield Sign(
+                re.compile(says, re.MULTILINE), cause, weight, words, firm, closed, "cancels" in entry, "forestalls" in entry
+            )
 
 
 def first_sign(by: tuple[str, ...], text: str) -> tuple[Sign, re.Match[str]] | None:
