@@ -235,3 +235,9 @@ def test_the_counters_are_read_where_the_kernels_log_can_not_be(closed: bool, mo
     monkeypatch.setattr(kernel, "_messages", lambda: None if closed else [])
     monkeypatch.setattr(Counters, "words", lambda self: ["counters: edac mc0 ue_count: 1 more"])
     assert ("counters: edac mc0 ue_count: 1 more" in [words.text for words in Kernel().words()]) is closed
+
+
+def test_a_traceback_whose_head_was_cut_off_is_one_if_an_exception_ends_it() -> None:
+    assert cause(THEIRS, "requests.exceptions.ReadTimeout: the far end is silent") == "storage"
+    assert cause(THEIRS, "    frob(1)", "stack: printed for whoever likes it") == "none"
+    assert found(THEIRS, "    frob(1)", HEAD, THEIRS, "Odd: the moon is full").words == "Odd: the moon is full"

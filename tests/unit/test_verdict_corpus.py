@@ -29,14 +29,14 @@ UNTOUCHED = [case for case in CASES if case.untouched]
 
 
 def test_the_corpus_is_large_and_labelled() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) >= 1100
+    assert len({case.name for case in CASES}) == len(CASES) >= 1150
     for case in CASES:
         assert case.cause in (*CAUSES, "none"), case.name
         assert case.labels["from"], case.name
         assert case.lines, case.name
     labels = Counter(case.cause for case in CASES)
     assert set(CAUSES) - {"unknown"} <= set(labels), "every cause has a log"
-    assert labels["none"] >= 180 and len(CASES) - labels["none"] >= 920
+    assert labels["none"] >= 180 and len(CASES) - labels["none"] >= 970
 
 
 def test_the_halves_are_split_by_source_and_about_equal() -> None:
@@ -55,12 +55,16 @@ def test_precision_and_recall(half: list[Case]) -> None:
     assert found.sure >= 0.33 * found.right, "sure of nothing is never wrong either"
 
 
-@pytest.mark.parametrize("change", [without_ranks, with_skew, with_counters])
+@pytest.mark.parametrize("change, lost", [
+    (without_ranks, 2),
+    (with_skew, 2),
+    (with_counters, 5),  # XFS, systemd-oomd, NFS, a fabric manager and a card that was never there are in no counter
+])  # fmt: skip
 def test_without_prefixes_with_clocks_that_differ_and_the_kernel_s_log_closed_the_causes_are_the_same(
-    change: Callable[[Case], Case],
+    change: Callable[[Case], Case], lost: int
 ) -> None:
     as_is, changed = score(CASES), score(CASES, change)
-    assert changed.right >= as_is.right - 2 and len(changed.fooled) <= len(as_is.fooled) + 2, changed.wrong
+    assert changed.right >= as_is.right - lost and len(changed.fooled) <= len(as_is.fooled) + 2, changed.wrong
 
 
 def test_without_the_kernels_log_no_other_cause_is_sure() -> None:

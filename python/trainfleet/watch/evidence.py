@@ -188,10 +188,11 @@ def _sign(who: str, text: str) -> Found | None:
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
-    if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), text[severe.end() :])) and found[0].firm:
-        return found
+    if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), rest := text[severe.end() :])) and found[0].firm:
+        return _reasoned(found, by, rest)
     if logged := LOGGED.match(text):
-        return _mild(first_sign((*by, "error"), text[logged.end() :])) or _implied(text[logged.end() :], by)
+        text = text[logged.end() :]
+        return _mild(_reasoned(first_sign((*by, "error"), text), by, text)) or _implied(text, by)
     text = stated(text)
     if not any(word in text for group in by for word in _words(group)):
         return _implied(text, by)

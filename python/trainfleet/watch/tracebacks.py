@@ -15,9 +15,11 @@ FRAMES = 8  # of each traceback, the innermost
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
 _BARE = re.compile(
-    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b(?: *$|:)"
-    r"|\w+\(\): |Fatal Python error: |Error: |error: "
+    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
+    r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
+_HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')  # a frame of a traceback whose head was cut off
+_DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
 _IN = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
@@ -76,6 +78,7 @@ class Tracebacks:
     link: str = ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
     aside: bool = False
     dropped: bool = False  # the open traceback is one that Python ignored
+    headless: bool = False  # the open traceback has no head, so perhaps no exception either
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
 
@@ -101,11 +104,15 @@ class Tracebacks:
         if _BARE.match(stripped := text.strip()):
             self._add(Block(line, index, [stripped], bare=True))
             return True
+        if _HEADLESS.match(text):
+            self._open("")
+            self.headless = True
+            return self._inside(line, index, text)
         return False
 
     def _open(self, text: str) -> None:
         self.frames.clear()
-        self.source = ""
+        self.source, self.headless = "", False
         before = text.partition(TRACEBACK)[0]
         self.base = len(before) - len(before.lstrip()) if not before.strip(" +|") or "traceback :" in before else 0
         if before.strip() == "Original":
@@ -123,6 +130,10 @@ class Tracebacks:
                 self.source = stripped
             return True
         self.base = None
+        if self.headless:
+            self.headless = False
+            if not _BARE.match(stripped) and not _DOTTED.match(stripped):
+                return False
         if not self.dropped:
             said = [stripped.lstrip("|+ ")]
             self._add(Block(line, index, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
