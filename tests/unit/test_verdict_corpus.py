@@ -29,14 +29,14 @@ UNTOUCHED = [case for case in CASES if case.untouched]
 
 
 def test_the_corpus_is_large_and_labelled() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) >= 1150
+    assert len({case.name for case in CASES}) == len(CASES) >= 1180
     for case in CASES:
         assert case.cause in (*CAUSES, "none"), case.name
         assert case.labels["from"], case.name
         assert case.lines, case.name
     labels = Counter(case.cause for case in CASES)
     assert set(CAUSES) - {"unknown"} <= set(labels), "every cause has a log"
-    assert labels["none"] >= 180 and len(CASES) - labels["none"] >= 970
+    assert labels["none"] >= 180 and len(CASES) - labels["none"] >= 1000
 
 
 def test_the_halves_are_split_by_source_and_about_equal() -> None:
@@ -75,8 +75,8 @@ def test_without_the_kernels_log_no_other_cause_is_sure() -> None:
 
 def test_logs_without_our_stamps_are_read_as_well() -> None:
     """What the watchdog and the backends saw is in no log of a stranger, and which of several nodes was first is not known."""
-    found = score(CASES, without_stamps)
-    assert found.precision >= 0.98 and found.recall >= 0.98 and len(found.fooled) <= 2, found.wrong
+    as_is, found = score(CASES), score(CASES, without_stamps)
+    assert found.precision >= 0.98 and found.right >= 0.99 * as_is.right and len(found.fooled) <= 2, found.wrong
     assert len(found.wrong_and_sure) <= 0.01 * found.sure, found.wrong_and_sure
 
 

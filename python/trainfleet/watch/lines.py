@@ -26,7 +26,7 @@ _PREFIX = re.compile(
     |\(\w+[ ]pid=\d+(?:,[ ]ip=[\d.]+)?\)[ ]
     |(?!(?:nvme|ib\d|eth|en|mlx|efa|rank|nd\d|mount))(?=[a-z\d.-]{0,60}\d[a-z\d.-]{0,60}:)(?!\d+:)
         [a-z\d][a-z\d.-]{0,99}:[ ](?=\S)(?!client_loop:|ssh[ ])
-    |\[\d+,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w.-]+)?\]<std(?:out|err)>:[ ]?
+    |(?:\w{3}[ ]\w{3}[ ]+\d+[ ][\d:]{8}[ ]\d{4})?\[(?:\d+,(?:mpirank:)?)?(?P<mpi>\d+)(?:,[\w.-]+)?\]<std(?:out|err)>:[ ]?
     |\[default\d+\]:
     |\[rank(?P<rank>\d+)\]:[ ]?
     |(?P<slurm>\d+):[ ](?=[ ]{2}|Traceback|\w)
