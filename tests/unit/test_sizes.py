@@ -48,7 +48,7 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
         met = replace(wish, **{key.lower(): float(message.split(f"{key}=")[1].split()[0])})
         assert answer(found, met).nodes  # what is offered can be met
     with pytest.raises(ConfigError, match=r"not within USD too: 2 days cost .* take"):
-        wish = Wish(days=2, usd=250_000, tokens=1e12)
+        wish = Wish(days=2, usd=260_000, tokens=1e12)
         answer(sizes(config(), wish, PRICE), wish)
     with pytest.raises(ConfigError, match="no list price"):
         sizes(config("fleet.instance_type=p5e.48xlarge"), Wish(usd=1, tokens=1e9), None)
