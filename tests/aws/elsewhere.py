@@ -6,16 +6,18 @@ ACCOUNT in the environment says where the account listens; `attach()` has this p
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "TRAINFLEET_TEST_ACCOUNT"
+METAL = Path(__file__).parent / "metal_types"
 SPEED = "TRAINFLEET_TEST_SPEED"  # how much faster than this machine's the account's clock goes, where it does
 
 
@@ -51,7 +53,6 @@ def served(account: Any) -> Iterator[str]:
 
 def attach() -> None:
     """From now on this process's requests to AWS go to the account that VARIABLE names."""
-    from trainfleet import hardware
     from trainfleet.cloud import calls, clock
 
     port, _, key = os.environ[VARIABLE].partition(":")
@@ -68,9 +69,8 @@ def attach() -> None:
     calls.send = send
     if speed := os.environ.get(SPEED):
         clock.sleep = lambda seconds: time.sleep(seconds / float(speed))
-        row = hardware.INSTANCE_TYPES["c7i.8xlarge"]  # instances are this machine's namespaces, and have its memory and cores
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
-        hardware.INSTANCE_TYPES[row.name] = replace(row, memory_gib=memory, vcpus=os.cpu_count() or 1)
+        os.environ["PYTHONPATH"] = f"{METAL}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # what a verb starts knows it too
+        runpy.run_path(str(METAL / "sitecustomize.py"))
 
 
 if __name__ == "__main__":

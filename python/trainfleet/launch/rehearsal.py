@@ -138,7 +138,8 @@ class Stage:
     def type(self, verb: str, name: str, words: str = "") -> subprocess.Popen[str]:
         """The process of a verb on the run called `name`."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "TRAINFLEET"))}
-        environment = inherited | {"PYTHONPATH": f"{self.folder / SITE}{os.pathsep}{CODE}", "NO_COLOR": "1"}
+        path = (str(self.folder / SITE), str(CODE), *filter(None, [os.environ.get("PYTHONPATH")]))
+        environment = inherited | {"PYTHONPATH": os.pathsep.join(path), "NO_COLOR": "1"}
         command = [*self.alone, sys.executable, "-m", "trainfleet", verb, f"SET=name={self.called(name)} {words}"]
         return subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True,
