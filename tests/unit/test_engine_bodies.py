@@ -38,7 +38,7 @@ def config_of(folder: Path, backend: str, instance_type: str = "p4d.24xlarge", n
     said = {
         "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "store": "s3://bkt/sets", "vocabulary_size": 340},
         "model": {"layers": 2, "hidden_size": 128, "heads": 64, "intermediate_size": 128}, "checkpoint": {"destination": "s3://bkt/c"},
-        "train": {"global_batch": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "bf16", "compile": False},
+        "train": {"global_batch": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "auto", "compile": False},
         "fleet": {"backend": backend, "nodes": nodes, "instance_type": instance_type, "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y",
                   "shared_folder": "s3://bkt/runs", "aws": {"region": "us-east-1"}, backend: own} | fleet,
     }  # fmt: skip
