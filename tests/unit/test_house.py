@@ -27,7 +27,7 @@ PRIVATE_TORCH = {
     "engine/world.py": {"torch._C._distributed_c10d"},
     "engine/tree.py": {"torch._C._distributed_c10d"},
     "engine/profile.py": {"torch._C._autograd"},
-    "engine/rounding.py": {"torch.distributed.tensor._utils"},
+    "engine/updates.py": {"torch.distributed.tensor._utils"},
     "engine/parallel/blocks.py": {"torch._functorch"},
     "devices/cpu.py": {"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"},
     "devices/cuda.py": {

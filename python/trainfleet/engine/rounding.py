@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from .updates import Groups
+from .updates import Groups, part_of
 
 CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
 WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
@@ -117,10 +116,7 @@ def mixed(x: Tensor) -> Tensor:
 
 def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
     """Which rows [R, 1] and columns [1, C] of the whole parameter this rank has; a vector is one column."""
-    size: tuple[int, ...] = tuple(parameter.shape)
-    start: tuple[int, ...] = (0, 0)
-    if isinstance(parameter, DTensor):
-        size, start = compute_local_shape_and_global_offset(size, parameter.device_mesh, parameter.placements)
+    size, start = part_of(parameter)
     (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]
     rows = torch.arange(row, row + height, dtype=torch.int32, device=parameter.device)
     columns = torch.arange(column, column + width, dtype=torch.int32, device=parameter.device)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Groups = Iterable[dict[str, Any]]
 # Newton-Schulz's coefficients: a quintic whose slope at 0 is as steep as it can be (Jordan 2024, "Muon").
@@ -165,10 +166,24 @@ def orthogonal(matrices: Tensor, format: torch.dtype = torch.float32) -> Tensor:
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """The whole matrix, divided as `like` is."""
+    """The matrix, which every rank has whole, divided as `like` is; nothing is sent.
+
+    distribute_tensor of torch 2.9 gives ranks other parts than theirs where one side is divided twice, as by FSDP what tensor
+    parallelism has divided.
+    """
     if not isinstance(like, DTensor):
         return matrix
-    return distribute_tensor(matrix, like.device_mesh, like.placements)
+    (rows, columns), (row, column) = part_of(like)
+    part = matrix[row : row + rows, column : column + columns]
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of this rank's part of a tensor, and where in the whole it begins."""
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape), (0,) * tensor.ndim
+    size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return size, start
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -90,10 +90,16 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 
 
 class Linked(PipelineStage):
-    """torch's stage, whose neighbours first exchange a number of one type.
+    """torch's stage; its neighbours first exchange a number of one type, and its first step draws as many random numbers as any.
 
-    torch 2.9 sends int64 there and receives fp32, which gloo refuses by ending the process (8 bytes for 4).
+    torch 2.9 sends int64 there and receives fp32, which gloo refuses by ending the process (8 bytes for 4). And 2.9 to 2.11 run a
+    stage once to learn its shapes, with its dropout: a resumed run would go on with other random numbers.
     """
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        devices = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(devices, device_type=self.device.type):
+            return super()._prepare_forward_infra(*args, **kwargs)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         found: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
