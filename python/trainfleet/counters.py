@@ -1,13 +1,16 @@
 """What the counters and states of a node say of a failure that the kernel would have told: everybody may read these.
 
 Files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac, sysfs-fs-ext4, sysfs-class-nvme;
-EFA's hw_counters, drivers/infiniband/hw/efa/efa_verbs.c; Neuron's sysfs guide), /proc/self/mounts, and nvidia-smi, which names
-the GPU that is lost or needs a reset (nvmlDeviceGpuRecoveryAction_t). Standard library only.
+EFA's hw_counters, drivers/infiniband/hw/efa/efa_verbs.c; Neuron's sysfs guide), /proc/self/mounts, the folders mounted there (XFS
+that has shut down opens nothing: xfs_file_open in fs/xfs/xfs_file.c), and nvidia-smi, which names the GPU that is lost or needs a
+reset (nvmlDeviceGpuRecoveryAction_t). Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -22,6 +25,7 @@ COUNTS = (  # each holds a count, or ends with the sum of several
 )
 NVME = "sys/class/nvme/nvme*/state"
 MOUNTS = "proc/self/mounts"
+DEVICES, NVIDIA = "sys/bus/pci/devices/*", "sys/module/nvidia"
 SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,gpu_recovery_action", "--format=csv,noheader")
 TIMEOUT = 10.0  # seconds: with many GPUs and no persistence it takes a few
 MOST = 16  # lines
@@ -39,14 +43,14 @@ class Counters:
         self.counts, self.states = _counts(root), _states(root)
 
     def words(self) -> list[str]:
-        """What has risen or changed for the worse since then, and the GPUs that are lost or need a reset now."""
+        """What has risen or changed for the worse since then, and the GPUs that did not come up, are lost or need a reset now."""
         risen = [
             f"counters: {name}: {count - self.counts.get(name, count)} more"
             for name, count in _counts(self.root).items()
             if count > self.counts.get(name, count)
         ]
         changed = [f"counters: {state}" for state in sorted(_states(self.root) - self.states)]
-        return [*risen, *changed, *_gpus()][:MOST]
+        return [*risen, *changed, *_without_driver(self.root), *_gpus()][:MOST]
 
 
 def _counts(root: Path) -> dict[str, int]:
@@ -63,7 +67,7 @@ def _counts(root: Path) -> dict[str, int]:
 
 
 def _states(root: Path) -> set[str]:
-    """Disks that don't answer and file systems that may not be written, in words."""
+    """Disks that don't answer and file systems that may not be written or have failed, in words."""
     found = set()
     for path in root.glob(NVME):
         with contextlib.suppress(OSError):
@@ -74,6 +78,28 @@ def _states(root: Path) -> set[str]:
             device, folder, _, options, *_ = [*line.split(), "", "", "", ""]
             if device.startswith("/dev/") and options.split(",")[0] == "ro":
                 found.add(f"{folder} is read-only now")
+            elif device.startswith("/dev/") and _is_broken(root / folder.lstrip("/")):
+                found.add(f"{folder} answers with an input/output error")
+    return found
+
+
+def _is_broken(folder: Path) -> bool:
+    """Whether a mounted folder can't be opened because its file system has failed."""
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError as error:
+        return error.errno == errno.EIO
+    return False
+
+
+def _without_driver(root: Path) -> list[str]:
+    """NVIDIA's GPUs (class 0x03 of vendor 0x10de) that no driver holds though theirs is loaded: it has tried and failed."""
+    found = []
+    for path in root.glob(DEVICES) if (root / NVIDIA).exists() else ():
+        with contextlib.suppress(OSError):
+            kind = (path / "vendor").read_text().strip(), (path / "class").read_text()[:4]
+            if kind == ("0x10de", "0x03") and not (path / "driver").is_symlink():
+                found.append(f"counters: pci {path.name} has no driver")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -180,6 +181,7 @@ def test_a_process_that_was_killed_where_the_node_counts_one_for_memory_lacked_m
 
 @pytest.mark.parametrize("words, expected", [
     ("counters: pci 0000:17:00.0 aer_dev_fatal: 1 more", "hardware"),
+    ("counters: pci 0000:b3:00.0 has no driver", "hardware"),
     ("counters: edac mc0 ue_count: 1 more", "hardware"),
     ("counters: neuron neuron3 mem_ecc_uncorrected: 2 more", "hardware"),
     ("nvidia-smi: GPU 00000000:44:00.0: recovery action Reset", "hardware"),
@@ -187,6 +189,7 @@ def test_a_process_that_was_killed_where_the_node_counts_one_for_memory_lacked_m
     ("counters: efa efa_2 no_completion_cmds: 1 more", "fabric"),
     ("counters: nvme nvme1 is resetting", "disk"),
     ("counters: /data is read-only now", "disk"),
+    ("counters: /data answers with an input/output error", "disk"),
 ])  # fmt: skip
 def test_counters_speak_where_the_kernels_log_is_closed(words: str, expected: str) -> None:
     victim = "rank 0  10:00:00.000 | RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1"
@@ -219,6 +222,36 @@ def test_counters_tell_what_rose_or_went_bad_since_they_were_first_read(tmp_path
         "counters: neuron neuron3 mem_ecc_uncorrected: 2 more", "counters: nvme nvme1 is dead",
         "counters: pci 0000:17:00.0 aer_dev_fatal: 1 more",
     ]  # fmt: skip
+
+
+def test_a_file_system_that_has_shut_down_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(
+        tmp_path,
+        counters.MOUNTS,
+        "/dev/nvme1n1 /data xfs rw,relatime 0 0\n/dev/root / ext4 rw 0 0\n/dev/gone /gone ext4 rw 0 0\n",
+    )
+    put(tmp_path, "data/file", "")
+    monkeypatch.setattr(counters, "SMI", ("no-such-program",))
+    before, plain = Counters(tmp_path), os.open
+
+    def opened(path: Path, *rest: int) -> int:
+        if Path(path) == tmp_path / "data":
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(path, *rest)
+
+    monkeypatch.setattr(counters.os, "open", opened)
+    assert before.words() == ["counters: /data answers with an input/output error"]
+
+
+def test_a_gpu_that_never_came_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "SMI", ("no-such-program",))
+    for name, vendor in (("0000:b3:00.0", "0x10de"), ("0000:b4:00.0", "0x10de"), ("0000:00:03.0", "0x1d0f")):
+        put(tmp_path, f"sys/bus/pci/devices/{name}/vendor", f"{vendor}\n")
+        put(tmp_path, f"sys/bus/pci/devices/{name}/class", "0x030200\n")
+    (tmp_path / "sys/bus/pci/devices/0000:b4:00.0/driver").symlink_to("../../drivers/nvidia")
+    assert Counters(tmp_path).words() == [], "no driver is loaded: a node of CPUs, or one whose set-up is not done"
+    put(tmp_path, "sys/module/nvidia/refcnt", "0\n")
+    assert Counters(tmp_path).words() == ["counters: pci 0000:b3:00.0 has no driver"]
 
 
 def test_gpus_that_are_lost_or_need_a_reset_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

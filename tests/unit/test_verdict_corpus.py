@@ -55,12 +55,12 @@ def test_precision_and_recall(half: list[Case]) -> None:
     assert found.sure >= 0.33 * found.right, "sure of nothing is never wrong either"
 
 
-@pytest.mark.parametrize("half, lost", [(JUDGING, 2), (TUNED, 5)], ids=["judging", "tuned"])
+@pytest.mark.parametrize("half, lost", [(JUDGING, 2), (TUNED, 2)], ids=["judging", "tuned"])
 @pytest.mark.parametrize("change", [without_ranks, with_skew, with_counters])
 def test_without_prefixes_with_clocks_that_differ_and_the_kernel_s_log_closed_the_causes_are_the_same(
     change: Callable[[Case], Case], half: list[Case], lost: int
 ) -> None:
-    """Five of the tuned half are lost: XFS, systemd-oomd, NFS, a fabric manager and a card that never came up have no counter."""
+    """Three of all are lost: systemd-oomd, NFS and a fabric manager have no counter."""
     as_is, changed = score(half), score(half, change)
     assert changed.right >= as_is.right - lost and len(changed.fooled) <= len(as_is.fooled) + 2, changed.wrong
 

@@ -145,6 +145,8 @@ COUNTED = (
     (re.compile(r".*nvme (nvme\d+): controller is down.*"), r"counters: nvme \1 is resetting"),
     (re.compile(r".*EXT4-fs error \(device (\S+)\).*"), r"counters: ext4 \1 errors_count: 1 more"),
     (re.compile(r".*Remounting filesystem read-only.*"), "counters: /data is read-only now"),
+    (re.compile(r".*NVRM: The NVIDIA probe routine failed for .*"), "counters: pci 0000:b3:00.0 has no driver"),
+    (re.compile(r".*XFS \(\S+\): .*[Ss]hutting down filesystem.*"), "counters: /data answers with an input/output error"),
 )  # fmt: skip
 
 

@@ -139,7 +139,9 @@ class Muon(Update):
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
-        return gradient.lerp(state["momentum"], beta)
+        ahead = gradient.lerp(state["momentum"], beta)
+        # torch 2.9 gives it other placements than its arguments', where FSDP divides what tensor parallelism has divided.
+        return joined(ahead.to_local(), parameter) if isinstance(ahead, DTensor) else ahead
 
 
 def is_flat(matrix: Tensor) -> bool:
@@ -166,15 +168,16 @@ def orthogonal(matrices: Tensor, format: torch.dtype = torch.float32) -> Tensor:
 
 
 def placed(matrix: Tensor, like: Tensor) -> Tensor:
-    """The matrix, which every rank has whole, divided as `like` is; nothing is sent.
-
-    distribute_tensor of torch 2.9 gives ranks other parts than theirs where one side is divided twice, as by FSDP what tensor
-    parallelism has divided.
-    """
+    """The matrix, which every rank has whole, divided as `like` is; nothing is sent."""
     if not isinstance(like, DTensor):
         return matrix
     (rows, columns), (row, column) = part_of(like)
-    part = matrix[row : row + rows, column : column + columns]
+    return joined(matrix[row : row + rows, column : column + columns], like)
+
+
+def joined(part: Tensor, like: Tensor) -> DTensor:
+    """The tensor of which each rank has such a part, divided as `like` is."""
+    assert isinstance(like, DTensor)
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
