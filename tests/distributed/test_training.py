@@ -132,7 +132,8 @@ def test_hosts_of_unlike_cpus_agree_on_a_precision() -> None:
         )
         for rank, kind in enumerate(("native", "not"))
     ]
-    assert [process.communicate(timeout=100)[0] for process in started] == ["torch.float32\n"] * 2
+    said = [process.communicate(timeout=100)[0] for process in started]
+    assert [words.splitlines()[-1] for words in said] == ["torch.float32"] * 2  # gloo of torch 2.9 speaks before
 
 
 def test_ranks_that_do_not_find_the_planned_device_end_the_run(bench: Bench) -> None:
