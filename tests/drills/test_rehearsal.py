@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,29 +23,36 @@ def cockpit(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> Iterator[Coc
     assert not (nodes.shared / "trainfleet" / "rehearsal").exists()
 
 
-def is_gone(cockpit: Cockpit) -> bool:
-    return not (cockpit.nodes.shared / "trainfleet" / "rehearsal").exists() and not cockpit.leftovers()
+def left(cockpit: Cockpit) -> list[str]:
+    """What is still there of a rehearsal: its folder, and processes of any node."""
+    folder = cockpit.nodes.shared / "trainfleet" / "rehearsal"
+    return [*([str(folder)] if folder.exists() else []), *cockpit.leftovers()]
 
 
-@pytest.mark.timeout(300)
-def test_after_kill_9_the_hosts_put_all_back_themselves(cockpit: Cockpit) -> None:
+def begin(cockpit: Cockpit) -> subprocess.Popen[str]:
+    """A rehearsal whose run trains that a fault is about to meet."""
     process = cockpit.start("rehearse", "FAULTS=rank-stopped", "YES=1")
-    shared = cockpit.nodes.shared / "trainfleet" / "rehearsal" / "runs"
-    cockpit.until("the fault", lambda: (shared / "rehearsal-rank-stopped" / "metrics.jsonl").exists(), 120)
+    metrics = cockpit.nodes.shared / "trainfleet" / "rehearsal" / "runs" / "rehearsal-rank-stopped" / "metrics.jsonl"
+    cockpit.until("the fault", lambda: metrics.exists() or process.poll() is not None, 200)
+    assert process.poll() is None, process.communicate()[0]
+    return process
+
+
+@pytest.mark.timeout(400)
+def test_after_kill_9_the_hosts_put_all_back_themselves(cockpit: Cockpit) -> None:
+    process = begin(cockpit)
     process.kill()
     process.communicate()
-    cockpit.until("all is put back", lambda: is_gone(cockpit), 120)
+    cockpit.until("all is put back", lambda: not left(cockpit), 120)
 
 
 @pytest.mark.timeout(400)
 def test_after_ctrl_c_all_is_put_back_before_it_ends(cockpit: Cockpit) -> None:
-    process = cockpit.start("rehearse", "FAULTS=rank-stopped", "YES=1")
-    shared = cockpit.nodes.shared / "trainfleet" / "rehearsal" / "runs"
-    cockpit.until("the fault", lambda: (shared / "rehearsal-rank-stopped" / "metrics.jsonl").exists(), 200)
+    process = begin(cockpit)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that it runs
     said = process.communicate(timeout=150)[0]
     assert process.returncode != 0 and "Traceback" not in said, said
-    assert is_gone(cockpit), said
+    assert not (found := left(cockpit)), "\n".join([said, *found])
 
 
 @pytest.mark.timeout(400)
@@ -83,5 +91,5 @@ def test_every_promise_is_kept_on_four_hosts(cockpit: Cockpit, faults: str, tell
     tell(said)
     kept = {line.split()[0] for line in said.splitlines() if line.endswith(" kept")}
     assert kept == set(faults.split()), said
-    cockpit.until("all is put back", lambda: is_gone(cockpit), 30)
+    cockpit.until("all is put back", lambda: not left(cockpit), 30)
     assert "refused" not in cockpit.type("doctor")

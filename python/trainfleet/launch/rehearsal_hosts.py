@@ -60,9 +60,9 @@ setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""
-LINK = "TRAINFLEET_LINK"  # in the environment of what keeps a link so
-FREE = """for _ in $(seq 50); do
-p=$(grep -Fsxzl -e {link} /proc/[0-9]*/environ | cut -d / -f 3)
+LINK, WATCH = "TRAINFLEET_LINK", "TRAINFLEET_GUARD"  # in the environment of what keeps a link so, and of a host's guard
+END = """for _ in $(seq 50); do
+p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
 [ -n "$p" ] || break
 kill $p 2> /dev/null; sleep 0.1
 done"""
@@ -127,11 +127,15 @@ class HostStage(Stage):
         return "" if said == STRUCK else " ".join(said.split())
 
     def free(self) -> None:
-        self.on_all(FREE.format(link=self.link))
+        self.on_all(END.format(mark=self.link))
 
     @property
     def link(self) -> str:
         return shlex.quote(f"{LINK}={self.shared}")
+
+    @property
+    def guard(self) -> str:
+        return shlex.quote(f"{WATCH}={self.shared}")
 
     def lose_head(self, name: str) -> str:
         self.on_head(jobs.fence(self.mark(name), launchers=True))
@@ -144,14 +148,16 @@ class HostStage(Stage):
     def end_all(self) -> str:
         """A shell's words that end these runs on a host, launchers first, and forget its part in them."""
         ends = [f"( {jobs.fence(self.mark(name), launchers=True)} )" for name in self.names]
-        return "\n".join([*ends, FREE.format(link=self.link), self.unmount, f"rm -f {jobs.JOBS}/$(uname -n)/{PREFIX}*"])
+        return "\n".join([*ends, END.format(mark=self.link), self.unmount, f"rm -f {jobs.JOBS}/$(uname -n)/{PREFIX}*"])
 
     def put_back(self) -> None:
         """BackendError where a host could not be put back; by host."""
         folder = shlex.quote(self.shared)
+        self.transport.run(self.end_all(), timeout=TIMEOUT)
+        # Once more: a launcher may have had another host start its part just before its own end.
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
-        remove = REMOVE.format(folder=folder)
-        failed |= self.transport.run(remove, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed
+        failed |= self.transport.run(REMOVE.format(folder=folder), timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed
+        failed |= self.transport.run(END.format(mark=self.guard), timeout=TIMEOUT).failed  # last: until now they are needed
         if failed:
             raise BackendError(by_host("not everything is put back", failed), next=f"rm -rf {folder} there; make doctor")
 
@@ -236,7 +242,7 @@ def _furnish(made: HostStage, config: Config) -> None:
     _require(made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).failed)
     keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
     made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
-    made.on_all(f"touch {folder}/sign; setsid sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &")
+    made.on_all(f"touch {folder}/sign; setsid env {made.guard} sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &")
     text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config), steps=LONGER)
     furnish(made.folder, {"config.yaml": text.encode()})
 
@@ -266,4 +272,4 @@ def _require(failed: Mapping[Host, object]) -> None:
 def _live(made: HostStage, over: threading.Event) -> None:
     """Shows that this process lives, until `over`."""
     while not over.wait(SIGN):
-        made.transport.run(f"touch {shlex.quote(made.shared)}/sign", timeout=SIGN, hosts=made.transport.hosts[:1])
+        made.transport.run(f"touch -c {shlex.quote(made.shared)}/sign", timeout=SIGN, hosts=made.transport.hosts[:1])
