@@ -15,21 +15,35 @@ from pathlib import Path
 from .errors import RunError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SUPERVISOR = "TRAINFLEET_SUPERVISOR"  # the pid of the supervisor, in the environment of all that it runs
 
 
-def die_with_parent() -> None:
+def die_with_parent(ancestor: str | None = None) -> None:
     """Makes the kernel kill this process when its parent dies, however that happens.
 
     The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel can be relied on to end it.
+    `ancestor`: a pid that is above this process as long as its parent lives, for one that has loaded torch before it calls this:
+    its parent may be dead already.
     On other systems than Linux a thread checks twice a second for a change of parent.
     """
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died between the two calls
+        if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):  # it died before the call above
             os._exit(1)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _is_below(ancestor: int) -> bool:
+    """Whether a process is this one's parent, or above that; also where /proc does not say."""
+    above = os.getppid()
+    try:
+        while above not in (0, ancestor):
+            above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # no /proc, or one that hides other users' processes (hidepid): a rank that trains is not to end by mistake
+        return True
+    return above == ancestor
 
 
 def _watch_parent(parent: int) -> None:

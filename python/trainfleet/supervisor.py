@@ -36,7 +36,7 @@ from .kernel import Kernel
 from .node_log import Log, say, stamp
 from .output import hide_bytes
 from .presence import announce
-from .processes import die_with_parent, identity, signal_group
+from .processes import SUPERVISOR, die_with_parent, identity, signal_group
 from .runs import Run
 from .runs import scratch as scratch_of
 from .uplink import uplink_for
@@ -167,6 +167,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     """The command's exit code (128 + n for signal n), once no process of it is left. `grace`: seconds from SIGTERM to SIGKILL."""
     kernel, folder = Kernel(), file.path.parent.parent
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
+    environment[SUPERVISOR] = str(os.getpid())
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
     pass_on(child, Run(folder) if TORCHRUN in command else None, grace, file.path)

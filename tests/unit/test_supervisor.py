@@ -324,3 +324,33 @@ def test_one_that_ends_late_leaves_the_scratch_of_its_successor(tmp_path: Path) 
         where.unlink()  # the successor begins
         where.symlink_to(later)
     assert where.readlink() == later
+
+
+AGENT = """
+import os, subprocess, sys, time
+if sys.argv[1:] == ["rank"]:
+    time.sleep(float(os.environ["LOADS"]))  # as a rank loads torch
+    from trainfleet.processes import SUPERVISOR, die_with_parent
+    die_with_parent(os.environ.get(SUPERVISOR))
+    print("trains", flush=True)
+    time.sleep(60)
+with open("rank.log", "w") as log:
+    rank = subprocess.Popen([sys.executable, __file__, "rank"], start_new_session=True, stdout=log, stderr=log)
+print("rank", rank.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("loads", [0, 2], ids=["trains", "loads"])
+def test_a_rank_dies_with_its_agent_even_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "LOADS", str(loads))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT)
+    process = supervise(log := tmp_path / "logs" / "node-0.log", sys.executable, "agent.py")
+    rank = int(re.findall(r"rank (\d+)", await_text(log, "| rank"))[0])
+    if not loads:
+        await_text(tmp_path / "rank.log", "trains")
+    process.kill()
+    process.wait(10)
+    await_gone(rank)
+    assert (tmp_path / "rank.log").read_text() == ("" if loads else "trains\n")

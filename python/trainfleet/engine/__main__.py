@@ -27,7 +27,7 @@ from ..errors import RunError, TrainfleetError
 from ..heartbeat import Heart
 from ..loggers import Loggers
 from ..output import install
-from ..processes import die_with_parent
+from ..processes import SUPERVISOR, die_with_parent
 from ..runs import Run
 from . import generate, notices, search
 from .batches import samples_for
@@ -45,7 +45,7 @@ TRACEBACK_LINES = 12
 
 def main(arguments: list[str]) -> int:
     loaded = time.time()
-    die_with_parent()
+    die_with_parent(os.environ.get(SUPERVISOR))
     rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
     run = Run(Path(arguments[0]), events.node(node, order))
     try:
