@@ -28,6 +28,7 @@ PRIVATE = {
     "_get_default_store": "the store in which the ranks met",
     "_modules": "nn.Module: a copy of a module that lacks some of its children",
     "_parameters": "nn.Module: which module owns a parameter",
+    "_prepare_forward_infra": "PipelineStage: learns shapes by running the stage once, with its dropout",
 }
 # Names that begin alike and are ours, or the standard library's.
 OURS = {"_exit", "_replace", "_asdict", "_fields"}

@@ -99,7 +99,7 @@ class Division(Held):
         self.tie: Tie | None = None
         self.pipeline: Pipeline | None = None
         if mesh.layout.pipeline > 1:
-            self.pipeline = Pipeline(stages, mesh, self.micro_batches, device.torch_device)
+            self.pipeline = Pipeline(stages, mesh, self.micro_batches, device)
             self.tie = Tie(model, tied, mesh) if tied else None
 
     def listen(self, watch: Stopwatch) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
+from ...devices import Device
 from ...models.network import Network
 from .gradients import local, scaled
 from .mesh import Mesh
@@ -96,10 +97,16 @@ class Linked(PipelineStage):
     stage once to learn its shapes, with its dropout: a resumed run would go on with other random numbers.
     """
 
+    def __init__(self, module: nn.Module, number: int, count: int, device: Device, group: dist.ProcessGroup) -> None:
+        super().__init__(module, number, count, device.torch_device, group=group)
+        self.generators = device.generators()
+
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        devices = [] if self.device.type == "cpu" else [self.device]
-        with torch.random.fork_rng(devices, device_type=self.device.type):
-            return super()._prepare_forward_infra(*args, **kwargs)
+        states = [generator.get_state() for generator in self.generators]
+        found = super()._prepare_forward_infra(*args, **kwargs)
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+        return found
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         found: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
@@ -111,12 +118,12 @@ class Linked(PipelineStage):
 class Pipeline:
     """The stages of this rank, and the passes of a whole step through all of them."""
 
-    def __init__(self, stages: list[Stage], mesh: Mesh, micro_batches: int, device: torch.device) -> None:
+    def __init__(self, stages: list[Stage], mesh: Mesh, micro_batches: int, device: Device) -> None:
         layout = mesh.layout
         count = layout.pipeline * layout.interleave
         numbers = numbers_of(mesh)
         group = mesh.group("pipeline")
-        made = [Linked(stage, number, count, device, group=group) for stage, number in zip(stages, numbers, strict=True)]
+        made = [Linked(stage, number, count, device, group) for stage, number in zip(stages, numbers, strict=True)]
         self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
         self.head = stages[-1].part
         self.reduction = "mean"
