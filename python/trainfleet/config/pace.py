@@ -11,6 +11,7 @@ from .types import Config
 from .work import Device, Host, Work
 
 CPU_EFFICIENCY, CPU_ATTENTION = 1.0, 0.095  # of what products were measured to reach; torch's attention is far slower
+CPU_THREADS = 0.93  # of its cores' speed that a rank of several reaches: most of a small model's operations are short
 CPU_MEMORY, LOOPBACK = 10e9, 1.5e9  # bytes/s of a core, and of a rank's exchange with another by gloo
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
@@ -66,6 +67,7 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
 def local_cpu(config: Config) -> Device:
     """A rank's share of this machine's cores."""
     share = hardware.local_cores() / config.world_size
+    share *= CPU_THREADS if share > 1 else 1.0
     measured = cpu_speed.of_this_machine()
     flops = {format: measured.rate(format) * share for format in ("fp32", "bf16", "fp16")}
     return Device("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY,

@@ -16,12 +16,12 @@ class Host:
     launch: float = 1.7e-6  # per operation
     weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
     logits: float = 90.0  # bytes per logit in the loss
-    sliced: float = 0.0175  # per block under tensor parallelism: DTensor's dispatch
-    gathered: float = 1e-3  # per block whose weights FSDP gathers
+    sliced: float = 0.0275  # per block under tensor parallelism: DTensor's dispatch, and ranks that wait for each other
+    gathered: float = 2.5e-3  # per block whose weights FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
-    passed: float = 4.6e-3  # per micro-batch at a pipeline stage
+    passed: float = 1e-3  # per micro-batch at a pipeline stage
     agreed: float = 8e-3  # per step of a pipeline: gradient norm and gradients of tied weights
-    straightened: float = 1e-3  # per sharded matrix that Muon gathers
+    straightened: float = 1.25e-3  # per sharded matrix that Muon gathers
 
 
 @dataclass(frozen=True)
