@@ -20,10 +20,10 @@ for version in "$@"; do
   if [ ! -e "$environment/ready" ]; then
     python3 -m venv --clear "$environment"
     "$environment/bin/python" -m pip install -q --no-cache-dir "torch==$version"
-    site=$("$environment/bin/python" -c 'import site; print(site.getsitepackages()[0])')
-    .venv/bin/python -c 'import site; print(site.getsitepackages()[0])' > "$site/zz-trainfleet.pth" # searched last: its torch is not taken
     touch "$environment/ready"
   fi
+  site=$("$environment/bin/python" -c 'import site; print(site.getsitepackages()[0])')
+  .venv/bin/python -c 'import site; print(site.getsitepackages()[0])' > "$site/zz-trainfleet.pth" # searched last: its torch is not taken
   found=$("$environment/bin/python" -c 'import torch; print(torch.__version__.partition("+")[0])')
   [ "$found" = "$version" ] || { echo "$environment has torch $found and not $version; remove it" >&2; exit 1; }
   "$environment/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}" 2>&1 | tee "$folder/$version.log" || failed+=("$version")
