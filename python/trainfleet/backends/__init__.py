@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..config import Config, Terms
 from .base import Backend, Can
-from .batch import Batch
-from .ec2 import Ec2
-from .local import Local
-from .sagemaker import SageMaker
-from .slurm import Slurm
-from .ssh import Ssh
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .local import Local
+    from .sagemaker import SageMaker
+    from .slurm import Slurm
+    from .ssh import Ssh
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "lingers", "terms_of"]
 
-BACKENDS: dict[str, type[Local | Ssh | Slurm | Batch | SageMaker]] = {
-    backend.name: backend for backend in (Local, Ssh, Ec2, Slurm, Batch, SageMaker)
-}
+CLASSES = {"local": "Local", "ssh": "Ssh", "ec2": "Ec2", "slurm": "Slurm", "batch": "Batch", "sagemaker": "SageMaker"}
+
+
+class Backends(Mapping[str, "type[Local | Ssh | Slurm | Batch | SageMaker]"]):
+    """The class of each backend by its name. Only those that are asked for are loaded, as all take a third of a verb's time."""
+
+    def __getitem__(self, name: str) -> type[Local | Ssh | Slurm | Batch | SageMaker]:
+        found: type[Local | Ssh | Slurm | Batch | SageMaker] = getattr(import_module(f".{name}", __name__), CLASSES[name])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CLASSES)
+
+    def __len__(self) -> int:
+        return len(CLASSES)
+
+
+BACKENDS = Backends()
 
 
 @functools.cache
@@ -31,7 +49,7 @@ def backend_of(config: Config) -> Backend:
 
 def lingers(config: Config) -> float:
     """Hours for which nodes are paid after a launch has ended: ec2's stop themselves after fleet.idle_minutes."""
-    if config.fleet.backend != Ec2.name:
+    if config.fleet.backend != "ec2":
         return 0.0
     return math.inf if config.fleet.idle_minutes is None else config.fleet.idle_minutes / 60
 

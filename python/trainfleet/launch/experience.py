@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from ..config import Config, load_resolved
@@ -56,14 +58,22 @@ def _medians(lessons: list[Lesson]) -> dict[str, float]:
 
 def _lessons(config: Config) -> Iterator[Lesson]:
     """What the newest runs on the hardware of `config` teach."""
-    folders = sorted(RUNS.glob("*/results.json"), key=lambda path: path.stat().st_mtime, reverse=True)[:NEWEST]
-    for path in folders:
-        with suppress(TrainfleetError, OSError):  # a folder that can't be read teaches nothing
-            run = Run(path.parent)
-            results, other = run.read_results(), load_resolved(run.config)
-            lines = list(run.read_metrics()) if run.metrics.is_file() and run.metrics.stat().st_size <= LARGEST else []
-            if _is_on_same(config, other) and (lesson := _lesson(other, results, lines)):
-                yield lesson
+    written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
+    for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
+        lesson = _read(folder, written[folder])
+        if lesson and _is_on_same(config, lesson.config):
+            yield lesson
+
+
+@functools.cache
+def _read(folder: Path, written: int) -> Lesson | None:
+    """The lesson of a run, read once for as long as its results are those; None where it can't be read."""
+    with suppress(TrainfleetError, OSError):
+        run = Run(folder)
+        results, config = run.read_results(), load_resolved(run.config)
+        lines = list(run.read_metrics()) if run.metrics.is_file() and run.metrics.stat().st_size <= LARGEST else []
+        return _lesson(config, results, lines)
+    return None
 
 
 def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | None:
