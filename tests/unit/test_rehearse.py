@@ -257,16 +257,22 @@ def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     run, unbroken = Run(tmp_path / "runs" / "a-rehearsal"), make_run(tmp_path / "whole")
     outcomes = [
         Outcome("rank-killed", 1.4, "killed", True, 10, 18.0, True),
-        Outcome("nan", 3.0, "hang", False, 0, None, False, 2, ("the verdict was hang, not nan", "2 processes were <left> over")),
+        Outcome(
+            "nan", 3.0, "hang", False, equal=False, left=2, broken=("the verdict was hang", "2 <left>"), what="no number & more"
+        ),
         Outcome("link-cut", skipped="these nodes share their links"),
     ]
     write(run, unbroken.folder, "local", outcomes)
     text = html.write(run).read_text()
     assert "1 of 2 faults were survived as promised, 1 not played here" in text
-    assert '<tr class="broken"><td colspan="1">nan</td>' in text and "hang, wrong" in text and "not equal" in text
-    assert "BROKEN: the verdict was hang, not nan; 2 processes were &lt;left&gt; over" in text
+    assert '<span class="badge failed">promises broken</span>' in text
+    assert '<tr class="broken"><td colspan="1">nan<small>no number &amp; more</small></td>' in text
+    assert "hang, wrong" in text and "not equal" in text
+    assert "BROKEN: the verdict was hang; 2 &lt;left&gt;" in text
     assert '<td colspan="7">not played here: these nodes share their links</td>' in text
     assert "make rehearse" in text and "make sample" not in text
+    write(run, unbroken.folder, "local", outcomes[::2])
+    assert '<span class="badge finished">promises kept</span>' in html.write(run).read_text()
     run.rehearsal.write_text('{"backend": "local", "outcomes": [{"name": 3}]}')
     with pytest.raises(InputError, match="outcomes"):
         html.write(run)

@@ -79,10 +79,10 @@ class Fault:
 def rehearse(fault: Fault, stage: Stage) -> Outcome:
     """What became of a fault, or why it could not be played."""
     if why := stage.lacking.get(fault.name):
-        return Outcome(fault.name, skipped=why)
+        return Outcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
     broken = (*outcome.broken, *([f"{len(left)} {stage.things} were left over"] if left else []))
-    return replace(outcome, left=len(left), broken=broken)
+    return replace(outcome, left=len(left), broken=broken, what=fault.what)
 
 
 def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Outcome]:

@@ -36,13 +36,13 @@ CAPTIONS = {
 
 def write(run: Run) -> Path:
     """report.html of a run, written anew from its folder as it is now."""
-    history = read(run)
+    history, rehearsed = read(run), rehearsal.read(run)
     formula = history.results.get("mfu_formula")
     formula = f"{escape(formula)}<br>" if formula else ""
     parts = [
-        _header(history),
+        _header(history, rehearsed),
         *_verdicts(history),
-        _rehearsal(history),
+        _rehearsal(rehearsed) if rehearsed else "",
         *([_tiles(history), _pair(*_figures(plots.figures(history), CAPTIONS))] if history.metrics else []),
         _stages(history),
         *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
@@ -71,7 +71,7 @@ def _section(title: str, body: str, kind: str = "") -> str:
     return f'<section class="{kind}"><h2>{escape(title)}</h2>{body}</section>'
 
 
-def _header(history: History) -> str:
+def _header(history: History, rehearsed: rehearsal.Rehearsal | None) -> str:
     results, facts = history.results, []
     model, nodes, world = results.get("model") or {}, results.get("nodes"), results.get("world_size")
     if model.get("parameters"):
@@ -83,8 +83,10 @@ def _header(history: History) -> str:
         facts.append(f"started {moment(history.started)} UTC")
     if history.status == "running" and history.seconds_left:
         facts.append(f"{duration(history.seconds_left)} left")
-    kind = history.status if history.status in BADGES else "unknown"
-    badge = f'<span class="badge {kind}">{escape(history.status)}</span>'
+    kind, word = history.status if history.status in BADGES else "unknown", history.status
+    if rehearsed:
+        kind, word = ("failed", "promises broken") if rehearsed.is_broken else ("finished", "promises kept")
+    badge = f'<span class="badge {kind}">{escape(word)}</span>'
     return f"<header><h1>{escape(history.run.name)} {badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
 
 
@@ -99,26 +101,24 @@ def _verdicts(history: History) -> list[str]:
     return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in findings]
 
 
-def _rehearsal(history: History) -> str:
+def _rehearsal(found: rehearsal.Rehearsal) -> str:
     """Of a run that was broken on purpose: what became of each fault."""
-    found = rehearsal.read(history.run)
-    if found is None:
-        return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal.HEAD)
-    rows = (_cells(outcome.cells, "broken" if outcome.broken else "") for outcome in found.outcomes)
+    rows = (_cells(outcome.cells, "broken" if outcome.broken else "", outcome.what) for outcome in found.outcomes)
     title = f"Broken on purpose on {found.backend}: {found.summary}"
     below = "<p>What follows is the run of the same kind to which nothing happened; each fault has a run of its own.</p>"
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
 
-def _cells(cells: Iterable[str], kind: str) -> str:
-    """A row; a cell is as wide as the empty ones before it."""
+def _cells(cells: Iterable[str], kind: str, what: str) -> str:
+    """A row, with what was done below the fault's name; a cell is as wide as the empty ones before it."""
     row, empty = "", 1
     for cell in cells:
         if not cell:
             empty += 1
             continue
-        row += f'<td colspan="{empty}">{escape(cell)}</td>'
+        below = "" if row or not what else f"<small>{escape(what)}</small>"
+        row += f'<td colspan="{empty}">{escape(cell)}{below}</td>'
         empty = 1
     return f'<tr class="{kind}">{row}</tr>'
 

@@ -32,6 +32,7 @@ class Outcome:
     left: Count = 0  # processes, hosts with some, or jobs that were left over
     broken: tuple[Name, ...] = ()
     skipped: Name = ""
+    what: Name = ""  # was done
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -56,6 +57,11 @@ class Rehearsal:
 
     backend: Name
     outcomes: tuple[Outcome, ...]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a promise was."""
+        return any(outcome.broken for outcome in self.outcomes)
 
     @property
     def summary(self) -> str:
