@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
-from trainfleet.engine import scaling
+from trainfleet.engine import loss_scale
 from trainfleet.engine.parallel.gradients import local
 from trainfleet.engine.parallel.parts import Held
 from trainfleet.engine.trainer import Trainer
@@ -41,5 +41,5 @@ def plant(steps: set[int]) -> None:
 
 if __name__ == "__main__":
     plant({int(step) for step in os.environ["OVERFLOWS"].split(",")})
-    scaling.START = float(os.environ.get("LOSS_SCALE", scaling.START))
+    loss_scale.START = float(os.environ.get("LOSS_SCALE", loss_scale.START))
     ranks.run_all(sys.argv[1:])

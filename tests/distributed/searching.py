@@ -10,7 +10,7 @@ import ranks
 import torch
 from torch import Tensor
 
-from trainfleet.engine import search
+from trainfleet.engine import micro_batch
 from trainfleet.engine.batches import Batch
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.parallel import Replicas
@@ -31,7 +31,7 @@ def hindered(self: Replicas, batches: Iterator[tuple[int, Batch]], watch: Stopwa
 
 if __name__ == "__main__":
     Replicas.train = hindered  # type: ignore[method-assign]
-    search.PROGRAM = (__file__, "trial")
+    micro_batch.PROGRAM = (__file__, "trial")
     if sys.argv[1] == "trial":
-        search.leave(sys.argv[2:])
+        micro_batch.leave(sys.argv[2:])
     ranks.run_all(sys.argv[1:])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from requirement import missing
 from trainfleet.backends import terms_of
-from trainfleet.backends.slurm import template
+from trainfleet.backends.slurm import cluster_file
 from trainfleet.config import Config, Settings, load
 from trainfleet.errors import ConfigError
 from trainfleet.recipes import all_recipes
@@ -67,7 +67,7 @@ def test_the_cluster_file_of_every_recipe_is_sound(tmp_path: Path) -> None:
             config, _ = load(Settings(tmp_path / "config.yaml"), terms_of)
             folder = tmp_path / "files"
             folder.mkdir(exist_ok=True)
-            (folder / f"{recipe.name}.yaml").write_text(template.artifacts(config)[0].text)
+            (folder / f"{recipe.name}.yaml").write_text(cluster_file.artifacts(config)[0].text)
             made += 1
     assert made
     told = judged(tmp_path / "files")
@@ -125,7 +125,7 @@ def test_two_hundred_configs_make_sound_cluster_files(tmp_path: Path) -> None:
     def make(changes: dict[str, Any]) -> None:
         config = config_of(tmp_path, changes)
         number = len(list(folder.iterdir()))
-        (folder / f"{number:04}.yaml").write_text(template.artifacts(config)[0].text)
+        (folder / f"{number:04}.yaml").write_text(cluster_file.artifacts(config)[0].text)
 
     make()
     told = judged(folder)
@@ -137,7 +137,7 @@ def test_two_hundred_configs_make_sound_cluster_files(tmp_path: Path) -> None:
 
 
 def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
-    sound = yaml.safe_load(template.artifacts(config_of(tmp_path, {}))[0].text)
+    sound = yaml.safe_load(cluster_file.artifacts(config_of(tmp_path, {}))[0].text)
     files = tmp_path / "files"
     files.mkdir()
     for name, change in (("name", None), ("fsx", None), ("unknown", {"Foo": 1})):

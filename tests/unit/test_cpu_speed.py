@@ -12,7 +12,7 @@ import torch
 
 from trainfleet import cpu_speed, hardware
 from trainfleet.config import Settings, load
-from trainfleet.config.formats import format_of
+from trainfleet.config.precision import format_of
 from trainfleet.cpu_speed import CpuSpeed
 from trainfleet.devices import products
 from trainfleet.devices.cpu import Cpu

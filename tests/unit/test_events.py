@@ -22,7 +22,7 @@ PACKAGE = Path(events.__file__).parent
 FREE = {
     "engine/checkpoint/checkpoints.py": "test_checkpoint_policy.py",
     "engine/record.py": "its own callers: below",
-    "engine/search.py": "test_search.py",
+    "engine/micro_batch.py": "test_search.py",
     "engine/__main__.py": "test_training.py",
     "data/__main__.py": "test_data_job.py",
     "watch/attempts.py": "the verdict: below",

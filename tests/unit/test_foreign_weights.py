@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_foreign_checkpoints import OLD, mutate
 
 from trainfleet import models
-from trainfleet.config import load_resolved, weights
+from trainfleet.config import load_resolved, weight_files
 from trainfleet.config.types import Model
 from trainfleet.errors import TrainfleetError
 from trainfleet.models import huggingface
@@ -41,7 +41,7 @@ def refusal(folder: Path) -> str:
 def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
     draw, path = random.Random(3), folder / huggingface.WEIGHTS
     whole, refused = path.read_bytes(), 0
-    assert load(folder) and weights.fault_of(folder) is None
+    assert load(folder) and weight_files.fault_of(folder) is None
     head = 8 + struct.unpack("<Q", whole[:8])[0]
     for _ in range(int(os.environ.get("FUZZ", "300"))):
         path.write_bytes(mutate(whole[:head], draw) + whole[head:] if draw.random() < 0.8 else mutate(whole, draw))
@@ -57,14 +57,14 @@ def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
 def test_a_header_that_is_larger_than_its_file_takes_no_memory(folder: Path, header: int) -> None:
     (folder / huggingface.WEIGHTS).write_bytes(struct.pack("<Q", header) + b"{}")
     assert "can't be read as safetensors" in refusal(folder)
-    assert "can't be read as safetensors" in str(weights.fault_of(folder)), "a plan says so, before ranks start"
+    assert "can't be read as safetensors" in str(weight_files.fault_of(folder)), "a plan says so, before ranks start"
 
 
 def test_weights_are_plain_files_of_floating_point_numbers(folder: Path) -> None:
     path = folder / huggingface.WEIGHTS
     tensors = load_file(path)
     save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, path)
-    assert "weights of another kind" in refusal(folder) and "is I8" in str(weights.fault_of(folder))
+    assert "weights of another kind" in refusal(folder) and "is I8" in str(weight_files.fault_of(folder))
     save_file({name: tensor[None] for name, tensor in tensors.items()}, path)
     assert "weights of another kind" in refusal(folder)
     path.unlink()
@@ -78,4 +78,4 @@ def test_an_index_names_files_of_its_folder_alone(folder: Path, name: object) ->
     (folder.parent / "victim.safetensors").write_bytes(path.read_bytes())
     path.unlink()
     (folder / huggingface.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
-    assert str(folder) in refusal(folder) and str(folder) in str(weights.fault_of(folder))
+    assert str(folder) in refusal(folder) and str(folder) in str(weight_files.fault_of(folder))

@@ -8,8 +8,8 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Derived, Settings, load
-from trainfleet.config.formats import usable_bytes
 from trainfleet.config.layouts import sizes_to_try
+from trainfleet.config.precision import usable_bytes
 from trainfleet.config.refit import refit
 from trainfleet.config.search import needs
 from trainfleet.errors import ConfigError

@@ -21,7 +21,7 @@ from requirement import need_program
 from trainfleet import runs, s3
 from trainfleet.backends import terms_of
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.slurm import Slurm, cluster_checks, engine, parallelcluster, reasons, sbatch, starts, template
+from trainfleet.backends.slurm import Slurm, cluster_checks, cluster_file, engine, parallelcluster, reasons, sbatch, starts
 from trainfleet.backends.slurm.engine import Engine, Said
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.config import Config, Settings, dump_resolved, load
@@ -438,7 +438,7 @@ def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
     ((verb, line, file),) = asked(tmp_path)
     assert (verb, line) == ("create-cluster", ["--cluster-name", "ours", "--cluster-configuration", "--rollback-on-failure", "false",
                                                "--region", "us-west-2"])  # fmt: skip
-    assert file == template.artifacts(made)[0].text and (tmp_path / "script").read_text() == template.node_script(made)
+    assert file == cluster_file.artifacts(made)[0].text and (tmp_path / "script").read_text() == cluster_file.node_script(made)
 
 
 def test_a_cluster_that_is_as_it_should_be_is_left_alone(made: Config, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ..exit_codes import ELSEWHERE
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
-from . import checks, definition, hosted, references
+from . import definition, engine_checks, hosted, references
 from .base import Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies, pairs
 from .consoles import Console
@@ -80,7 +80,7 @@ class Batch(Hosted):
         name = self._name(request)
         if there := self._named(name):
             return self._handle(request, there)
-        checks.require(self.calls, self.config, self.queue, request)
+        engine_checks.require(self.calls, self.config, self.queue, request)
         references.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
         what = filled(self.machines().own, what)

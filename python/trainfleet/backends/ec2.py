@@ -27,7 +27,7 @@ from ..nodes.transport import Transport
 from ..plan.job import Job
 from ..runs import COPY
 from .base import Can, Machines
-from .instances import Instances
+from .ec2_machines import Instances
 from .known import keep_keys
 from .ssh import HEAD, Ssh
 

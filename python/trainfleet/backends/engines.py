@@ -12,7 +12,7 @@ from ..config import Config
 from ..errors import CloudError
 from ..plan.request import Artifact
 from .bodies import Body
-from .instances import Stacked
+from .ec2_machines import Stacked
 
 Costs = Callable[[Config, Prices], Iterator[spending.Row]]
 # In a body, in the place of what the stack has made.

@@ -28,7 +28,7 @@ from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
 from ..uplink import BUCKET
-from . import checks, references, training_job
+from . import engine_checks, references, training_job
 from .base import Handle, Phase, Status
 from .bodies import TOKEN, artifact, bodies
 from .consoles import Console
@@ -116,10 +116,10 @@ class SageMaker(Hosted):
         ]
         if own.warm_pool_minutes:
             names.append(f"{kind} for training warm pool usage")
-        checks.require_bucket(self.calls, self.config)
-        checks.require_role(self.calls, body["RoleArn"], "sagemaker.amazonaws.com", self.config)
+        engine_checks.require_bucket(self.calls, self.config)
+        engine_checks.require_role(self.calls, body["RoleArn"], "sagemaker.amazonaws.com", self.config)
         if not own.training_plan:
-            checks.require_quota(self.calls, names, job.nodes, kind)
+            engine_checks.require_quota(self.calls, names, job.nodes, kind)
 
     def _described(self, name: str) -> dict[str, Any] | None:
         """What SageMaker says of a job; None where there is none of that name."""

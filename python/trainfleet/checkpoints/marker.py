@@ -54,7 +54,7 @@ class Commit:
     files: Mapping[str, File]
     format: int = FORMAT
     guard: tuple[float, ...] = ()  # what steps lately were like (engine.guard)
-    scale: tuple[float, ...] = ()  # the loss scale of fp16 (engine.scaling)
+    scale: tuple[float, ...] = ()  # the loss scale of fp16 (engine.loss_scale)
 
     @property
     def size(self) -> int:

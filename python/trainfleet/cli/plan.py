@@ -12,7 +12,7 @@ from ..launch.whereabouts import is_nowhere, runs_programs
 from ..plan.estimate import estimate
 from ..plan.plan import make_plan
 from ..plan.wishes import Wish
-from ..report import proposal, sizes
+from ..report import offers, proposal
 from .variables import Variables, amounts
 
 ALTERNATIVES = 5  # layouts that are shown
@@ -26,10 +26,10 @@ def main(variables: Variables, started: float) -> int:
     price = readiness.price(config)
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if wish != Wish():
-        print("\n".join(sizes.answer(config, wish, price, out)))
+        print("\n".join(offers.answer(config, wish, price, out)))
         return 0
     layouts, needs = (
-        sizes.describe_layouts(config, best(config, ALTERNATIVES), price),
+        offers.describe_layouts(config, best(config, ALTERNATIVES), price),
         estimate(config, price, experience_of(config)),
     )
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))

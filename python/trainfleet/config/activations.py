@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .families import FAMILIES
-from .formats import by_parts, casts
+from .precision import by_parts, casts
 from .types import Config
 
 FULL = 4  # bytes of an fp32 number

@@ -89,7 +89,7 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
         what = "it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's"
         yield "train.init_from", f"{address!r} is not there; {what}"
     elif (Path(address) / "config.json").is_file():
-        from . import weights  # it loads safetensors
+        from . import weight_files  # it loads safetensors
 
-        if fault := weights.fault_of(Path(address)):
+        if fault := weight_files.fault_of(Path(address)):
             yield "train.init_from", fault

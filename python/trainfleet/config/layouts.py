@@ -8,7 +8,7 @@ from typing import Any
 from .. import hardware
 from . import rules
 from .derive import Derived
-from .formats import is_half, usable_bytes
+from .precision import is_half, usable_bytes
 from .search import KEYS, MODES, MOST_TOKENS, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
 from .types import Config
 

@@ -16,8 +16,8 @@ from math import prod
 
 from .activations import Flow, flow_of
 from .families import FAMILIES
-from .formats import casts
 from .neuron import is_xla
+from .precision import casts
 from .sizes import Numbers, look_ups, parts_of
 from .types import Config, Layout
 

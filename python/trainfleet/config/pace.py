@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .. import cpu_speed, hardware
 from .families import FAMILIES
-from .formats import format_of, is_half
 from .memory import passes_of
+from .precision import format_of, is_half
 from .speed import ON_CPUS, Step, step_of
 from .types import Config
 from .work import Device, Host, Work

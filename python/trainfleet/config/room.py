@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 
 from .. import hardware
 from . import rules
-from .formats import USABLE, is_half
 from .memory import FORMATS, memory_of
+from .precision import USABLE, is_half
 from .presets import PLAIN, PRESETS
 from .refit import refit
 from .search import smallest

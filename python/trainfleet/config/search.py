@@ -15,10 +15,10 @@ from functools import cached_property, lru_cache
 from .. import hardware
 from . import rules
 from .families import FAMILIES
-from .formats import is_half, usable_bytes
 from .memory import memory_of
 from .neuron import is_xla
 from .pace import as_device, work_of
+from .precision import is_half, usable_bytes
 from .speed import Step, step_of
 from .types import Config, Layout
 

@@ -29,7 +29,7 @@ from ..loggers import Loggers
 from ..output import install
 from ..processes import SUPERVISOR, die_with_parent
 from ..runs import Run
-from . import generate, notices, search
+from . import generate, micro_batch, notices
 from .batches import samples_for
 from .checkpoint import Checkpoints
 from .meter import Stopwatch
@@ -85,7 +85,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
     if config.train.search_micro_batch:
-        config = search.settle(run, config, world, heart, vote)
+        config = micro_batch.settle(run, config, world, heart, vote)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer) if world.first else None

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..config.types import Train
 from ..errors import RunError
+from .loss_scale import LEAST, Scale
 from .parallel.parts import Parts
-from .scaling import LEAST, Scale
 from .world import World
 
 MEMORY = 128  # steps that the running mean and spread cover; before as many, nothing counts as a spike

@@ -16,10 +16,10 @@ from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
 from .guard import Guard
+from .loss_scale import Scale
 from .meter import Stopwatch
 from .parallel import arrange
 from .record import Recorder
-from .scaling import Scale
 from .schedule import learning_rate
 from .stopping import Vote
 from .world import World

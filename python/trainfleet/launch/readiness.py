@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..backends import backend_of
 from ..backends.base import Can
+from ..backends.ec2_machines import Instances
 from ..backends.engines import Engine
-from ..backends.instances import Instances
 from ..config import Config
 from ..nodes.quarantine import Quarantine
 from ..plan.estimate import Estimate

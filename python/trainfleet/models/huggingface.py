@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..config.types import Model
-from ..config.weights import FLOATS, INDEX, WEIGHTS, file_names, open_file
+from ..config.weight_files import FLOATS, INDEX, WEIGHTS, file_names, open_file
 from ..errors import RunError
 
 SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from .. import cpu_speed, hardware
 from ..config import Config
-from ..config.formats import format_of, is_half, usable_bytes
 from ..config.memory import Memory, memory_of
 from ..config.pace import predict
+from ..config.precision import format_of, is_half, usable_bytes
 from ..config.sizes import count_parameters, flops_per_token
 from ..config.speed import GROUPS, Step
 

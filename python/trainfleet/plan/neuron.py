@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from .. import s3
 from ..config import Config
-from ..config.formats import is_half
 from ..config.neuron import is_xla
+from ..config.precision import is_half
 from ..runs import COMPILED
 from .fabric import Setting
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from .. import hardware
 from ..config import Config
-from ..config.formats import format_of
 from ..config.goodput import foresee
+from ..config.precision import format_of
 from ..config.search import KEYS, Choice, choose, ranked
 from ..config.sizes import count_parameters, flops_per_token
 from ..errors import ConfigError, Problem

@@ -43,14 +43,14 @@ from ..base import Can, Handle, Machines, Phase, Status
 from ..node import values_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
-from . import cluster_checks, sbatch, starts, template
+from . import cluster_checks, cluster_file, sbatch, starts
+from .cluster_file import name_of
 from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
 from .parallelcluster import Cluster
 from .partitions import Partitions
 from .place import Shared
 from .reasons import PHASES, is_for_nodes, why_waiting
-from .template import name_of
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
@@ -114,7 +114,7 @@ class Slurm(Ssh):
         if config.fleet.hosts and folder is None:
             yield "fleet.shared_folder", "null: on a machine that is reached by SSH it must be said where runs/ and data/ are"
         if slurm.create:
-            yield from template.refuse(config)
+            yield from cluster_file.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """One batch script. Slurm chooses the nodes, but for those in `without` and in quarantine.

@@ -24,8 +24,8 @@ from ...cloud.sweep import Sweep
 from ...config import Config
 from ...errors import BackendError
 from ...plan.request import Artifact
-from ..instances import prove_gone, say, told_of
-from . import template
+from ..ec2_machines import prove_gone, say, told_of
+from . import cluster_file
 
 EVERY = 15.0  # seconds between two looks at what CloudFormation does
 PATIENCE = 3600.0  # seconds that it gets
@@ -72,13 +72,13 @@ class Cluster:
     """Machines (base.py) that ParallelCluster makes."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.name = config, template.name_of(config)
+        self.config, self.name = config, cluster_file.name_of(config)
         self.region = config.fleet.aws.region or ""
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
         """The cluster's file and the nodes' script; none where the cluster is as they say."""
-        wanted = template.artifacts(self.config)
+        wanted = cluster_file.artifacts(self.config)
         if shutil.which("pcluster") is None:  # it can be planned
             return wanted
         state = self.look()
@@ -102,11 +102,11 @@ class Cluster:
 
     def _begin(self, state: State | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
-            print(f"{self.name} is as {template.FILE} says", flush=True)
+            print(f"{self.name} is as {cluster_file.FILE} says", flush=True)
             return
         for artifact in wanted:
-            if artifact.name == template.SCRIPT:
-                s3.write(template.script_address(self.config, artifact.text), artifact.text.encode())
+            if artifact.name == cluster_file.SCRIPT:
+                s3.write(cluster_file.script_address(self.config, artifact.text), artifact.text.encode())
         verb = "update-cluster" if state else "create-cluster"
         said = self._pcluster(verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"]))
         for warning in said.get("validationMessages") or ():
@@ -115,8 +115,8 @@ class Cluster:
 
     def _file(self, wanted: Sequence[Artifact]) -> list[str]:
         folder = Path(tempfile.mkdtemp(prefix="trainfleet-cluster-"))
-        file = folder / template.FILE
-        file.write_text(next(artifact.text for artifact in wanted if artifact.name == template.FILE), encoding="utf-8")
+        file = folder / cluster_file.FILE
+        file.write_text(next(artifact.text for artifact in wanted if artifact.name == cluster_file.FILE), encoding="utf-8")
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
     def _tell(self, state: State, last: str) -> int:

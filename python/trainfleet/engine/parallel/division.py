@@ -20,7 +20,7 @@ from .. import optimizer
 from ..batches import Batch, filled, join
 from ..meter import Stopwatch
 from ..world import PRECISIONS
-from . import blocks, context, fp8, gradients, pipeline, tensor, weights
+from . import blocks, context, fp8, gradients, own_weights, pipeline, tensor
 from .mesh import Mesh
 from .parts import Held
 from .pipeline import Pipeline, Stage, Tie
@@ -43,7 +43,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     stages: list[Any] = [model]
     if layout.pipeline > 1:
         stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
-    weights.draw(model, train.seed, device, format)
+    own_weights.draw(model, train.seed, device, format)
     for part in (model, *(stage.part for stage in stages if isinstance(stage, Stage))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
         if mesh.context_group:

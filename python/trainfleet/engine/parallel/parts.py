@@ -33,7 +33,7 @@ class Parts(Protocol):
 
     data: int  # which of the `ways` parts of a global batch this rank trains on
     ways: int
-    scale: Tensor | None  # of the loss in fp16 (engine/scaling.py): gradients are divided by it before they are clipped
+    scale: Tensor | None  # of the loss in fp16 (engine/loss_scale.py): gradients are divided by it before they are clipped
 
     @property
     def whole(self) -> Network | None:

@@ -1,6 +1,6 @@
 """Searches for the fastest micro-batch that fits: `train.search_micro_batch`.
 
-Each size is tried by processes of their own, one beside each rank (`python -m trainfleet.engine.search RUN SIZE FILE`). They
+Each size is tried by processes of their own, one beside each rank (`python -m trainfleet.engine.micro_batch RUN SIZE FILE`). They
 take a few steps of the real training, on its devices, layout and data, and end. So nothing of it is left in the run: no weights,
 no random numbers, no memory in pieces, no half of a collective. A size that does not fit ends its own processes, even where the
 system kills for memory, while the ranks look on and agree.
@@ -43,7 +43,7 @@ from .stopping import Vote
 from .trainer import Trainer
 from .world import World, join
 
-PROGRAM = ("-m", "trainfleet.engine.search")
+PROGRAM = ("-m", "trainfleet.engine.micro_batch")
 TOO_LARGE = 12  # a trial's exit code (ENOMEM)
 STEPS, SETTLED = 4, 2  # of a trial; those before `settled` compile, and allocate the optimizer's state
 FULL = 0.95  # of a device: beyond it a size counts as too large, as validation and what fragments need room too
