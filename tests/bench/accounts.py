@@ -60,9 +60,11 @@ class Case:
 
     @property
     def communicators(self) -> int:
-        """NCCL's of a rank: that of all, and one for each dimension of several by which ranks are divided."""
+        """NCCL's of a rank: that of all, one for each dimension of several by which ranks are divided, and one for each neighbour
+        in a pipeline: a pair that sends and receives has its own (torch, ProcessGroupNCCL.cpp, getKeySendRecv).
+        """
         degrees = [degree for degree in (self.data, self.tensor, self.pipeline, self.context) if degree > 1]
-        return len(degrees) + (len(degrees) > 1)
+        return len(degrees) + (len(degrees) > 1) + (self.pipeline > 2)
 
     @property
     def under_way(self) -> float:
@@ -86,6 +88,9 @@ class Engine:
     dropout: bool = False  # and blocks masks
     parts: float = 4  # feed-forward-wide numbers that a gated block keeps
     copies: float = 0  # hidden-wide ones that its attention keeps besides queries, keys and values
+    accumulates: bool = False  # gradients are whole while micro-batches are added up, whatever ZeRO divides
+    stepping: float = 0  # bytes a number of its part that the optimizer's step works with, when gradients of 16 bits are gone
+    joined: bool = False  # tensor ranks gather their slices of the logits for the loss
     regathers: bool = True  # what enters a tensor-parallel module is not kept whole
     halves: bool = False  # selective recomputation keeps every second product
     offloaded: bool = False  # what recomputation keeps is on the host
@@ -124,10 +129,20 @@ def _stage(case: Case, engine: Engine, first: bool, last: bool) -> float:
     kept, hidden = _kept(case, engine, case.recompute), 2 * shape.hidden / (case.tensor if case.sequence else 1)
     flow = blocks * kept * under_way + (engine.buffers * hidden * under_way if case.pipeline > 1 else 0)
     logits = shape.vocab / case.tensor * (engine.logits + (engine.sliced if case.tensor > 1 else 0)) * last
+    if engine.joined:  # slices of 16 bits, and all of them joined
+        logits = shape.vocab * (engine.logits + (2 / case.tensor + 2 if case.tensor > 1 else 0)) * last
     gradients = 2 * (2 * shape.ffn + shape.hidden) / case.tensor
     busy = max(0.0, _kept(case, engine, "none") - kept) + gradients
-    states = _states(case, engine, (blocks * shape.block + around) / case.tensor, around)
-    return states + case.tokens * (flow + max(logits, busy))
+    numbers = (blocks * shape.block + around) / case.tensor
+    states = _states(case, engine, numbers, around)
+    return max(states + case.tokens * (flow + max(logits, busy)), _updating(case, engine, numbers))
+
+
+def _updating(case: Case, engine: Engine, numbers: float) -> float:
+    """Bytes of an optimizer's step by parts: activations are gone, and temporary copies of its part have come."""
+    ways, zero = max(1, case.shard), max(case.zero, engine.zero)
+    weights = engine.weights / (ways if zero == 3 else 1)
+    return numbers * (weights + (engine.optimizer + engine.stepping) / (ways if zero >= 1 else 1)) if engine.stepping else 0.0
 
 
 def _blocks(case: Case, engine: Engine, first: bool, last: bool) -> float:
@@ -143,7 +158,8 @@ def _states(case: Case, engine: Engine, numbers: float, around: float) -> float:
     """Weights, gradients and the optimizer's, each over the ranks that its stage of ZeRO divides it by."""
     zero, ways = max(case.zero, engine.zero), max(1, case.shard)
     weights = engine.weights / (ways if zero == 3 else 1)
-    gradients = engine.gradients / (ways if zero >= 2 else 1)
+    whole = engine.accumulates and case.passes > 1
+    gradients = engine.gradients / (ways if zero >= 2 and not whole else 1)
     held = numbers * (weights + gradients + engine.optimizer / (ways if zero >= 1 else 1))
     if not engine.gathered or zero < 3:
         return held

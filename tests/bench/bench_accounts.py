@@ -18,6 +18,7 @@ from typing import Any
 from accounts import Case, Engine, Shape, bytes_of
 
 from trainfleet import hardware
+from trainfleet.config.formats import USABLE
 
 ROWS = Path(__file__).parent / "published.jsonl"
 GIB = 2**30
@@ -38,6 +39,11 @@ TITAN = Engine(
 FP16 = Engine(2, 2, 16, zero=1, scores=True, dropout=True, buffers=2, met="device")
 BF16 = replace(FP16, gradients=6, optimizer=12)
 NEMO = Engine(gradients=2, zero=1, parts=3)
+# its states are bf16 as its weights, and FSDP2's whole sums are fp32 (KempnerForge, distributed/parallel.py; torch, _fsdp_param.py)
+KEMPNER = Engine(2, 4, 4, zero=3, gathered=2, logits=6, accumulates=True, joined=True)
+# torch's Adam on one flat part in fp32: its gradient, and two copies of the second moment on the way to its root (single tensor)
+FLAT = Engine(2, 2, 12, stepping=12)
+PLAIN = Engine(scores=True, dropout=True)  # Megatron-LM without flash attention, by its defaults
 OTHERS = Engine(weights=4, gradients=4, optimizer=8, zero=3, gathered=2)  # FSDP as torch has it
 ENGINES = (  # words in a row's source, class, accounts
     ("Korthikanti", "Megatron-LM, as drawn", Engine(scores=True, dropout=True, analytic=True)),
@@ -46,6 +52,10 @@ ENGINES = (  # words in a row's source, class, accounts
     ("torchtitan", "torchtitan, loss compiled", replace(TITAN, logits=6)),
     ("nanotron", "nanotron", Engine(zero=1, logits=8, copies=3, regathers=False, stages="by cost")),
     ("torchtune:README.md optimization", "torchtune", Engine(weights=2, gradients=2, optimizer=4)),
+    ("KempnerForge", "KempnerForge", KEMPNER),
+    ("pytorch/ao", "torchtitan, loss compiled", replace(TITAN, logits=6)),
+    ("InternEvo", "flat Adam of torch", FLAT),
+    ("LlamaFactory", "flat Adam of torch", FLAT),
     ("dgxc", "NeMo", NEMO),
     ("nemo", "NeMo", NEMO),
     ("llm-foundry", "llm-foundry", replace(OTHERS, logits=4)),
@@ -69,7 +79,11 @@ LADDER = (  # torchtune's options, each row with those before: words in a row's 
 UNTOLD = ("baseline", "torchtune-full")  # tokens, and what is on the host, are not
 CAPACITY = {  # GiB that torch or the runtime reports, which is a hundredth less than the name says
     "H100-96GB": 95,
+    "V100-16GB": 15.78,
     "V100": hardware.V100.memory_gib,
+    "A10G": hardware.A10G.memory_gib,
+    "L40S": hardware.L40S.memory_gib,
+    "RTX 6000 Ada": 47.48,
     "A100-40GB": hardware.A100_40.memory_gib,
     "A100": hardware.A100_80.memory_gib,
     "H100": hardware.H100.memory_gib,
@@ -89,8 +103,12 @@ def engine_of(row: dict[str, Any]) -> tuple[str, Engine]:
         half, rebalanced = "bf16" not in (row["precision"] or ""), _has_embeddings_as_blocks(row)
         if half and not rebalanced:
             return found
-        # its notes: fp32 sums of bf16 gradients came with the stages that have as many blocks and embeddings
-        return "Megatron-DeepSpeed on A100", replace(BF16, stages="blocks and embeddings") if rebalanced else FP16
+        # its notes: fp32 sums of bf16 gradients came a day after the stages that have as many blocks and embeddings
+        summed = rebalanced and "2022-02-27" not in row["source"]
+        stages = "blocks and embeddings" if rebalanced else "blocks"
+        return "Megatron-DeepSpeed on A100", replace(BF16 if summed else FP16, stages=stages)
+    if "no flash attention" in (row.get("note") or ""):
+        return "Megatron-LM, scores kept", PLAIN
     if found is None or found[0] != "torchtune":
         return found or ("others", OTHERS if row["layout"].get("fsdp") else Engine())
     return found[0], replace(found[1], **{key: value for _, changes in LADDER[: step + 1] for key, value in changes.items()})
@@ -138,10 +156,10 @@ def report(name: str, errors: list[float]) -> str:
     return f"{name:24} {len(sizes):4} rows  median {statistics.median(sizes):6.1%}  p90 {tenth:6.1%}  bias {statistics.median(errors):+6.1%}"
 
 
-def refused(row: dict[str, Any], case: Case, engine: Engine) -> bool | None:
-    """Whether the run would be said not to fit; None where its device's memory is not known."""
+def fullness(row: dict[str, Any], case: Case, engine: Engine) -> float | None:
+    """What the run would take of its device's memory, where that is known: above 1 it is refused, above USABLE warned of."""
     capacity = next((size for words, size in CAPACITY.items() if words in (row["hardware"] or "")), None)
-    return None if capacity is None else bytes_of(case, replace(engine, met="device")) / GIB > capacity
+    return None if capacity is None else bytes_of(case, replace(engine, met="device")) / GIB / capacity
 
 
 def ran_out(row: dict[str, Any]) -> bool:
@@ -155,7 +173,7 @@ def main() -> None:
     parser.add_argument("--worst", type=int, default=0)
     told = parser.parse_args()
     found: dict[str, list[tuple[float, str]]] = {}
-    foreseen: dict[bool, list[bool]] = {True: [], False: []}
+    full: dict[bool, list[float]] = {True: [], False: []}
     for row in map(json.loads, told.rows.read_text().splitlines()):
         named, case = engine_of(row), case_of(row)
         if case is None or any(word in row["id"] for word in UNTOLD):
@@ -163,13 +181,14 @@ def main() -> None:
         if measured := row["measured"].get("memory_gib"):
             said = bytes_of(case, named[1]) / GIB
             found.setdefault(named[0], []).append((said / measured - 1, f"{row['id']}: {said:.1f} for {measured:.1f} GiB"))
-        if (row["kind"] == "train" or ran_out(row)) and (said_no := refused(row, case, named[1])) is not None:
-            foreseen[ran_out(row)].append(said_no)
+        if (row["kind"] == "train" or ran_out(row)) and (part := fullness(row, case, named[1])) is not None:
+            full[ran_out(row)].append(part)
     for name, each in found.items():
         print(report(name, [error for error, _ in each]))
     print(report("all", [error for each in found.values() for error, _ in each]))
-    print(f"{sum(foreseen[False])} of {len(foreseen[False])} runs that ran would have been refused")
-    print(f"{sum(foreseen[True])} of {len(foreseen[True])} that ran out of memory are foreseen")
+    for parts, what in ((full[False], "runs that ran"), (full[True], "that ran out of memory")):
+        no, tight = sum(part > 1 for part in parts), sum(USABLE < part <= 1 for part in parts)
+        print(f"of {len(parts)} {what} {no} would have been refused, {tight} more warned of")
     for error, line in sorted((pair for each in found.values() for pair in each), key=lambda pair: -abs(pair[0]))[: told.worst]:
         print(f"{error:+.1%} {line}")
 
