@@ -18,7 +18,7 @@ from typing import Any
 from accounts import Case, Engine, Shape, bytes_of
 
 from trainfleet import hardware
-from trainfleet.config.formats import USABLE
+from trainfleet.config.precision import USABLE
 
 ROWS = Path(__file__).parent / "published.jsonl"
 GIB = 2**30
