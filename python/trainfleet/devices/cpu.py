@@ -48,7 +48,7 @@ class Cpu:
         return torch.Generator().manual_seed(seed)
 
     def is_full(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # torch's allocator
+        return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # torch's
 
     @cached_property
     def name(self) -> str:
