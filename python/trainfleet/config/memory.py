@@ -223,7 +223,7 @@ def _updating(config: Config, stage: Stage) -> int:
     if train.optimizer == "muon":
         alike = (3 if FAMILIES[model.family].rotary else 2) * stage.blocks
         together = min(alike, max(1, STRAIGHTENED // prod(shape)))
-        return 4 * together * (4 * prod(shape) + 2 * min(shape) ** 2)
+        return 4 * together * (3 * prod(shape) + 2 * min(shape) ** 2)
     if train.weights == "bf16" and not train.compile:
         largest = max(prod(shape), model.hidden_size * model.vocabulary_size) // (layout.tensor * layout.shard * layout.context)
         return ROUNDING * 4 * min(ROUNDED, largest)

@@ -37,9 +37,12 @@ class Update(torch.optim.Optimizer, ABC):
         keep = 1.0 if self.found_inf is None else 1 - self.found_inf
         for group in self.param_groups:
             for parameters in self.together(group):
-                for parameter, change in zip(parameters, self.changes(parameters, group, keep), strict=True):
-                    parameter.mul_(1 - keep * group["lr"] * group["weight_decay"] * (not self.decays_in_change))
-                    parameter.sub_(change * (keep * group["lr"]))
+                self._update(parameters, group, keep)
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> None:
+        for parameter, change in zip(parameters, self.changes(parameters, group, keep), strict=True):
+            parameter.mul_(1 - keep * group["lr"] * group["weight_decay"] * (not self.decays_in_change))
+            parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
         """The group's parameters that have a gradient, in lists of those whose changes are computed at once."""
@@ -125,8 +128,8 @@ class Muon(Update):
     def changes(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> Iterable[Tensor]:
         if not group["matrix"]:
             return super().changes(parameters, group, keep)
-        ahead = [flat(whole(self._look_ahead(parameter, group, keep))) for parameter in parameters]
-        straight = orthogonal(torch.stack(ahead), self.format) * (MATCH * max(ahead[0].shape) ** 0.5)
+        straight = orthogonal(torch.stack([flat(whole(self._look_ahead(each, group, keep))) for each in parameters]), self.format)
+        straight *= MATCH * max(parameters[0].shape) ** 0.5
         whole_again = (matrix if is_flat(each) else matrix.T for matrix, each in zip(straight, parameters, strict=True))
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
