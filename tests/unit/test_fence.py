@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import fence
+from trainfleet import events, fence
 from trainfleet.beats import Beat, read_beats, write_beats
+from trainfleet.engine.__main__ import record_fault
 from trainfleet.fence import Attempt, Fenced
 from trainfleet.heartbeat import FENCED
+from trainfleet.runs import Run
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +104,14 @@ def test_a_rank_that_has_not_met_the_others_leaves_for_a_new_order_alone(tmp_pat
     fence.begin(tmp_path)
     assert waits.wait(20) == FENCED
     waits.communicate()
+
+
+def test_what_fails_in_an_attempt_that_is_over_is_no_fault(tmp_path: Path) -> None:
+    run, order = Run(tmp_path, events.node(1, 1)), fence.begin(tmp_path)
+    number = fence.enter(tmp_path, order)
+    record_fault(run, ValueError("its own"), Attempt(order, number))
+    later = fence.enter(tmp_path, order)
+    record_fault(run, RuntimeError("Connection closed by peer"), Attempt(order, number))
+    record_fault(run, RuntimeError("before it met the others"), Attempt(order, 0))
+    record_fault(run, ValueError("its own again"), Attempt(order, later))
+    assert [event["message"] for event in run.read_events()] == ["its own", "before it met the others", "its own again"]

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     loaded = time.time()
     die_with_parent(os.environ.get(SUPERVISOR))
     rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
-    run = Run(Path(arguments[0]), events.node(node, order))
+    run, number = Run(Path(arguments[0]), events.node(node, order)), 0
     try:
         number = fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0"))) if rank == 0 else 0
         heart = Heart(run.folder, rank, node, order, float(os.environ.get(lease.VARIABLE, "0")))
@@ -63,12 +63,12 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     except TrainfleetError as error:
-        record_fault(run, error)
+        record_fault(run, error, fence.Attempt(order, number))
         if first_to_say(str(error)):
             print(error, file=sys.stderr, flush=True)
         return error.exit_code
     except Exception as error:
-        record_fault(run, error)
+        record_fault(run, error, fence.Attempt(order, number))
         raise
 
 
@@ -198,11 +198,14 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
     return None
 
 
-def record_fault(run: Run, error: Exception) -> None:
+def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
     """Records a fault event: who failed and why; a defect of ours with the last lines of its traceback.
 
-    On a full disk there is no event, and only the log has the words.
+    On a full disk there is no event, and only the log has the words. Nor is there one once ranks have met as an attempt that is
+    over: what fails then, fails because the others have left.
     """
+    if attempt.number and fence.current(run.folder) > attempt:
+        return
     is_ours = isinstance(error, TrainfleetError)
     lines = [] if is_ours else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
     with suppress(RunError):
