@@ -11,6 +11,7 @@ tuned to until 2026-11-22; only the judging-* files give a first sight.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -189,3 +190,37 @@ def without_stamps(case: Case) -> Case:
     for line in case.lines:
         logs.setdefault(line.node or 0, []).append(line.text)
     return replace(case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node)))
+
+
+# A line of a node's log as others print it: its text, node, rank and clock.
+PRINTED: dict[str, Callable[[str, int, int, str], str]] = {
+    "json of docker": lambda text, node, rank, clock: json.dumps({"log": f"{text}\n", "stream": "stderr", "time": f"2026-11-22T{clock}Z"}),
+    "structured json": lambda text, node, rank, clock: json.dumps({"time": f"2026-11-22T{clock}Z", "level": "INFO", "rank": rank, "message": text}),
+    "docker compose": lambda text, node, rank, clock: f"worker-{node}-1  | {text}",
+    "kubectl": lambda text, node, rank, clock: f"[pod/train-worker-{node}/pytorch] {text}",
+    "iso": lambda text, node, rank, clock: f"2026-11-22T{clock}.123Z {text}",
+    "syslog": lambda text, node, rank, clock: f"Nov 22 {clock} ip-10-0-1-{node} python[1234]: {text}",
+    "srun -l": lambda text, node, rank, clock: f" {rank}: {text}",
+    "[rank N]": lambda text, node, rank, clock: f"[rank {rank}] {text}",
+    "skypilot": lambda text, node, rank, clock: f"(worker{node}, rank={node}, pid=77, ip=10.0.0.{node}) {text}",
+    "colours": lambda text, node, rank, clock: f"\x1b[31m{text}\x1b[0m",
+    "a logger": lambda text, node, rank, clock: f"2026-11-22 {clock},123 | INFO     | train:main:12 - {text}",
+    "glog": lambda text, node, rank, clock: f"I1122 {clock}.123456 12345 train.cc:12] {text}",
+    "a quotation": lambda text, node, rank, clock: f"    {text}",
+    "a prefix that nobody knows": lambda text, node, rank, clock: f"<<{node}#gpu {rank}>> ~ {text}",
+}  # fmt: skip
+
+
+def printed(how: str) -> Callable[[Case], Case]:
+    """A change of a case to its lines as that program prints them, thirty a second; the kernel's stand as they are."""
+    make = PRINTED[how]
+
+    def change(case: Case) -> Case:
+        logs: dict[int, list[str]] = {}
+        for index, line in enumerate(case.lines):
+            node, clock = line.node or 0, f"10:{index // 1800:02d}:{index // 30 % 60:02d}"
+            text = line.text if line.who == "kernel" else make(line.text, node, line.rank or 0, clock)
+            logs.setdefault(node, []).append(text)
+        return replace(case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node)))
+
+    return change

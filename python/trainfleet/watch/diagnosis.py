@@ -221,7 +221,7 @@ def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[in
     if "joined" not in best.groups:
         return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
     joined, every = int(best.groups["joined"]), int(best.groups["all"])
-    of = nodes or (every if len(here) <= joined < every and max(here, default=0) < every else 0)
+    of = nodes or (every if 1 < len(here) <= joined < every and max(here) < every else 0)
     missing = sorted(set(range(of)) - here)
     return (missing[0], None) if len(missing) == 1 else (None, None)
 

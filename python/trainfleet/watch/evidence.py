@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from .blame import Book
 from .catalogue import Sign, firm_causes, first_sign, signs
 from .causes import Weight
-from .lines import DAY, Line, is_calm, is_closing, is_progress, strip
+from .lines import DAY, Line, is_calm, is_closing, is_progress
+from .prefixes import TRACEBACK, learned, strip
 from .tracebacks import BUGS, PROGRAM, Block, Tracebacks
 
 SKEW = 60.0  # seconds that clocks of two nodes may be apart
@@ -26,20 +27,29 @@ KERNEL = re.compile(  # a record of the kernel's log, by what syslog or dmesg pu
     r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: |oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
     r"INFO: task |systemd-oomd))"
 )
+DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?")  # a line of slurmctld or slurmd
 SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")  # an error or the end of a process, as c10 logs it
 LOGGED = re.compile(r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - (?:ERROR|CRITICAL|FATAL) - )\s*")
 CONJECTURE = re.compile(r"(?i)(?:some |the )?(?:potential|possible|likely|common) (?:root )?(?:causes?|reasons?)\b")
 PARTING = re.compile(r"(?i)\b(?:stopping|abort(?:ing|ed)|exiting|quitting|giving up|terminating|(?:can ?no|can.)t continue)\b")
 COMPLAINT = re.compile(
-    r"(?i)^(?!.*(?:warn|ignor|deprecat|retr[yi]|fall(?:ing)? back|skip))"
-    r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could not|can.t|denied|refused|lost|killed)\b"
+    r"(?i)^(?!.*(?:warn|ignor|deprecat|retrying|retry (?:in|after|#|\d)|(?:will|to) retry|retry loop|fall(?:ing)? back|skip"
+    r"|if you see|means that))"
+    r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could not|can.t|denied|refused|lost|killed|corrupt(?:ed)?"
+    r"|\w+(?:Error|Exception))\b"
 )
+QUOTED = re.compile(
+    r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
+)  # an exception behind other words
 ENDED = re.compile(  # a process, as its launcher tells
     r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
     r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?)[ a-z_]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
     r"|(?:exited on|killed by|terminated by|died of) signal:? (?P<signal>\d+))\b"
 )
-RESTORING = re.compile(r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|torch/distributed/checkpoint/")
+RESTORING = re.compile(
+    r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|torch/distributed/checkpoint/"
+    r"|torch/serialization\.py \w*load"
+)
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
@@ -145,15 +155,16 @@ def _days(nodes: Mapping[int | None, list[Line]]) -> dict[int | None, list[float
 
 
 def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
-    report = Report()
+    report, own = Report(), learned(line.text for line in lines)
     for index, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
-        plain = line.who in OUTSIDE or line.text[:1] == " "
-        prefixed, text = (None, line.text) if plain else strip(line.text)
+        prefixed, text = (None, line.text) if line.who in OUTSIDE else strip(line.text, own)
         rank = line.rank if line.rank is not None else prefixed
         writer: Writer = (line.node, rank, line.who if line.who in OUTSIDE or rank is None else "rank")
         if rank is None and line.who == "agent" and (stamp := KERNEL.match(text)):
             writer, text = (line.node, None, "kernel"), text[stamp.end() :]
         stream, time = record.streams[writer], line.time + shift
+        if TRACEBACK in text and writer[2] == "agent" and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0])):
+            stream.signed.append(_signed(sign, line, time, writer, index, text.strip()))  # an engine quotes the program
         if shift:
             line = replace(line, time=time)
         if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
@@ -164,7 +175,7 @@ def _read_node(record: Record, lines: list[Line], shifts: list[float]) -> None:
             stream.signed += found
         elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, index, text):
             continue
-        elif sign := _sign(writer[2], text):
+        elif sign := _sign("agent" if line.who == "agent" and writer[2] == "rank" else writer[2], text):
             stream.signed.append(_signed(sign, line, time, writer, index, text.strip()))
         else:
             _note_life(record, stream, writer, index, time, text)
@@ -188,11 +199,13 @@ def _sign(who: str, text: str) -> Found | None:
     if who in OUTSIDE:
         return first_sign((who, "any"), text)
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
+    if daemon := DAEMON.match(text):
+        return first_sign(("agent",), text[daemon.end() :]) or first_sign(("agent",), text)
     if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), rest := text[severe.end() :])) and found[0].firm:
         return _reasoned(found, by, rest)
     if logged := LOGGED.match(text):
         text = text[logged.end() :]
-        return _mild(_reasoned(first_sign((*by, "error"), text), by, text)) or _implied(text, by)
+        return _mild(_reasoned(first_sign((*by, "error"), text), by, text)) or _implied(f"error: {text}", by)
     text = stated(text)
     if not any(word in text for group in by for word in _words(group)):
         return _implied(text, by)
@@ -223,7 +236,11 @@ def _implied(text: str, by: tuple[str, ...]) -> Found | None:
         return first_sign(("exit",), f"signal {abs(code) if code < 128 else code - 128}{rank}")
     if PARTING.search(text):
         return _unsure(first_sign((*by, "error"), text))
-    return _mild(first_sign((*by, "error"), text)) if COMPLAINT.search(text) else None
+    if not COMPLAINT.search(text):
+        return None
+    named = QUOTED.search(text)
+    inner = (first_sign((*by, "error"), named[1]) or first_sign(("program",), named[1])) if named else None
+    return _mild(_firmer(inner, first_sign((*by, "error"), text)) or inner)
 
 
 def _unsure(found: Found | None) -> Found | None:
@@ -274,8 +291,8 @@ def _errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
 
 
 def _error(writer: Writer, block: Block) -> Evidence:
-    by = ("error", "library", "any") if writer[2] == "rank" else ("error", "library", "any", "agent")
     line = block.line
+    by = ("error", "library", "any") if line.who == "rank" else ("error", "library", "any", "agent")
     node, rank, _ = writer
     blank = Evidence(Weight.WORD, "unknown", line.time, line, writer, block.index, node, rank, block.message[0], True, False)
     text = stated(block.text)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cloudwatch import FORWARDER
+from .prefixes import opened
 
 DAY = 86400.0
 HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start and before its end
@@ -16,23 +17,6 @@ ALL = 96 << 20  # bytes of all logs together
 LONGEST = 4000  # characters of a line that are looked at
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
 _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")  # but not a progress bar's `elapsed<remaining`
-# What launchers put before a rank's line: colours, ISO stamps (with CRI's stream and flag), Ray's, MPI's, Kubernetes', torch's,
-# and the host's name or address, as pdsh does.
-_PREFIX = re.compile(
-    r"""(?:\x1b\[[0-9;]*m
-    |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ]+(?:(?:stdout|stderr)[ ][FP][ ])?
-    |\d{4}/\d\d/\d\d[ ]\d\d:\d\d:\d\d(?:\.\d+)?[ ]
-    |\[(?:pod/)?[\w.-]+/[\w./-]+\][ ]
-    |\(\w+[ ]pid=\d+(?:,[ ]ip=[\d.]+)?\)[ ]
-    |(?!(?:nvme|ib\d|eth|en|mlx|efa|rank|nd\d|mount))(?=[a-z\d.-]{0,60}\d[a-z\d.-]{0,60}:)(?!\d+:)
-        [a-z\d][a-z\d.-]{0,99}:[ ](?=\S)(?!client_loop:|ssh[ ])
-    |(?:\w{3}[ ]\w{3}[ ]+\d+[ ][\d:]{8}[ ]\d{4})?\[(?:\d+,(?:mpirank:)?)?(?P<mpi>\d+)(?:,[\w.-]+)?\]<std(?:out|err)>:[ ]?
-    |\[default\d+\]:
-    |\[rank(?P<rank>\d+)\]:[ ]?
-    |(?P<slurm>\d+):[ ](?=[ ]{2}|Traceback|\w)
-    |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",
-    re.VERBOSE,
-)
 _COUNT = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,4}\d+")
 _MEASURE = re.compile(r"(?i)\bloss\b|\btokens?/s|\bit/s|s/it|\bsamples\b|\blr\b|\bacc|\bgrad|\bppl\b|\d+ ?/ ?\d+|perplexity")
 _CLOSING = re.compile(r"^(?:finished|stopped)\b.*\d|^[Tt]raining (?:complete|finished|done)")
@@ -78,6 +62,14 @@ def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterato
     lines = list(lines)
     time, rank, who = next((time for text in lines if (time := _clock_of(text, began)) is not None), 0.0), None, "agent"
     for text in lines:
+        held, told, stamp = opened(text)
+        if held:
+            time = _seconds(match[1], began) if (match := _CLOCK.search(stamp)) else time
+            yield from (
+                Line(time, node, rank if told is None else told, who if told is None else "agent", said[:LONGEST])
+                for said in held
+            )
+            continue
         text = text[:LONGEST]
         if match := _STAMP.fullmatch(text):
             number, other, clock, text = match.groups()
@@ -107,16 +99,6 @@ def stamp_of(text: str) -> float | None:
 def _seconds(clock: str, began: float) -> float:
     hours, minutes, seconds = clock.split(":")
     return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", ".")) - began) % DAY
-
-
-def strip(text: str) -> tuple[int | None, str]:
-    """The rank that prefixes of a line tell, if they do, and what stands behind them, with its indentation."""
-    rank = None
-    while match := _PREFIX.match(text):
-        number = match["rank"] or match["mpi"] or match["slurm"]
-        rank = int(number) if number else rank
-        text = text[match.end() :]
-    return rank, text
 
 
 def is_closing(text: str) -> bool:

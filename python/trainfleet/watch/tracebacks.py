@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .lines import Line, is_progress
+from .prefixes import TRACEBACK
 
-TRACEBACK = "Traceback (most recent call last)"
 MESSAGE_LINES, MESSAGE_SECONDS = 16, 1.5  # how far the message of an exception may reach behind its first line
 CHAINS = 16  # of each process, the last
 FRAMES = 8  # of each traceback, the innermost
@@ -19,6 +19,12 @@ _BARE = re.compile(
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
 _HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')  # a frame of a traceback whose head was cut off
+_FLAT = re.compile(
+    r'File "[^"]+", line \d+, in (?:(?!File ").)*?\s((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): (?:(?!File ").)*)$'
+)
+_LAUNCHER = re.compile(
+    r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} \d\d:|(?:ERROR|WARNING|INFO):torch\."
+)
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
 _IN = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
@@ -87,6 +93,8 @@ class Tracebacks:
         if TRACEBACK in text:
             head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
             self._open(head)
+            if not pieces and (flat := _FLAT.search(head)):
+                self.take(line, index, flat[1])
             for piece in pieces:  # a traceback in one line, as in JSON
                 if re.search(r"\w", piece):
                     self.take(line, index, piece)
@@ -154,7 +162,7 @@ class Tracebacks:
         if block is None or len(block.message) > MESSAGE_LINES or abs(line.time - block.line.time) > MESSAGE_SECONDS:
             self.last = None
             return False
-        if is_progress(text):
+        if is_progress(text) or _LAUNCHER.match(text):
             return False
         if text.strip():
             block.message.append(text.strip())

@@ -19,7 +19,7 @@ from .diagnosis import Finding, diagnose, quote
 from .evidence import SKEW
 from .follow import Outcome
 from .lines import DAY, Line, read_lines
-from .tracebacks import TRACEBACK
+from .prefixes import TRACEBACK
 
 TAIL = 12  # lines
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a healthy node's end
