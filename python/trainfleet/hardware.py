@@ -25,7 +25,8 @@ class Accelerator:
     neighbours meet over PCIe; `neighbours` is what a rank sends to them, and `bandwidth` what its memory moves, in bytes/s.
     `efficiency` is the fraction of the peak that large products reach in training, and `attention` the fraction of that which
     attention reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, else taken from a similar device
-    (B300: B200's, with attention twice as fast, as NVIDIA says of Blackwell Ultra).
+    (B300: B200's, and 6 % more for 1,100 W instead of 1,000, by what 700 W bring H100 over 500; attention 13 % more for 10.7e12
+    exponentials a second instead of 5e12, NVIDIA's figures: a score takes two beside 1,800 FLOPs, forward and backward).
     `side`: ranks along one side of the torus of chips, 4 x 4 (AWS Neuron, Trn1 and Trn2 Architecture); 0 where there is none.
     """
 
@@ -54,16 +55,16 @@ class Accelerator:
         return {"fp8": self.fp8, "bf16": self.bf16, "fp16": self.fp16 or self.bf16}.get(format) or self.fp32
 
 
-AMPERE, HOPPER, BLACKWELL, NEURON = (0.77, 0.43, True), (0.69, 0.31, True), (0.55, 0.40, True), (0.76, 0.50, True)
+AMPERE, HOPPER, BLACKWELL, NEURON = (0.77, 0.43, True), (0.69, 0.31, True), (0.50, 0.40, True), (0.76, 0.50, True)
 V100 = Accelerator(  # efficiency: of six runs of 52B in fp16 (tests/bench/LOG.md)
-    "V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s", None, 0.9e12, 150e9, 0.52, fp16=125e12
+    "V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s", None, 0.9e12, 150e9, 0.57, fp16=125e12
 )  # fmt: skip
 A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s", None, 1.555e12, 300e9, *AMPERE)
 A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s", None, 2.039e12, 300e9, *AMPERE)
 H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 3.35e12, 450e9, *HOPPER)
 H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 4.8e12, 450e9, *HOPPER)
-B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 8e12, 900e9, *BLACKWELL)
-B300 = Accelerator("B300-288GB", "cuda", 267.7, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 8e12, 900e9, 0.55, 0.80)
+B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 7.7e12, 900e9, *BLACKWELL)
+B300 = Accelerator("B300-288GB", "cuda", 267.7, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 7.7e12, 900e9, 0.53, 0.45)
 A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "", None, 0.6e12)
 L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12, 0.3e12)
 L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12, 0.864e12)

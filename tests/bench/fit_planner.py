@@ -28,7 +28,7 @@ ROWS = Path(__file__).parent / "published.jsonl"
 GB = 1e9
 FREE = [field.name for field in fields(Constants)]
 KINDS = ("ampere", "hopper", "hopper500", "blackwell", "neuron")
-START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4), "blackwell": (0.60, 0.4), "neuron": (0.65, 0.5)}
+START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4), "blackwell": (0.54, 0.4), "neuron": (0.65, 0.5)}
 
 
 def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 0) -> Device:
@@ -39,15 +39,29 @@ def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 
 
 
 ROCE, INFINIBAND = 25 * GB, 50 * GB  # bytes/s of a rank's network, as the sources tell
+# Of a B200 in a GB200 NVL72 (1,200 W), as against one of HGX (1,000 W): NVIDIA's data sheet of both
+RACK: dict[str, Any] = {"flops": {"fp8": 5000e12, "bf16": 2500e12, "fp32": 1250e12}, "memory": 8e12}
+EXP = hardware.B300.attention / hardware.B200.attention  # of attention, over that of B200
+
+
+def _powered(times: float) -> float:
+    """Speed under so many times the power: as H100 of 500 W are to those of 700, fitted each to their own rows (0.56 and 0.69)."""
+    return times**0.62
+
+
 DEVICES = [  # words in a row's hardware, family, device
     ("A100-40GB", "ampere", _device(hardware.A100_40, ROCE, 8)),
     ("A100", "ampere", _device(hardware.A100_80, ROCE, 8)),
     ("H100-96GB", "hopper500", replace(_device(hardware.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
     ("H100", "hopper", _device(hardware.H100, INFINIBAND, 8)),
     ("H200", "hopper", _device(hardware.H200, INFINIBAND, 8)),
-    ("GB300", "blackwell", replace(_device(hardware.B300, INFINIBAND, 4, 72), attention=2.0)),  # over that of B200
-    ("B300", "blackwell", replace(_device(hardware.B300, INFINIBAND, 8), attention=2.0)),
-    ("GB200", "blackwell", _device(hardware.B200, INFINIBAND, 4, 72)),
+    (
+        "GB300",
+        "blackwell",
+        replace(_device(hardware.B300, INFINIBAND, 4, 72), **RACK, efficiency=_powered(1.4 / 1.2), attention=EXP),
+    ),
+    ("B300", "blackwell", replace(_device(hardware.B300, INFINIBAND, 8), efficiency=_powered(1.1), attention=EXP)),
+    ("GB200", "blackwell", replace(_device(hardware.B200, INFINIBAND, 4, 72), **RACK)),
     ("B200", "blackwell", _device(hardware.B200, INFINIBAND, 8)),
     ("trn1", "neuron", _device(hardware.TRAINIUM1, 3.1 * GB, 32)),
     ("trn2", "neuron", _device(hardware.TRAINIUM2, 6.25 * GB, 64)),
@@ -59,6 +73,9 @@ DEVICES = [  # words in a row's hardware, family, device
 BEFORE_FLASH = re.compile(
     r"korthikanti|narayanan|bigscience|bloom|metaseq|opt-175b|neox-20b|mt-nlg|megatron-turing|glm-130b|gist|neuron-encoder|v100"
 )
+MEGATRONS = re.compile(
+    r"nemo|megatron(?!-llama)|bigscience"
+)  # with Megatron's kernels; its LLaMA of 2023 had no Transformer Engine
 BF16_SUMS = re.compile(r"llm-foundry|fms-fsdp")  # FSDP engines whose settings sum gradients in bf16; others do in fp32
 SITES = {
     "bigscience": 6.25 * GB
@@ -133,7 +150,7 @@ def work_of(row: dict[str, Any]) -> Work | None:
         zero=layout.get("zero") or (3 if layout.get("fsdp") else 1), tensor=degree["tp"], pipeline=degree["pp"],
         context=degree["cp"], interleave=stages, even=model["layers"] % (degree["pp"] * stages) == 0, gradient_bytes=2 if nemo or BF16_SUMS.search(words) else 4,
         format="bf16" if "trn" in row["hardware"] else format_of(row["precision"]), weight_bytes=4 if format_of(row["precision"]) == "fp32" else 2,
-        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or "nemo" in words or "megatron" in words, flash=not old, fused=fused, sequence_parallel=not old if layout.get("sp") is None else layout["sp"],
+        recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or bool(MEGATRONS.search(words)), flash=not old, fused=fused, sequence_parallel=not old if layout.get("sp") is None else layout["sp"],
         predicted=0.16 if "bert" in family else 1.0,
     )  # fmt: skip
 
@@ -179,7 +196,8 @@ def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device
 
 
 def tune(device: Device, kind: str, efficiency: dict[str, float]) -> Device:
-    return replace(device, efficiency=efficiency[kind], attention=device.attention * efficiency[f"{kind} attention"])
+    products, attention = efficiency[kind], efficiency[f"{kind} attention"]
+    return replace(device, efficiency=device.efficiency * products, attention=device.attention * attention)
 
 
 class Model:

@@ -31,6 +31,7 @@ MOST_CONTEXT = 64
 LONG = 16384  # tokens of a sequence from which context parallelism is tried
 NEAR = 0.05  # of the best speed: the model's own error between two layouts of one fleet is no smaller (tests/bench/LOG.md)
 MOST_SHARERS = 1024  # ranks that one copy of the state is divided over: no published run gathers weights over more
+WIDER = (4, 16, 64)  # nodes that share one copy of the state, between one and the most
 ROUNDS = (1, 2, 4, 8)  # stages a rank of an interleaved pipeline
 
 
@@ -175,10 +176,11 @@ def _interleaves(config: Config, layout: Layout) -> list[int]:
 
 
 def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
-    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, then over all that see other sequences (MOST_SHARERS)."""
+    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, of some (WIDER), and of all that see other sequences."""
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
-    shards = sorted({shard for shard in (inside, widest) if shard > 1 and ways % shard == 0})
+    between = [inside * nodes for nodes in WIDER if inside * nodes < widest]
+    shards = sorted({shard for shard in (inside, *between, widest) if shard > 1 and ways % shard == 0})
     if "layout.shard" in asked:
         yield replace(layout, shard=1)
     # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the whole step

@@ -14,6 +14,7 @@ from math import ceil, log2
 
 from .work import Device, Work
 
+HOP, HOP_OUTSIDE = 3.4e-6, 14e-6  # seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
 FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
 
 
@@ -28,6 +29,7 @@ class Constants:
     traffic_fused: float = 32.5
     traffic_inner: float = 5.9  # the same, feed-forward-wide
     scores: float = 18.5  # times that stored attention scores go through memory
+    scores_fused: float = 4.6  # the same where one kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2)
     launch: float = 9e-6  # seconds a kernel takes to launch
     kernels: float = 45.0  # kernels a block launches, forward
     ring: float = 0.79  # of a link's nominal rate that large collectives reach
@@ -144,7 +146,7 @@ def _product(work: Work, device: Device, c: Constants, size: tuple[float, float]
     efficiency = device.efficiency * (c.fp8 if format == "fp8" and "fp8" in device.flops else 1.0)
     balance = flops / device.memory
     thin = 1 + balance * (c.thin_tokens / work.tokens + c.thin_width / min(inputs, outputs))
-    thin /= c.tuned if work.tuned else 1.0
+    thin /= c.tuned if work.tuned and work.flash else 1.0
     return 2 * work.tokens * inputs * outputs * thin / (flops * efficiency)
 
 
@@ -189,7 +191,7 @@ def _attention(work: Work, device: Device, c: Constants) -> float:
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
     scores = work.tokens * work.length * work.heads / work.tensor
-    return seconds + c.scores * work.weight_bytes * scores / device.memory
+    return seconds + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory
 
 
 def _traffic(work: Work, device: Device, c: Constants) -> float:
@@ -217,6 +219,14 @@ def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float,
     inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
     return rate, c.latency_outside * log2(max(2, ranks))
+
+
+def _around(device: Device, ranks: int, stride: int) -> float:
+    """Seconds that the first number needs around a ring: gathering and scattering know no tree (NCCL, tuning.cc)."""
+    if not device.kernels:
+        return 0.0
+    nodes = ceil(ranks * stride / device.joined)
+    return (ranks - nodes) * HOP + (nodes - 1) * HOP_OUTSIDE if nodes < ranks else (ranks - 1) * HOP_OUTSIDE
 
 
 def _tensor(work: Work, device: Device, c: Constants) -> float:
@@ -248,10 +258,12 @@ def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple
         together = min(group, ways * work.context)  # the ranks that share one copy of the weights
         rate, latency = _link(device, c, together, work.tensor)
         bytes = (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
+        latency += _around(device, together, work.tensor)
         exchange = bytes / rate + 3 * layers * latency  # weights gathered forward and backward, gradients summed
         over = _hidden(_replicas(work, device, c, together, group // together), computing, c) / work.passes
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
+    latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
     back = work.weight_bytes if ways > 1 else work.gradient_bytes  # updated weights are gathered, or the sums of gradients
     exchange = (work.gradient_bytes + back) * work.numbers * (group - 1) / group / rate + layers * latency
     if not device.kernels:

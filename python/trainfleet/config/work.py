@@ -62,7 +62,8 @@ class Work:
     """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where they divide nothing.
 
     `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the part of a forward pass
-    beyond attention that is computed again; `flash`: attention keeps no scores; `fused`: elementwise work is compiled.
+    beyond attention that is computed again; `flash`: attention keeps no scores; `fused`: elementwise work is compiled;
+    `tuned`: an engine with kernels of its own (Megatron), for products since FlashAttention, for scores before it.
     """
 
     layers: int
