@@ -101,6 +101,21 @@ def test_a_node_has_room_for_its_own_ranks_alone() -> None:
     assert lack(two, Room(1.1 * rank, "all", "this machine")) is not None
 
 
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ("train.compile=false", 1.05),
+        ("train.compile=true train.recompute=full", 1.05),  # a block's input is kept whatever a compiler does
+        ("train.compile=true", 1.2),
+    ],
+)
+def test_a_run_is_refused_beyond_what_its_estimate_can_be_too_high(settings: str, most: float) -> None:
+    small = config(HERE % ("llama-3.2-1b", "optimizer: adamw"), settings)
+    wanted = Room(0, "rank", "").wanted(small)
+    assert lack(small, Room(1.01 * wanted / most, "rank", "a device")) is None
+    assert lack(small, Room(0.99 * wanted / most, "rank", "a device")) is not None
+
+
 def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     small = config((HERE % ("small", "optimizer: adamw")) + "checkpoint: {every: 10, keep: 4}\n")
     one = checkpoint_bytes(small)

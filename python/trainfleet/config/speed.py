@@ -114,12 +114,13 @@ def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
     share = 1.0 if whole else _pace(layers * block, head) / (layers * block)
     ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
-    repeated = again if work.recompute == "full" else min(1.0, 4 * again)
+    # of attention all, as only a block's last product is spared; with selective recomputation what engines differ in
+    repeated = 1.0 if work.recompute == "full" else min(1.0, 4 * again)
     attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
     traffic = layers * _traffic(work, device, c) * times + (_loss(work, device) if whole else 0.0)
     computing = products + attention + traffic
     launches = _launches(work, device, c, layers * times, computing)
-    tensor = layers * _tensor(work, device, c) * (2 + (repeated if work.recompute == "full" else 0))
+    tensor = layers * _tensor(work, device, c) * (2 + (again if work.recompute == "full" else 0))
     ring = layers * _context(work, device, c, computing / layers)
     per_pass = computing + launches + tensor + ring
     shards, at_end = _shards(work, device, c, per_pass)
