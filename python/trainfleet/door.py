@@ -73,7 +73,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from error
     if len(content) > most:
-        raise InputError(f"has more than {_size(most)}, which is more than any such file has", where=str(path))
+        what = f"has more than {_size(most)}, which is more than any such file has"
+        raise InputError(what, where=str(path), next=f"ls -l {shlex.quote(str(path))}")
     return content
 
 

@@ -4,6 +4,7 @@
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── InputError          a file or text that was written elsewhere, with its line and key (door.py)
     ├── DataError           a source, a tokenizer or a dataset
+    │   ├── NoSource        an entry of data.sources names nothing that can be read
     │   └── BadText         a record of a source (data/formats.py)
     ├── RunError            a run folder or a checkpoint
     │   ├── Broken          a checkpoint that is not whole (checkpoints/marker.py)
@@ -128,6 +129,17 @@ class InputError(TrainfleetError, ValueError):
 
 class DataError(TrainfleetError):
     """A source, a tokenizer or a dataset is missing, broken or not the one that this config asks for."""
+
+
+class NoSource(DataError):
+    """An entry of data.sources, by its number from 0, names nothing that can be read."""
+
+    def __init__(self, error: DataError, entry: int) -> None:
+        self.entry = entry
+        super().__init__(error.what, where=error.where, why=error.why, next=error.next)
+
+    def __reduce__(self) -> tuple[type[NoSource], tuple[DataError, int]]:
+        return NoSource, (DataError(self.what, where=self.where, why=self.why, next=self.next), self.entry)
 
 
 class RunError(TrainfleetError):

@@ -29,6 +29,7 @@ COMMANDS = re.compile(  # of our Makefile, wherever a text names one
     r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|stop"
     r"|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
+IN_ADDRESS = re.compile(r"(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)")  # user:password@ of a proxy
 # Control characters except newline and tab; characters that change the direction of text; Unicode line separators.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 
@@ -41,7 +42,8 @@ def keep_secret(names: Iterable[str]) -> None:
 
 
 def hide(text: str) -> str:
-    """The text with *** for every secret in it."""
+    """The text with *** for every secret in it, and for the password in an address."""
+    text = IN_ADDRESS.sub(HIDDEN, text) if "@" in text else text
     covered = sorted(part for pattern in _patterns() for part in _places(text, pattern))
     if not covered:
         return text
@@ -210,6 +212,8 @@ def guarded() -> Iterator[None]:
     """Guards stdout and stderr within `with`, and flushes what is held back at its end."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
+        if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone gets a ? where others get a dot
         setattr(sys, name, stream if isinstance(stream, Stream) else Stream(stream))
     try:
         yield

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from . import door, events
 from .errors import InputError, RunError
@@ -41,6 +41,7 @@ COPY = "TRAINFLEET_COPY"  # names this node's own disk, to which a dataset in S3
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = "lock"
 ENGINE = "engine:"  # the first word of a stop file that no person asked for
+LARGEST = 4096 * door.MEBIBYTE  # of a .jsonl file: ten million lines
 MOST = 64 * door.MEBIBYTE  # of a growing file, at a look
 Record = dict[str, Any]
 
@@ -242,7 +243,7 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
         InputError: a line is whole, and not what `check` takes; or the file can't be read.
     """
     try:
-        with door.open_regular(path) as stream:
+        with _open(path) as stream:
             for number, line in enumerate(door.lines_of(stream), 1):
                 try:
                     record = door.parse_line(line, "") if line.endswith(b"\n") else None
@@ -252,6 +253,16 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
                     yield _checked(record, check, path, number)
     except FileNotFoundError:
         return
+
+
+def _open(path: Path) -> BinaryIO:
+    """A .jsonl file of a run. Raises as `door.open_regular`, InputError for a larger one than a run writes."""
+    stream = door.open_regular(path)
+    if os.fstat(stream.fileno()).st_size <= LARGEST:
+        return stream
+    stream.close()
+    what = f"has more than {LARGEST // 2**30} GiB, which is more than any run writes"
+    raise InputError(what, where=str(path), next=remedy(path))
 
 
 def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: int) -> Record:
@@ -296,12 +307,13 @@ class Lines:
         if self.path.exists() and self.path.stat().st_size < self.offset:  # it was cut back by a resume
             self.offset = 0
         found: list[Record] = []
-        while True:
+        while self.offset < LARGEST:
             lines, end = whole_lines(self.path, self.offset)
             if end == self.offset:
-                return found
+                break
             found += parse_lines(lines, self.check)
             self.offset = end
+        return found
 
 
 class Feed:

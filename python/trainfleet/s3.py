@@ -27,6 +27,8 @@ from .origin import installing_package
 
 SCHEME = "s3://"
 TRIES = 10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
+CONNECT, ANSWER = 10, 20  # seconds for a connection, and between two bytes of an answer: S3 sends blanks while it works on one
+SILENCES = 3  # tries of a request that nothing comes back to: an endpoint that is none would hold a command for many minutes
 PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
 AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node whose ranks all write
 SMALL = 2**28  # bytes of an object that is read at once, at most
@@ -205,17 +207,19 @@ def explained(address: str) -> Iterator[None]:
     """Whatever boto3 raises here is raised as an S3Error."""
     client()  # says what is missing
     from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, HTTPClientError, NoCredentialsError
+    from botocore import exceptions as boto
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
     try:
         yield
-    except (NoCredentialsError, CredentialRetrievalError) as error:
+    except (boto.NoCredentialsError, boto.CredentialRetrievalError) as error:
         raise S3Error("can't be reached without credentials", where=address, why=str(error), next=CREDENTIALS) from error
     except (ClientError, Boto3Error, BotoCoreError) as error:
         answer = getattr(error, "response", None) or getattr(error.__context__, "response", None)
         if answer is not None:
             raise _refused(address, _reason(answer), str(answer["Error"].get("Code"))) from error
-        often = f", {TRIES} times" if isinstance(error, HTTPClientError) else ""
+        silent = isinstance(error, (boto.ConnectTimeoutError, boto.ReadTimeoutError))
+        often = f", {SILENCES if silent else TRIES} times" if isinstance(error, HTTPClientError) else ""
         raise S3Error("S3 gives no good answer", where=address, why=f"{error}{often}", next=_look(address)) from error
     except (LookupError, TypeError, ValueError) as error:  # a number or a time that is none; a part that is missing
         raise _unbelievable(address, f"it can't be read: {type(error).__name__}: {error}") from error
@@ -228,7 +232,7 @@ def client() -> Any:
 
 def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any) -> tuple[bytes, str] | None:
     """What a GET brings, and the ETag. boto3 does not retry a body that is cut off, so that is done here."""
-    from botocore.exceptions import HTTPClientError, IncompleteReadError
+    from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
 
     for left in reversed(range(TRIES)):
         if (answer := request("get_object", address, unless=unless, **words)) is None:
@@ -238,8 +242,8 @@ def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any)
         with explained(address):
             try:
                 return answer["Body"].read(), answer["ETag"]
-            except (HTTPClientError, IncompleteReadError):
-                if not left:
+            except (HTTPClientError, IncompleteReadError) as error:
+                if not left or (isinstance(error, ReadTimeoutError) and left <= TRIES - SILENCES):
                     raise
     raise AssertionError("unreachable")
 
@@ -278,12 +282,22 @@ def _client(process: int) -> Any:
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise S3Error("needs the package boto3", where=SCHEME, why=str(error), next=installing_package("boto3")) from error
-    tries = {} if "AWS_MAX_ATTEMPTS" in os.environ else {"total_max_attempts": TRIES}
-    config = Config(retries={"mode": "standard", **tries}, connect_timeout=10, read_timeout=60, max_pool_connections=4 * AT_ONCE)
+    tries = {"mode": "standard"} if "AWS_MAX_ATTEMPTS" in os.environ else {"mode": "standard", "total_max_attempts": TRIES}
+    config = Config(retries=tries, connect_timeout=CONNECT, read_timeout=ANSWER, max_pool_connections=4 * AT_ONCE)
     try:
-        return boto3.session.Session().client("s3", config=config)
+        found = boto3.session.Session().client("s3", config=config)
+        found.meta.events.register_first("needs-retry.s3", _end_silence)
+        return found
     except (BotoCoreError, ValueError) as error:  # an endpoint, a profile or a number of AWS's variables
         raise S3Error("can't be reached", where=SCHEME, why=str(error), next="env | grep ^AWS_ ; aws configure list") from error
+
+
+def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
+    """Ends the tries of a request to which nothing has come back SILENCES times; all else is for boto3 to decide."""
+    from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
+
+    if attempts >= SILENCES and isinstance(caught_exception, (ConnectTimeoutError, ReadTimeoutError)):
+        raise caught_exception
 
 
 def _transfer() -> Any:

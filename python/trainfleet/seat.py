@@ -23,6 +23,7 @@ from .errors import BackendError
 PORT = 29400  # where the ranks meet when nobody says
 LOOPBACK = "127.0.0.1"
 RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"  # `a[01-02,7]`: at most a million hosts
 Environment = Mapping[str, str]
 
 
@@ -94,6 +95,7 @@ def of_batch(environment: Environment = os.environ) -> Seat:
     The main node has seat 0, whatever its index. Batch does not give it its own address, which is looked up.
     """
     read = _Variables("AWS_BATCH_JOB_", environment)
+    read.word("ID")  # the others have defaults, as a job of one node lacks them: without this any process would be such a job
     nodes, index, main = read.number("NUM_NODES", 1), read.number("NODE_INDEX", 0), read.number("MAIN_NODE_INDEX", 0)
     meet = read.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "") if index != main else own_address() if nodes > 1 else LOOPBACK
     if not meet:
@@ -143,6 +145,8 @@ _NEXT = "start it as the backend does: make plan OUT=folder shows how"
 
 def expand_hosts(words: str) -> Iterator[str]:
     """The hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
+    if not re.fullmatch(HOSTS, words):
+        raise BackendError(f"{words[:80]!r} is no list of hosts", where="SLURM_STEP_NODELIST", next=_NEXT)
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
         yield from _expand(part)
 
@@ -204,4 +208,6 @@ class _Variables:
 def _checked(seat: Seat, where: str) -> Seat:
     if not (0 <= seat.node < seat.nodes and seat.meet):
         raise BackendError(f"node {seat.node} of {seat.nodes} is no seat of a job", where=where, next=_NEXT)
+    if not 0 <= seat.port < 2**16:  # 0: a job whose ranks do not meet
+        raise BackendError(f"{seat.port} is no port where ranks can meet", where=where, next=_NEXT)
     return seat

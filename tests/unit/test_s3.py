@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,29 @@ def test_an_object_that_is_larger_than_its_reader_allows_is_refused(server: Cut)
     s3.write(ADDRESS, bytes(1001))
     with pytest.raises(S3Error, match="not to be believed"):
         s3.read(ADDRESS, 1000)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: x\r\n\r\nhalf"], ids=["nothing", "half"])
+def test_an_endpoint_that_takes_requests_and_answers_none_is_told_after_three_tries(
+    server: Cut, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    tried, kept = [], []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def take() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(silent.accept()[0])  # a connection that is dropped would be an answer
+                    tried.append(kept[-1].recv(2**16))
+                    kept[-1].sendall(answer)
+
+        threading.Thread(target=take, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(s3, "ANSWER", 0.2)
+        s3._client.cache_clear()
+        with pytest.raises(S3Error, match="gives no good answer") as caught:
+            s3.read(ADDRESS)
+    assert len(tried) == s3.SILENCES and "timeout" in caught.value.why and "3 times" in caught.value.why
 
 
 def test_the_error_is_what_a_disk_would_raise_and_comes_whole_through_a_process_boundary(server: Cut) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import origin
 from ..door import printable, shortened
-from ..errors import TYPED, RunError, TrainfleetError, tell
+from ..errors import TYPED, NoSource, RunError, TrainfleetError, tell
 from ..output import guarded
 from ..runs import unwritable
 from ..spelling import suggest
@@ -73,13 +73,11 @@ def main(arguments: Sequence[str]) -> int:
                 print(help)
             return 0
         verb = _verb(arguments)
-        run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
         variables = read_variables(verb, VERBS[verb], arguments[1:])
         os.environ[TYPED] = (
             "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         )  # programs that a verb starts read it, too
-        with guarded():
-            return run(variables, started)
+        return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)
     except BrokenPipeError:  # the reader of our output left, as `head` does
@@ -94,6 +92,17 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     finally:
         os.environ.pop(TYPED, None)
+
+
+def _carried_out(verb: str, variables: Variables, started: float) -> int:
+    run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
+    try:
+        with guarded():
+            return run(variables, started)
+    except NoSource as error:
+        from ..launch.settings import placed
+
+        raise placed(error, variables) from error
 
 
 def described(arguments: Sequence[str]) -> str:

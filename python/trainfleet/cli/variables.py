@@ -47,9 +47,11 @@ VARIABLES = {
     "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]
+TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # of an amount
 LARGEST = 10**18 - 1  # of a number
+LONGEST = 4096  # characters of a value, as of a path; what is longer is another file's content, or a slip
 MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")  # these say themselves what they lack
 
 
@@ -74,10 +76,18 @@ def read_variables(
     problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
     problems += [Problem(0, name, "", f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine")
                  for name in PATHS if name in allowed and ADDRESS.match(given.get(name, ""))]  # fmt: skip
+    long = [name for name, value in given.items() if len(value) > LONGEST and name in VARIABLES and name not in TEXTS]
+    problems += [Problem(0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are taken") for name in long]
     problems += [Problem(0, name, "", "is not UTF-8 text") for name, value in given.items() if not _is_text(value)]
     if problems:
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
-    return {name: environment[name] for name in allowed if environment.get(name)} | given
+    found = {name: environment[name] for name in allowed if environment.get(name)} | given
+    return {name: _at_home(value) if name in PATHS else value for name, value in found.items()}
+
+
+def _at_home(path: str) -> str:
+    """A path with the user's home for `~`, which not every shell puts there behind a `=`."""
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path  # noqa: PTH111  it may end with a slash
 
 
 def typed(variables: Variables) -> str:

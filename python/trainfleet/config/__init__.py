@@ -1,7 +1,7 @@
 """config.yaml → checked → frozen dataclasses: once, at the edge."""
 
 from .derive import Derived
-from .load import Settings, Terms, dump_given, dump_resolved, load, load_name, load_resolved, load_steps
+from .load import Settings, Terms, dump_given, dump_resolved, load, load_name, load_resolved, load_steps, place_of
 from .types import Config, flat
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "load_name",
     "load_resolved",
     "load_steps",
+    "place_of",
 ]

@@ -146,6 +146,11 @@ def load_name(settings: Settings) -> str:
     return str(values["name"])
 
 
+def place_of(settings: Settings, key: Key) -> tuple[int, str]:
+    """The line of a key, and its file and line; 0 and the variable that has set it."""
+    return _checked(settings)[0].where(key)
+
+
 def load_resolved(path: Path) -> Config:
     """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived again, and checked like any other.
 
@@ -255,7 +260,7 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
     try:
         if len(settings.set) > LONGEST_SET:
             raise ValueError(f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are read")
-        words = shlex.split(settings.set)
+        words = _words(settings.set)
     except ValueError as error:
         yield Problem(0, "SET", "", f"{door.show(settings.set)} can't be read: {error}")
         words = []
@@ -263,7 +268,7 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            yield Problem(0, "SET", "", f"{word!r} is not key=value, as in SET='train.steps=50 train.seed=2'")
+            yield Problem(0, "SET", "", f"{door.shortened(repr(word))} is not key=value, as in SET='train.steps=50 train.seed=2'")
         elif name in names:
             yield Problem(0, "SET", name, "is set twice")
         else:
@@ -271,6 +276,18 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
             yield from _assign(document, "SET", name, text)
     for variable, (name, text) in settings.short.items():
         yield from _assign(document, variable, name, text)
+
+
+def _words(text: str) -> list[str]:
+    """The words of SET, as a shell parts them; but brackets hold together, and quotes within them are YAML's own."""
+    depth, quote, parts = 0, "", list[str]()
+    for letter in text:
+        if letter in "\"'" and not depth and quote in ("", letter):
+            quote = "" if quote else letter
+        elif not quote:
+            depth = max(depth + (letter in "[{") - (letter in "]}"), 0)
+        parts.append(f"\\{letter}" if depth and (letter in "\"'\\" or letter.isspace()) else letter)
+    return shlex.split("".join(parts))
 
 
 def _assign(document: Document, source: str, name: str, text: str) -> Iterator[Problem]:

@@ -169,7 +169,7 @@ def fills(passes: int, layout: Layout) -> bool:
 def _context(config: Config) -> Iterator[tuple[str, str]]:
     length, context = config.train.sequence_length, config.train.layout.context
     if context > 1 and length % (2 * context):
-        fit = [degree for degree in range(1, min(length, 64) + 1) if length % (2 * degree) == 0]
+        fit = [1, *(degree for degree in range(2, min(length, 64) + 1) if length % (2 * degree) == 0)]
         yield (
             "train.layout.context",
             f"2 x {context} pieces do not divide train.sequence_length {length}; degrees that do: {_listed(fit)}",

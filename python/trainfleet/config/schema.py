@@ -104,6 +104,8 @@ def explain(error: Any) -> Iterator[tuple[Key, str]]:
         case "required":
             for name in sorted(set(rule) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
+        case "type" | "pattern" if error.schema.get("writeOnly"):  # what stands there by mistake may be the secret itself
+            yield (), f"is not written as in {show(error.schema['examples'][0])}; it is not shown here, as it may be a secret"
         case "type":
             yield (), f"must be {_types(rule)}, not {show(got)}{_nearly(rule, got)}"
         case "enum":
@@ -115,22 +117,26 @@ def explain(error: Any) -> Iterator[tuple[Key, str]]:
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             yield (), f"must be {_range(error.schema)}{unit}, not {show(got)}"
         case "pattern" if rule != NAME:
-            examples = ", ".join(map(show, error.schema.get("examples", ())))
-            yield (), f"{show(got)} is not {f'written as in {examples}' if examples else f'of the form {rule}'}"
+            yield (), f"{show(got)} is not {_written(error.schema)}"
         case "pattern":
-            yield (
-                (),
-                f"{show(got)} must be lower-case letters, digits, '.', '_' and '-', starting with a letter or digit, at most 63",
-            )
+            letters = "lower-case letters, digits, '.', '_' and '-', starting with a letter or digit, at most 63"
+            yield (), f"{show(got)} must be {letters}"
         case "minItems" | "minLength":
             yield (), "must not be empty"
         case "maxItems" | "maxLength":
-            yield (
-                (),
-                f"has {len(got):,} {'entries' if error.validator == 'maxItems' else 'characters'}; at most {rule:,} are taken",
-            )
+            parts = "entries" if error.validator == "maxItems" else "characters"
+            yield (), f"has {len(got):,} {parts}; at most {rule:,} are taken"
+        case "uniqueItems":
+            twice = next(entry for count, entry in enumerate(got) if entry in got[:count])
+            yield (), f"names {show(twice)} twice"
         case _:
             yield (), error.message
+
+
+def _written(schema: Schema) -> str:
+    """How a text is written: by the schema's examples, or its pattern."""
+    examples = ", ".join(map(show, schema.get("examples", ())))
+    return f"written as in {examples}" if examples else f"of the form {schema['pattern']}"
 
 
 def _nearly(rule: str | list[str], got: Any) -> str:

@@ -12,15 +12,18 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from .. import s3, streams
 from ..door import shortened
 from ..errors import DataError, TrainfleetError
+from ..spelling import suggest
 
 STDLIB = "stdlib"
 BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
+BESIDE = 1000  # names in a folder among which one that was misspelt is looked for
 SKIPPED = ("site-packages", "dist-packages", "__pycache__")
 
 
@@ -136,12 +139,24 @@ def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
     return sorted(found)
 
 
+def _absence(path: Path) -> str:
+    """Why a path is no file: what it is, where its link leads, or the name beside it that was meant."""
+    if path.exists():
+        return "is a pipe, a socket or a device, not a file"
+    if path.is_symlink():
+        return f"its link leads to {shortened(str(path.readlink()), 255)}, where nothing is"
+    if path.parts[:1] == ("~",):
+        return "there is no such file or folder: ~ is a shell's word; write the path out"
+    beside = islice(path.parent.iterdir(), BESIDE) if path.parent.is_dir() else ()
+    return f"there is no such file or folder{suggest(path.name, [other.name for other in beside])}"
+
+
 def _match(source: str, suffixes: tuple[str, ...]) -> list[str]:
     """The files that a path or a glob names."""
     exists: Callable[[str], bool] = lambda path: Path(path).is_file()  # noqa: E731
     if not glob.has_magic(source) or exists(source):
         if not exists(source):
-            raise unreadable(source, "there is no such file or folder")
+            raise unreadable(source, _absence(Path(source)))
         matches = [source]
     elif not (matches := sorted(filter(exists, glob.glob(source, recursive=True)))):  # noqa: PTH207  absolute patterns too
         raise unreadable(source, "no file matches this pattern")

@@ -10,11 +10,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 from ..config.types import Data, Source
-from ..errors import DataError
+from ..errors import DataError, NoSource
 from .hub import HUB, list_shards
-from .source_files import File, is_remote, left_out, list_files, unreadable
+from .source_files import File, is_remote, left_out, list_files, open_file, unreadable
 
 TEXT = (".txt", ".md", ".py")
 LINES = (".jsonl",)
@@ -26,7 +27,9 @@ TAR_TEXT = TEXT  # of a tar's members
 PACKED_TEXT = tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst"))
 SUFFIXES = TEXT + LINES + PACKED_LINES + PARQUET + JSON + SEPARATED + ARROW + TAR + PACKED_TEXT
 
-MEBIBYTE = 2**20
+KIBIBYTE, MEBIBYTE = 2**10, 2**20
+POINTER = b"version https://git-lfs"
+POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
 GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut into documents of about this size
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
@@ -83,7 +86,7 @@ def plan_units(data: Data) -> UnitPlan:
     """The units that `data.sources` are cut into; the same listing gives the same units. DataError for a bad source."""
     if any(source.weight for source in data.mixture) and data.weights is None:
         raise DataError("some sources have a weight and some have none", where="data.sources", next="give all a weight, or none")
-    listed = [_list(source) for source in data.mixture]
+    listed = [_entry(number, source) for number, source in enumerate(data.mixture)]
     warnings, seen = list[str](), set[str]()
     for files in listed:
         for file in [file for file in files if file.path in seen]:
@@ -118,13 +121,32 @@ def is_long_text(file: File) -> bool:
     return file.path.endswith(TEXT) and file.size > LARGEST_TEXT
 
 
+def _entry(number: int, source: Source) -> list[File]:
+    try:
+        return _list(source)
+    except DataError as error:
+        raise NoSource(error, number) from error
+
+
 def _list(source: Source) -> list[File]:
     if source.path.startswith(HUB):
         return list_shards(source.path)
     files = [file for file in list_files(source.path, SUFFIXES) if file.size]
     if not files:
         raise unreadable(source.path, "it is empty")
+    _refuse_pointers(files)
     return files
+
+
+def _refuse_pointers(files: Iterable[File]) -> None:
+    """Refuses what git-lfs has left in place of a file, which is text that could be trained on. It has under 1 KiB.
+
+    https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+    """
+    for file in islice((file for file in files if file.size < KIBIBYTE and not is_remote(file.path)), POINTERS):
+        with open_file(file) as stream:
+            if stream.read(len(POINTER)) == POINTER:
+                raise unreadable(file.path, "it is a pointer of Git LFS, and the file itself is not here: git lfs pull")
 
 
 def _aim(total: int) -> int:

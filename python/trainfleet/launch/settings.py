@@ -11,12 +11,12 @@ from pathlib import Path
 from .. import hardware
 from ..backends import Backend, backend_of, terms_of
 from ..checkpoints.store import Store, store_of
-from ..config import Config, Derived, Settings, load, load_name, load_resolved
+from ..config import Config, Derived, Settings, load, load_name, load_resolved, place_of
 from ..data.dataset import find
 from ..data.sources import have_changed, plan_units
 from ..data.tokenizer import require_use
 from ..door import show
-from ..errors import ConfigError, Problem, RunError
+from ..errors import ConfigError, NoSource, Problem, RunError
 from ..plan.job import tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
@@ -49,6 +49,14 @@ def run_called(name: str) -> Run:
         message = f"no run here is called {show(name)}{suggest(name, here)}"
         raise ConfigError([Problem(0, "RUN", "", message)], next="make runs lists them")
     return run_of(name)
+
+
+def placed(error: NoSource, variables: Variables) -> ConfigError:
+    """The same error with the line of config.yaml, or the variable, that names the source."""
+    settings = settings_of(variables)
+    line, where = place_of(settings, ("data", "sources", error.entry))
+    message = f"{error.where or 'it'} {error.what}: {error.why}"
+    return ConfigError([Problem(line, where, f"data.sources[{error.entry}]", message)], next="correct data.sources there")
 
 
 def config_of(settings: Settings) -> tuple[Config, list[Derived]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 from pathlib import Path
 from shlex import quote
@@ -90,6 +91,7 @@ def svg(figure: Figure, title: str) -> str:
     """A figure as one <svg> element that scales with the page, in its font, coloured by its CSS variables."""
     import matplotlib
 
+    os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib takes it for a number, whatever it is; no date is kept here
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
