@@ -151,7 +151,7 @@ def work_of(row: dict[str, Any]) -> Work | None:
         context=degree["cp"], interleave=stages, even=model["layers"] % (degree["pp"] * stages) == 0, gradient_bytes=2 if nemo or BF16_SUMS.search(words) else 4,
         format="bf16" if "trn" in row["hardware"] else format_of(row["precision"]), weight_bytes=4 if format_of(row["precision"]) == "fp32" else 2,
         recompute=recompute, tuned=row["split_source"] in ("dgxc", "korthikanti", "gist", "megascale") or bool(MEGATRONS.search(words)), flash=not old, fused=fused, sequence_parallel=not old if layout.get("sp") is None else layout["sp"],
-        predicted=0.16 if "bert" in family else 1.0,
+        predicted=0.16 if "bert" in family else 1.0, state_bytes=2 if re.search("bf16 weights|bf16-true", row.get("note") or "") else 4,
     )  # fmt: skip
 
 
@@ -280,6 +280,8 @@ def order(found: list[Any]) -> str:
         same = (source, kind, work.format, work.layers, work.width, work.vocabulary, work.length, work.world)
         groups[same].append((rate, rate * exp(error)))
     pairs = [(a, b) for group in groups.values() for a, b in combinations(group, 2) if abs(a[0] / b[0] - 1) > 0.05]
+    if not pairs:
+        return "no two runs of one model on as many devices differ by over 5 %"
     right = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs)
     several = [group for group in groups.values() if len(group) > 1]
     lost = [1 - max(group, key=lambda pair: pair[1])[0] / max(group)[0] for group in several]

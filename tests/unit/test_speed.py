@@ -125,6 +125,11 @@ def test_a_ring_s_first_number_comes_later_the_more_ranks_share_the_state() -> N
     assert exchanged(4096, graphs) < 1.1 * exchanged(512, graphs)
 
 
+def test_an_optimizer_moves_half_as_much_where_its_state_takes_half() -> None:
+    assert step_of(replace(LLAMA, state_bytes=2), H100).update == pytest.approx(step_of(LLAMA, H100).update / 2)
+    assert work_of(load(Settings(RECIPE, "train.weights=bf16 train.precision=bf16"))[0]).state_bytes == 2
+
+
 def test_more_power_and_faster_exponentials_are_no_whole_new_device() -> None:
     assert 1 < hardware.B300.efficiency / hardware.B200.efficiency < 1.1
     assert 1 < hardware.B300.attention / hardware.B200.attention < 1.25

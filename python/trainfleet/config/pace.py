@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import cpu_speed, hardware
 from .families import FAMILIES
-from .memory import passes_of
+from .memory import FORMATS, passes_of
 from .precision import format_of, is_half
 from .speed import ON_CPUS, Step, step_of
 from .types import Config
@@ -41,7 +41,7 @@ def work_of(config: Config) -> Work:
         weight_bytes=2 if is_half(config) else 4, recompute=nearest, flash=family.causal or config.fleet.stack != "neuron-xla",
         fused=bool(train.compile),
         head=model.head_size or 0, predicted=family.guesses(train.sequence_length) / train.sequence_length,
-        straightened=train.optimizer == "muon", even=True,
+        straightened=train.optimizer == "muon", even=True, state_bytes=FORMATS[train.weights],
     )  # fmt: skip
 
 

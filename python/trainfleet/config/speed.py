@@ -39,7 +39,7 @@ class Constants:
     hidden_tensor: float = 0.23  # of the tensor-parallel exchange that computing hides
     hidden_shard: float = 0.78  # of the sharded weights' exchange
     bubble: float = 0.84  # of the pipeline's idle share by arithmetic
-    update: float = 75.5  # bytes that the optimizer moves per number
+    update: float = 75.5  # bytes that the optimizer moves per number, in fp32
     step: float = 0.0054  # seconds a step takes beside all this
     spread: float = 0.0058  # slowdown per doubling of nodes: the slowest of many sets the pace
     selective: float = 0.06  # of a forward pass that selective recomputation repeats
@@ -298,7 +298,8 @@ def _stages(work: Work, device: Device, c: Constants) -> float:
 
 
 def _update(work: Work, device: Device, c: Constants) -> float:
-    seconds = c.update * work.numbers / max(1, work.shard) / device.memory
+    bytes = c.update * (1 if device.host else work.state_bytes / 4)  # where the host computes, rounding takes what that saves
+    seconds = bytes * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
     return seconds + (_straighten(work, device) if work.straightened else 0.0)
 

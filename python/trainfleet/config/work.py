@@ -95,6 +95,7 @@ class Work:
     predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
     straightened: bool = False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
     gradient_bytes: int = 4  # of a number, while gradients are summed over ranks
+    state_bytes: int = 4  # of a number that the optimizer works on: a weight, its gradient, a moment
     even: bool = False  # stages have equal numbers of blocks, and the last also has the output layer; else they are balanced
 
     @property
