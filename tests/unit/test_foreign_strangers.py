@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,11 @@ import verbs
 from trainfleet import seat
 from trainfleet.cli.variables import VARIABLES, read_variables
 from trainfleet.config import Settings, load
+from trainfleet.config.types import Data
+from trainfleet.config.vocabulary import Vocabulary
 from trainfleet.data import bpe
-from trainfleet.errors import BackendError, ConfigError, InputError
+from trainfleet.data.sources import plan_units
+from trainfleet.errors import BackendError, ConfigError, DataError, InputError
 from trainfleet.output import hide
 from trainfleet.runs import Lines, Run
 
@@ -120,6 +126,47 @@ def test_a_word_without_an_end_is_learned_from_in_parts() -> None:
     word, words = "ab" * 200_000, "some words and\n\nlines "
     assert "".join(parts := bpe.LONG_WORD.split(words + word)) == words + word and max(map(len, parts)) <= 1000
     assert bpe.LONG_WORD.split(words) == [words]
+
+
+def empty_tar(path: Path) -> None:
+    tarfile.open(path, "w").close()
+
+
+@pytest.mark.parametrize(
+    "name, make, why",
+    [("a.tar", empty_tar, "hold no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
+     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "call the file .json")],
+)  # fmt: skip
+def test_a_source_without_text_is_told_as_what_it_is(desk: Path, name: str, make: Callable[[Path], None], why: str) -> None:
+    make(desk / name)
+    data = Data("d", (name,), "text", "bpe", 300, 0.1)
+    with pytest.raises(DataError) as caught:
+        bpe.train(data, plan_units(data))
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "set, why",
+    [("checkpoint.destination=~/x", "a shell's word"), ('checkpoint.destination="$HOME/x"', "a shell's word"),
+     ("train.init_from=config.yaml", "is no folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
+     ("train.loggers=[wandb,wandb]", 'names "wandb" twice')],
+)  # fmt: skip
+def test_a_path_that_would_be_taken_for_another_is_refused(desk: Path, set: str, why: str) -> None:
+    Path("config.yaml").write_text("name: base\ndata: {sources: [text]}\n")
+    said = verbs.enter(desk, "plan", f"SET={set}", code=2)
+    assert why in said and "SET: " in said
+
+
+def test_a_tokenizer_that_makes_each_word_a_book_is_refused(desk: Path) -> None:
+    blown = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 10**6}]}
+    table = {"type": "Precompiled", "precompiled_charsmap": "A" * 10**6}
+    for normalizer, is_good in ((blown, False), (table, True)):
+        content = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "normalizer": normalizer})
+        if is_good:
+            assert Vocabulary(content, "tok.json").vocabulary == {"a": 0}
+        else:
+            with pytest.raises(DataError, match="1,000,000 characters"):
+                _ = Vocabulary(content, "tok.json").vocabulary
 
 
 def test_any_locale_s_terminal_gets_what_it_can_show(desk: Path) -> None:

@@ -88,6 +88,8 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
     if not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
         what = "it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's"
         yield "train.init_from", f"{address!r} is not there; {what}"
+    elif not os.path.isdir(address):  # noqa: PTH112
+        yield "train.init_from", f"{address!r} is no folder"
     elif (Path(address) / "config.json").is_file():
         from . import weight_files  # it loads safetensors
 

@@ -329,7 +329,15 @@ def _nearest(batch: int, ways: int) -> str:
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 OF_A_LAYOUT: tuple[Rule, ...] = (*DIVISION, _documents, _recompute, _formats, neuron.check_layout)  # which auto must keep to
+
+
+def _destination(config: Config) -> Iterator[tuple[str, str]]:
+    path = config.checkpoint.destination or ""
+    if path.startswith(("~", "$")):
+        yield "checkpoint.destination", f"{path}: {path[0]} is a shell's word, and means nothing here: write the path out"
+
+
 RULES: tuple[Rule, ...] = (
     _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own, _documents, _sequence,
-    _schedule, _recompute, _formats, _profile, neuron.check_node, neuron.check_layout, neuron.check_training,
+    _schedule, _recompute, _formats, _profile, _destination, neuron.check_node, neuron.check_layout, neuron.check_training,
 )  # fmt: skip

@@ -19,6 +19,9 @@ from .types import Data
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
 FILE = "tokenizer.json"
 DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a tokenizer.json: what is done to a text
+LONGEST = 4096  # characters of a text in these, but for SentencePiece's table of characters
+TABLE = ".precompiled_charsmap"
 MOST_TOKENS = 2_000_000  # as model.vocabulary_size has it
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -103,6 +106,8 @@ class Vocabulary:
             where = (error.where if isinstance(error, InputError) else "") or door.shortened(str(path), 255)
             said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
             why = (error.strerror if isinstance(error, OSError) else None) or said
+            if path.is_dir() and isinstance(error, FileNotFoundError):
+                why = f"the folder has no {FILE}, tokenizer.model or vocab.txt"
             remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
             raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
 
@@ -156,7 +161,22 @@ def _vocabulary(content: Any) -> dict[str, int]:
     _require_ids(tokens, "model.vocab")
     added = {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
     _require_ids(added, "added_tokens")
+    for part in PARTS:
+        _require_short(content.get(part), part)
     return tokens | added
+
+
+def _require_short(value: Any, key: str) -> None:
+    """Refuses a long text in what is done to every text: each word would become as long."""
+    match value:
+        case str() if len(value) > LONGEST and not key.endswith(TABLE):
+            raise InputError(f"has {len(value):,} characters; at most {LONGEST:,} are taken", key=key)
+        case dict():
+            for name, inner in value.items():
+                _require_short(inner, f"{key}.{name}")
+        case list():
+            for place, inner in enumerate(value):
+                _require_short(inner, f"{key}[{place}]")
 
 
 def _require_ids(tokens: dict[str, Any], key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 from ..config.types import Data
 from ..config.vocabulary import END_OF_DOCUMENT, MASK, PADDING
@@ -40,7 +41,10 @@ def train(data: Data, plan: UnitPlan) -> str:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample(data, plan), trainer)
+    texts = sample(data, plan)
+    if (first := next(texts, None)) is None:
+        raise DataError("the files hold no text", where="data.sources", next="look into them: an archive or a table may be empty")
+    tokenizer.train_from_iterator(chain([first], texts), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
         what = f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}"
         other = f"set data.vocabulary_size to at most {size}" if size >= SMALLEST else "set data.tokenizer to a tokenizer.json"

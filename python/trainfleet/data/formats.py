@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..door import converting, printable, shortened
+from ..door import converting, mistaken, printable, shortened
 from ..errors import DataError
 from ..origin import installing_package
 from . import hub, sources
@@ -296,7 +296,10 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
     if isinstance(error, UnicodeEncodeError):
         return half_a_pair(text_field, where, error)
     if isinstance(error, json.JSONDecodeError):
-        return DataError("is no JSON", where=where, why=error.args[0], next=remedy)
+        if other := mistaken(line.decode("utf-8", "replace"), where):
+            return DataError(other.what, where=where, next="get the file again")
+        whole = line.strip() in (b"[", b"{")  # the first line of one JSON text over several
+        return DataError("is no JSON", where=where, why=error.args[0], next="call the file .json: it is one" if whole else remedy)
     try:
         record = json.loads(line)
     except RecursionError:
