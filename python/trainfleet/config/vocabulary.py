@@ -106,7 +106,7 @@ class Vocabulary:
             where = (error.where if isinstance(error, InputError) else "") or door.shortened(str(path), 255)
             said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
             why = (error.strerror if isinstance(error, OSError) else None) or said
-            if path.is_dir() and isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError) and path.is_dir():
                 why = f"the folder has no {FILE}, tokenizer.model or vocab.txt"
             remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
             raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
