@@ -48,6 +48,7 @@ _TOKEN = re.compile(
 )
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
 _WARNS = re.compile(r"\bW(?:ARN(?:ING)?)?\b|\[W")
+_GLUED = re.compile(r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])")  # a progress bar that was not ended by a line's end
 _BOX = re.compile(r"\s*[│|]$")
 Shapes = tuple[re.Pattern[str], ...]
 
@@ -55,6 +56,8 @@ Shapes = tuple[re.Pattern[str], ...]
 def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
     """The rank that prefixes of a line tell, if they do, and what stands behind them, with its indentation. `own`: the log's."""
     rank, text = None, text.removesuffix("\r").removesuffix("\x1b[0m")
+    if "<" in text and (match := _GLUED.match(text)):
+        text = text[match.end() :]
     while match := _PREFIX.match(text):
         number = next((match[name] for name in ("rank", "mpi", "slurm", "tag", "word", "colon", "sky") if match[name]), None)
         rank = int(number) if number else rank

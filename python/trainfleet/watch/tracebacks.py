@@ -28,12 +28,13 @@ _LAUNCHER = re.compile(
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
 _IN = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
+_HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")  # where an interpreter's packages lie
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 BUGS = frozenset({  # whatever their message says
     "AttributeError", "IndentationError", "IndexError", "KeyError", "NameError", "RecursionError", "SyntaxError", "TabError",
     "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
 })  # fmt: skip
-PROGRAM = BUGS | {"ImportError", "NotImplementedError"}
+PROGRAM = BUGS | {"ImportError", "NotImplementedError", "StopIteration", "StopAsyncIteration"}
 
 
 @dataclass
@@ -65,7 +66,8 @@ class Block:
     def where(self) -> str:
         """The innermost frame, and the exception's class with its module as a path."""
         match = _NAME.match(self.message[0])
-        return "\n".join([self.frames.rpartition("\n")[2], match[1].replace(".", "/") if match and "." in match[1] else ""])
+        frame = _HOME.sub("", self.frames.rpartition("\n")[2])
+        return "\n".join([frame, match[1].replace(".", "/") if match and "." in match[1] else ""])
 
     @property
     def name(self) -> str:
