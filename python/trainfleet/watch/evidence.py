@@ -44,13 +44,15 @@ QUOTED = re.compile(
 ENDED = re.compile(  # a process, as its launcher tells
     r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
     r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ a-z_(]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
-    r"|(?:exited on|killed by|terminated by|died of) signal:? (?P<signal>\d+))\b"
+    r"|(?:exited|killed|terminated|died|crashed)(?: (?:by|on|of|with|from|due to))?:? signal:? (?P<signal>\d+))\b"
 )
 RESTORING = re.compile(
     r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|torch/distributed/checkpoint/"
     r"|torch/serialization\.py \w*load"
 )
-STARTING = re.compile(r"subprocess\.py _execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\(")  # a program
+STARTING = re.compile(
+    r"subprocess\.py _execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
+)  # a program
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 _EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
@@ -321,9 +323,9 @@ def _error(writer: Writer, block: Block) -> Evidence:
 
 def _handled(cause: str, firm: bool, block: Block) -> str:
     """What was wrong, by what was done with the file: data that is read as a checkpoint, a checkpoint that is written."""
-    if cause in ("data", "disk") and ("[Errno 2]" in block.text or "[Errno 13]" in block.text):
-        if STARTING.search(f"{block.frames}\n{block.source}"):
-            return "environment"
+    missing = cause in ("data", "disk") and re.search(r"\[Errno (?:2|13)\]", block.text)
+    if missing and STARTING.search(f"{block.frames}\n{block.source}"):
+        return "environment"
     if cause == "data" and RESTORING.search(block.frames):
         return "checkpoint"
     return "disk" if cause == "checkpoint" and not firm and SAVING.search(block.frames) else cause

@@ -33,7 +33,7 @@ _PREFIX = re.compile(
     |>[ ](?!>)
     |\((?:\w+,[ ])?(?:rank[ =](?P<sky>\d+)(?:,[ ])?)?(?:pid=\d+)?(?:,[ ]ip=[\d.]+)?\)[ ]
     |\(\w+[ ]pid=\d+(?:,[ ]ip=[\d.]+)?\)[ ]
-    |(?!(?:nvme|ib\d|eth|en|mlx|efa|rank|nd\d|mount))(?=[a-z\d.-]{0,60}\d[a-z\d.-]{0,60}:)(?!\d+:)
+    |(?!(?:nvme|ib\d|eth|en|mlx|efa|rank|nd\d|mount|python|bash|sh:))(?=[a-z\d.-]{0,60}\d[a-z\d.-]{0,60}:)(?!\d+:)
         [a-z\d][a-z\d.-]{0,99}:[ ](?=\S|[ ]{2})(?!client_loop:|ssh[ ])
     |(?:\w{3}[ ]\w{3}[ ]+\d+[ ][\d:]{8}[ ]\d{4})?\[(?:\d+,(?:mpirank:)?)?(?P<mpi>\d+)(?:,[\w.-]+)?\]<std(?:out|err)>:[ ]?
     |\[(?:default|trainer)\d*\|?\d*\]:[ ]?
