@@ -42,7 +42,7 @@ from .muster import muster
 from .node_log import Log
 from .output import hide, visible
 from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
-from .seat import READERS, Seat, card, engine, torchrun
+from .seat import READERS, Seat, card, engine, require_numbers, torchrun
 from .uplink import BUCKET, uplink_for
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name the node's network card, as `GLOO_SOCKET_IFNAME=*`
@@ -139,6 +139,7 @@ def run_node(options: Options) -> int:
         uplink_for(log.path),
         forwarding(log.path),
     ):
+        require_numbers(fence.VARIABLE, fence.AGAIN, supervisor.WATCH, GRACE, "WORKERS")
         copy_dataset(options, log)
         await_nodes(options, seat, log)
         began = time.time()

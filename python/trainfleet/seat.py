@@ -59,6 +59,13 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
     )  # fmt: skip
 
 
+def require_numbers(*names: str, environment: Environment = os.environ) -> None:
+    """Refuses a job whose variables are not the numbers that they should be, before anything of it has started."""
+    for name in names:
+        if (value := environment.get(name)) and not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", value):
+            raise BackendError(f"{name} is {value[:80]!r}, which is no number", next=_NEXT)
+
+
 def lone_rank(seat: Seat) -> dict[str, str]:
     """The environment that torchrun would give a node's only rank, for a job that need not wait for torchrun to start."""
     values = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +110,15 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(desk: P
 def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(reader: object, told: dict[str, str], why: str) -> None:
     with pytest.raises(BackendError, match=why):
         reader(told)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("module", [["trainfleet.data", "config.yaml"],
+                                    ["trainfleet.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
+def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(desk: Path, module: list[str]) -> None:
+    own = seat.Seat(0, 1, "127.0.0.1").environment() | {"PYTHONPATH": verbs.PACKAGES, "WORKERS": "abc"}
+    done = subprocess.run([sys.executable, "-m", *module], env=os.environ | own, capture_output=True, text=True)
+    assert done.returncode == 1 and "error: WORKERS is 'abc', which is no number" in done.stderr
+    assert "Traceback" not in done.stderr and not list(desk.glob("runs/a/heartbeats/*"))
 
 
 def test_files_of_records_without_an_end_are_not_read_for_ever(desk: Path) -> None:

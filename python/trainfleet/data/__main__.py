@@ -13,15 +13,20 @@ os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPE
 
 from .. import events, fence
 from ..config import load_resolved
-from ..errors import DataError, TrainfleetError
+from ..errors import DataError, TrainfleetError, tell
 from ..output import install
 from ..runs import Run
+from ..seat import require_numbers
 from .job import Share, exit_on, tokenize
 
 
 def main(arguments: list[str]) -> int:
     exit_on(signal.SIGTERM)
     exit_on(signal.SIGINT)
+    try:
+        require_numbers(fence.VARIABLE, "NODE_RANK", "NODES", "WORKERS")
+    except TrainfleetError as error:
+        return tell(error)
     order = int(os.environ.get(fence.VARIABLE, "0"))
     share = Share(*(int(os.environ.get(name, default)) for name, default in (("NODE_RANK", 0), ("NODES", 1), ("WORKERS", 1))))
     try:
