@@ -134,5 +134,5 @@ def test_what_overflowed_is_told_apart_from_what_was_skipped(recorder: Recorder,
     recorder.update(status="running", name="run", total_steps=9)
     lines = [line for line in status(recorder.run).splitlines() if line.startswith("skipped")]
     assert [line.split(maxsplit=1)[1] for line in lines] == [
-        "1 steps: not finite, or far above the usual; 2 steps overflowed fp16; the loss scale is 16,384"
+        "1 step: not finite, or far above the usual; 2 steps overflowed fp16; the loss scale is 16,384"
     ]
