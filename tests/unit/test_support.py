@@ -16,6 +16,7 @@ def test_the_readme_has_the_table_that_the_declarations_make() -> None:
 def test_the_table_says_of_every_capability_who_has_it() -> None:
     rows = [[cell.replace("`", "").strip() for cell in line.strip("|").split("|")] for line in support.table().splitlines()]
     assert rows[0] == ["capability", *BACKENDS]
+    assert [backend.name for backend in BACKENDS.values()] == [*BACKENDS]
     told = {row[0]: dict(zip(BACKENDS, row[1:], strict=True)) for row in rows[2:]}
     outlives = told["OUTLIVES: a job goes on without the machine that launched it"]
     shared = told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"]
