@@ -25,8 +25,11 @@ from dataclasses import dataclass, replace
 
 from . import blame
 from .causes import Weight
-from .evidence import ENDED, OUTSIDE, SKEW, TELLING, Evidence, Record, read, survived
+from .evidence import SKEW, Evidence, Record, survived
+from .intake import read
 from .lines import Line, parse, read_lines
+from .meaning import ENDED, OUTSIDE
+from .raised import TELLING
 
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
