@@ -196,12 +196,14 @@ def discard(stream: TextIO) -> None:
 
 
 def install() -> None:
-    """Guards this process's stdout and stderr until it ends."""
+    """Guards this process's stdout and stderr until it ends, and has it print its Python stacks if native code crashes."""
     import atexit
+    import faulthandler
 
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed by whoever started this: the next file that is opened must not take its place
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
+    faulthandler.enable(sys.stderr)
     guard = guarded()
     guard.__enter__()
     atexit.register(guard.__exit__, None, None, None)

@@ -114,8 +114,8 @@ def go_on_after_a_kill(bench: Bench, whole: Path, again: Path, size: int, progra
 
 
 def environment() -> dict[str, str]:
-    """What a program of ranks needs: this checkout's package, and one thread each."""
-    return os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    """What a program of ranks needs: this checkout's package, and one thread each; a crash in native code leaves its stacks."""
+    return os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def free_port() -> int:

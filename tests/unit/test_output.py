@@ -154,3 +154,11 @@ def test_commands_are_named_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -
             guarded.write(f"next: make {verb} NODES=4\n")
         expected = ["make" if verb in OF_A_CHECKOUT else named for verb in VERBS]
         assert [line.split()[1] for line in stream.getvalue().splitlines()] == expected
+
+
+def test_a_process_that_crashes_in_native_code_says_where_it_was() -> None:
+    program = "import os, signal\nfrom trainfleet import output\noutput.install()\ndef step():\n    os.kill(os.getpid(), signal.SIGSEGV)\nstep()"
+    environment = os.environ | {"PYTHONPATH": str(Path(output.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == -11 and "Fatal Python error: Segmentation fault" in done.stderr
+    assert 'File "<string>", line 5 in step' in done.stderr
