@@ -142,6 +142,7 @@ class Check:
     def formats(self, name: str) -> None:
         """Our checkpoint → NxD's → ours and Hugging Face's: the same bytes, and NxD makes of it what transformers does."""
         from trainfleet import models
+        from trainfleet.checkpoints import nxd_folder
         from trainfleet.config import huggingface as shapes
         from trainfleet.config import load_resolved
         from trainfleet.engine.checkpoint import nxd_files
@@ -164,7 +165,7 @@ class Check:
         found = json.loads(told[-1])
         self.say(f"{name}, TP {tensor}: what NxD makes of ours", abs(found["NxD"] / found["transformers"] - 1) < NEAR, told[-1])
         for saved in ("plain", "apart"):
-            back, tag = models.build(shape), nxd_files.tag_of(str(folder / saved))
+            back, tag = models.build(shape), nxd_folder.tag_of(str(folder / saved))
             assert tag
             back.load_state_dict(nxd_files.load(tag, shape, huggingface.sizes_of(back.named_parameters())), strict=False)
             again = folder / f"{saved}-hf"
@@ -185,6 +186,7 @@ class Check:
 
         import torch
 
+        from trainfleet.checkpoints import nxd_folder
         from trainfleet.engine.checkpoint import nxd_files
 
         shutil.rmtree(folder / "ours")
@@ -200,7 +202,7 @@ class Check:
             not ranks.different(merged, whole),
             f"{len(merged)} tensors",
         )
-        ours, theirs = (nxd_files.files_of(folder / each) for each in ("ours/pretrained_weight", "converted"))
+        ours, theirs = (nxd_folder.files_of(folder / each) for each in ("ours/pretrained_weight", "converted"))
         differ = {place: ranks.different(torch.load(ours[place]), torch.load(theirs[place])) for place in theirs}
         good = ours.keys() == theirs.keys() and not any(differ.values())
         self.say(f"{name}, {degrees}: slices by AWS's converter and by us", good, f"{len(theirs)} files" if good else str(differ))

@@ -38,10 +38,18 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
+def plan_says(folder: Path) -> str:
+    """What is told of a folder before ranks start."""
+    with pytest.raises(TrainfleetError) as caught:
+        weight_files.require(folder, SHAPE)
+    return str(caught.value)
+
+
 def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
     draw, path = random.Random(3), folder / huggingface.WEIGHTS
     whole, refused = path.read_bytes(), 0
-    assert load(folder) and weight_files.fault_of(folder) is None
+    assert load(folder)
+    weight_files.require(folder, SHAPE)
     head = 8 + struct.unpack("<Q", whole[:8])[0]
     for _ in range(int(os.environ.get("FUZZ", "300"))):
         path.write_bytes(mutate(whole[:head], draw) + whole[head:] if draw.random() < 0.8 else mutate(whole, draw))
@@ -57,14 +65,14 @@ def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
 def test_a_header_that_is_larger_than_its_file_takes_no_memory(folder: Path, header: int) -> None:
     (folder / huggingface.WEIGHTS).write_bytes(struct.pack("<Q", header) + b"{}")
     assert "can't be read as safetensors" in refusal(folder)
-    assert "can't be read as safetensors" in str(weight_files.fault_of(folder)), "a plan says so, before ranks start"
+    assert "can't be read as safetensors" in plan_says(folder)
 
 
 def test_weights_are_plain_files_of_floating_point_numbers(folder: Path) -> None:
     path = folder / huggingface.WEIGHTS
     tensors = load_file(path)
     save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, path)
-    assert "weights of another kind" in refusal(folder) and "is I8" in str(weight_files.fault_of(folder))
+    assert "weights of another kind" in refusal(folder) and "is I8" in plan_says(folder)
     save_file({name: tensor[None] for name, tensor in tensors.items()}, path)
     assert "weights of another kind" in refusal(folder)
     path.unlink()
@@ -78,4 +86,4 @@ def test_an_index_names_files_of_its_folder_alone(folder: Path, name: object) ->
     (folder.parent / "victim.safetensors").write_bytes(path.read_bytes())
     path.unlink()
     (folder / huggingface.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
-    assert str(folder) in refusal(folder) and str(folder) in str(weight_files.fault_of(folder))
+    assert str(folder) in refusal(folder) and str(folder) in plan_says(folder)

@@ -20,6 +20,7 @@ from test_foreign_checkpoints import OLD, mutate
 from torch import Tensor
 
 from trainfleet import models
+from trainfleet.checkpoints import nxd_folder
 from trainfleet.config import exports, load_resolved
 from trainfleet.config.types import Model
 from trainfleet.engine.checkpoint import nxd_files
@@ -64,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_there_and_back_in_every_layout_the_bytes_are_the_same(name: str, degrees: Degrees, tmp_path: Path) -> None:
     ours = make(SHAPES[name])
     tag = save(ours, degrees, tmp_path / "first")
-    assert len(nxd_files.files_of(tag)) == degrees.tensor * degrees.pipeline
+    assert len(nxd_folder.files_of(tag)) == degrees.tensor * degrees.pipeline
     back = models.build(SHAPES[name])
     back.load_state_dict(load(tag, SHAPES[name]), strict=False)
     save(back, degrees, tmp_path / "second")
@@ -139,7 +140,7 @@ def xla(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rewrite(tag: Path, write: Callable[[dict[str, Tensor], Path], object]) -> None:
-    for path in nxd_files.files_of(tag).values():
+    for path in nxd_folder.files_of(tag).values():
         write(torch.load(path), path)
 
 
@@ -179,13 +180,13 @@ def test_the_newest_whole_checkpoint_is_meant_and_none_that_was_cut_off(tmp_path
         (tmp_path / "made").rmdir()
         os.utime(tmp_path / name / "done", (number, number))
     (tmp_path / "step_3/done").unlink()
-    assert nxd_files.tag_of(str(tmp_path)) == tmp_path / "step_2"
-    assert nxd_files.tag_of(str(tmp_path / "step_1")) == tmp_path / "step_1"
-    assert nxd_files.tag_of(str(OLD)) is None and nxd_files.tag_of("s3://bucket/x") is None
+    assert nxd_folder.tag_of(str(tmp_path)) == tmp_path / "step_2"
+    assert nxd_folder.tag_of(str(tmp_path / "step_1")) == tmp_path / "step_1"
+    assert nxd_folder.tag_of(str(OLD)) is None and nxd_folder.tag_of("s3://bucket/x") is None
     with pytest.raises(RunError, match="not saved to its end"):
-        nxd_files.tag_of(str(tmp_path / "step_3"))
+        nxd_folder.tag_of(str(tmp_path / "step_3"))
     (tmp_path / "step_3/checkpoint").unlink()  # AWS's converter writes neither marker
-    assert nxd_files.tag_of(str(tmp_path / "step_3")) == tmp_path / "step_3"
+    assert nxd_folder.tag_of(str(tmp_path / "step_3")) == tmp_path / "step_3"
 
 
 def refusal(tag: Path, shape: Model) -> str:
@@ -200,14 +201,14 @@ def test_what_is_missing_or_of_another_model_is_told(tmp_path: Path) -> None:
     assert "lacks weights" in refusal(tag, replace(SHAPES["grouped"], layers=4))
     assert "no place for" in refusal(tag, replace(SHAPES["grouped"], layers=2))
     assert "have no gpt2" in refusal(tag, replace(SHAPES["grouped"], family="gpt2"))
-    (tag / "model" / nxd_files.name_of(1, 0)).unlink()
-    assert nxd_files.name_of(1, 0) in refusal(tag, SHAPES["grouped"])
+    (tag / "model" / nxd_folder.name_of(1, 0)).unlink()
+    assert nxd_folder.name_of(1, 0) in refusal(tag, SHAPES["grouped"])
 
 
 def test_copies_in_another_order_are_refused_and_not_mixed_up(tmp_path: Path) -> None:
     """Trn2's order has the copies of a head side by side."""
     tag = save(make(SHAPES["grouped"]), Degrees(4, 1), tmp_path)
-    files = nxd_files.files_of(tag)
+    files = nxd_folder.files_of(tag)
     files[1, 0].rename(tmp_path / "one")
     files[2, 0].rename(files[1, 0])
     (tmp_path / "one").rename(files[2, 0])
@@ -224,7 +225,7 @@ class Harm:
 
 def test_what_a_file_says_is_never_run(tmp_path: Path) -> None:
     tag = save(make(SHAPES["llama"]), Degrees(1, 1), tmp_path)
-    path = nxd_files.files_of(tag)[0, 0]
+    path = nxd_folder.files_of(tag)[0, 0]
     for value in ({"model.norm.weight": Harm(tmp_path)}, Harm(tmp_path), [Harm(tmp_path)], {"x": 7}, {7: torch.ones(1)}):
         torch.save(value, path)
         assert str(path) in refusal(tag, SHAPES["llama"])
@@ -236,7 +237,7 @@ def test_what_a_file_says_is_never_run(tmp_path: Path) -> None:
 def test_changed_files_end_in_an_error_or_in_numbers(tmp_path: Path) -> None:
     shape = replace(SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocabulary_size=8)
     tag = save(make(shape), Degrees(1, 1), tmp_path)
-    draw, path = random.Random(5), nxd_files.files_of(tag)[0, 0]
+    draw, path = random.Random(5), nxd_folder.files_of(tag)[0, 0]
     whole, refused = path.read_bytes(), 0
     for _ in range(int(os.environ.get("FUZZ", "300"))):
         path.write_bytes(mutate(whole, draw))
@@ -250,7 +251,7 @@ def test_changed_files_end_in_an_error_or_in_numbers(tmp_path: Path) -> None:
 
 def test_a_view_that_repeats_its_numbers_takes_no_memory(tmp_path: Path) -> None:
     tag = save(make(SHAPES["llama"]), Degrees(1, 1), tmp_path)
-    path = nxd_files.files_of(tag)[0, 0]
+    path = nxd_folder.files_of(tag)[0, 0]
     content = torch.load(path)
     content["model.norm.weight"] = torch.ones(1).expand(2**40)
     buffer = io.BytesIO()

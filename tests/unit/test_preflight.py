@@ -156,13 +156,13 @@ def test_a_bucket_that_may_not_be_written_is_told_before_the_start() -> None:
     closed = False
     with serve(deny):  # type: ignore[arg-type]
         kept = config(HERE % ("tiny", ""), "checkpoint.destination=s3://bucket/kept")
-        preflight.try_destination(kept)
+        preflight.try_addresses(kept)
         assert asked == ["PUT", "DELETE"] and not s3.list_objects("s3://bucket/")
         closed = True
         with pytest.raises(S3Error) as told:
-            preflight.try_destination(kept)
+            preflight.try_addresses(kept)
         assert "access is denied" in str(told.value)
-    preflight.try_destination(config(HERE % ("tiny", "")))  # in the run's own folder: nothing to ask
+    preflight.try_addresses(config(HERE % ("tiny", "")))  # in the run's own folder: nothing to ask
 
 
 def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:

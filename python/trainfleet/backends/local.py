@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from .. import hardware, runs
+from ..checkpoints import beginning
 from ..config import Config
 from ..config.addresses import absent
 from ..errors import BackendError
@@ -60,6 +61,7 @@ class Local:
         if config.fleet.nodes > MOST_NODES:
             yield "fleet.nodes", f"{config.fleet.nodes} nodes on one machine; the local backend plays at most {MOST_NODES}"
         yield from absent(config)
+        yield from beginning.faults(config)
         if config.train.precision == "fp8" and not hardware.local_accelerators():
             yield "train.precision", "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works"
 

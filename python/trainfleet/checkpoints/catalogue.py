@@ -50,15 +50,20 @@ def believed(text: str | None, step: int, address: str) -> Commit:
 def look(store: Store) -> Iterator[Entry]:
     """Every checkpoint in sight, oldest first, and then those that were set aside."""
     for step in store.steps():
-        commit = None
-        try:
-            commit = read(store, step)
-            faults = [fault for name, file in commit.files.items() if (fault := _resized(store, step, name, file))]
-            yield Entry(step, store.address(step), commit, "; ".join(faults))
-        except (RunError, InputError) as error:
-            yield Entry(step, store.address(step), commit, error.what)
+        yield look_at(store, step)
     for step in store.broken():
         yield Entry(step, f"{store.address(step)}.broken", None, "set aside by a resume that found it damaged")
+
+
+def look_at(store: Store, step: int) -> Entry:
+    """One checkpoint, whether or not it is there."""
+    commit = None
+    try:
+        commit = read(store, step)
+        faults = [fault for name, file in commit.files.items() if (fault := _resized(store, step, name, file))]
+        return Entry(step, store.address(step), commit, "; ".join(faults))
+    except (RunError, InputError) as error:
+        return Entry(step, store.address(step), commit, error.what)
 
 
 def damage(store: Store, step: int, name: str, file: File) -> str:

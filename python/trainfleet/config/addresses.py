@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from ..runs import RUNS
 from .hosts import parse_host
 from .hub import HUB, fault_of
 from .types import Config
@@ -80,18 +79,3 @@ def absent(config: Config) -> Iterator[tuple[str, str]]:
     for key, file in (("model.module", config.model.module), ("train.callback", config.train.callback)):
         if file and not Path(file).is_file():
             yield key, f"{file!r} is not there; it is looked for in the folder where make runs"
-    address = config.train.init_from
-    if not address or _fault(address, (S3,), up=True) or address.startswith((S3, HUB)):
-        return
-    if any((RUNS / config.name / "checkpoints").glob("step-*")):
-        return  # after its first checkpoint a run no longer looks there
-    if not os.path.exists(address):  # noqa: PTH110  False too of what no path can be
-        what = "it names a run's folder, a checkpoint, a Hugging Face folder, or NxD's"
-        yield "train.init_from", f"{address!r} is not there; {what}"
-    elif not os.path.isdir(address):  # noqa: PTH112
-        yield "train.init_from", f"{address!r} is no folder"
-    elif (Path(address) / "config.json").is_file():
-        from . import weight_files  # it loads safetensors
-
-        if fault := weight_files.fault_of(Path(address)):
-            yield "train.init_from", fault

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -10,10 +13,23 @@ from safetensors import SafetensorError, safe_open
 from .. import door
 from ..errors import RunError, TrainfleetError
 from ..shapes import Pattern, fit
+from .huggingface import CONFIG
+from .sizes import count_parameters
+from .types import Model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * door.MEBIBYTE
 FLOATS = ("F64", "F32", "F16", "BF16")  # how safetensors calls the number formats that weights have
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma")  # their modules have those names here too
+# What folders may have beside the weights: buffers that older versions saved, tied copies, and a head that is not trained here.
+IGNORED = {
+    **dict.fromkeys(LIKE_LLAMA, r"rotary_emb\.inv_freq$"),
+    "gpt2": r"\.attn\.(masked_)?bias$",
+    "bert": r"position_ids$|^cls\.predictions\.decoder\.bias$",
+    "roberta": r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
+}
+_TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"  # copies of the embedding, where they are tied
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
 SEEN = 64  # files that are looked into before a launch: the largest models have some hundreds
 
 
@@ -42,19 +58,46 @@ def open_file(path: Path, framework: str) -> Any:
         return safe_open(path, framework=framework)
     except (OSError, SafetensorError) as error:
         missing = "is missing" if not path.exists() else "can't be read as safetensors"
-        raise RunError(missing, where=str(path), why=str(error), next="download the folder again") from error
+        raise RunError(missing, where=str(path), why=_other(path) or str(error), next="download the folder again") from error
 
 
-def fault_of(folder: Path) -> str | None:
-    """What is wrong with a folder's weights, as far as their headers tell; None where nothing is."""
-    try:
-        for name in file_names(folder)[:SEEN]:
-            with open_file(folder / name, "numpy") as file:
-                kinds = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 - it is no dict
-            if other := next((f"{key} is {kind}" for key, kind in kinds.items() if kind not in FLOATS and "weight" in key), None):
-                return f"{folder / name}: has weights of another kind: {other}"
-            if not kinds:
-                return f"{folder / name}: has no weights"
-    except TrainfleetError as error:
-        return f"{error.head}: {error.why}" if error.why else error.head
-    return None
+def require(folder: Path, model: Model) -> None:
+    """Raises RunError where a folder's weights are not those of such a model, as far as their headers tell."""
+    files = file_names(folder)
+    sizes = dict[str, list[int]]()
+    for name in files[:SEEN]:
+        sizes |= _sizes(folder / name)
+    if len(files) > SEEN or model.module:
+        return  # what no more than counting finds, ranks find too
+    layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
+    if len(layers) != model.layers:
+        raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
+    left_out = IGNORED[model.family] + (f"|{_TIED}" if model.tie_embeddings else "")
+    numbers = sum(math.prod(size) for name, size in sizes.items() if not re.search(left_out, name))
+    if numbers != (wanted := count_parameters(model)):
+        raise _other_model(folder, f"{numbers:,} numbers", f"{wanted:,}")
+
+
+def _sizes(path: Path) -> dict[str, list[int]]:
+    """The size of each tensor in a file; RunError where it has none, or weights that are no real numbers."""
+    with open_file(path, "numpy") as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+        kinds = {key: part.get_dtype() for key, part in slices.items()}
+        if other := next((f"{key} is {kind}" for key, kind in kinds.items() if kind not in FLOATS and "weight" in key), None):
+            raise RunError("has weights of another kind", where=str(path), why=other, next="a folder of unquantized weights")
+        if not kinds:
+            raise RunError("has no weights", where=str(path), next="download the folder again")
+        return {key: part.get_shape() for key, part in slices.items()}
+
+
+def _other_model(folder: Path, there: str, here: str) -> RunError:
+    why = f"its weights have {there}, and the model's {CONFIG} asks for {here}"
+    return RunError("has other weights than its model", where=str(folder), why=why, next="download the folder again")
+
+
+def _other(path: Path) -> str:
+    """What a file is that is no safetensors, where its first words tell; "" where they don't."""
+    with contextlib.suppress(OSError, TrainfleetError), door.open_regular(path) as stream:
+        if found := door.mistaken(stream.read(256).decode(errors="replace"), str(path)):
+            return found.what
+    return ""

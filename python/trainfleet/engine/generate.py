@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import devices, models, runs
 from ..checkpoints import catalogue
+from ..checkpoints.beginning import require_fit
 from ..config import load_resolved
 from ..data.dataset import Dataset
 from ..data.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ from ..models.llama import Cache
 from ..models.network import Network
 from ..output import install
 from ..runs import Run
-from .checkpoint import load_model, newest, require_fit
+from .checkpoint import load_model, newest
 from .healing import Healing
 
 TEMPERATURE = 0.7

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from .. import hardware, s3
 from ..backends import backend_of
+from ..backends.base import Can
+from ..checkpoints import beginning
 from ..checkpoints.store import store_of
 from ..config import Config
 from ..config.room import Room, checkpoint_bytes, device_room, gib, lack
@@ -37,6 +39,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     room = room_of(config)
     if room and (found := lack(config, room)):
         yield found
+    if not here and _is_on_shared_disk(config):
+        yield from beginning.faults(config)
     if here:
         shut = dict(_shut(config))
         yield from shut.items()
@@ -61,17 +65,28 @@ def warnings(config: Config) -> list[str]:
     return [f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
 
 
-def try_destination(config: Config) -> None:
-    """Writes an empty object where this machine's ranks will keep checkpoints in S3, and removes it.
+def try_addresses(config: Config) -> None:
+    """Looks at what this machine's ranks will begin from in S3 or on the Hub; writes an empty object where they will keep
+    checkpoints in S3, and removes it.
 
     Raises:
         S3Error: one of the two is not allowed, or there is no such bucket.
+        RunError, InputError: what they would begin from is no model, or another than the config's.
     """
+    if not backend_of(config).is_here:
+        return
+    beginning.require_distant(config)
     destination = config.checkpoint.destination or ""
-    if backend_of(config).is_here and destination.startswith(SCHEME) and not config.checkpoint.is_off:
+    if destination.startswith(SCHEME) and not config.checkpoint.is_off:
         address = f"{destination.rstrip('/')}/{config.name}/.writable"
         s3.write(address, b"")
         s3.remove(address)
+
+
+def _is_on_shared_disk(config: Config) -> bool:
+    """Whether this machine sees what train.init_from names as the nodes do: an absolute path may be on a disk of theirs."""
+    backend, address = backend_of(config), Path(config.train.init_from or "/")
+    return Can.SHARED in backend.can and not backend.hands_over and (not address.is_absolute() or address.is_dir())
 
 
 def this_machine() -> Room:

@@ -77,9 +77,9 @@ def require_same(config: Config, run: Run) -> None:
 
 
 def require_able(config: Config, run: Run) -> None:
-    """ConfigError or BackendError where the run has cost all that it may, or can't write its checkpoints."""
+    """ConfigError or BackendError where the run has cost all that it may, or can't read or write where its models lie."""
     Budget(run, config, backend_of(config).price(), lingers(config)).require()
-    preflight.try_destination(config)
+    preflight.try_addresses(config)
 
 
 def launch(

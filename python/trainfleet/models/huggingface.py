@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..config.types import Model
-from ..config.weight_files import FLOATS, INDEX, WEIGHTS, file_names, open_file
+from ..config.weight_files import FLOATS, IGNORED, INDEX, LIKE_LLAMA, WEIGHTS, file_names, open_file
 from ..errors import RunError
 
 SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
@@ -36,7 +36,6 @@ _GPT2 = {
     "self_attn.v_proj": "attn.c_attn", "self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc",
     "mlp.down_proj": "mlp.c_proj",
 }  # fmt: skip
-LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma")  # their modules have those names here too
 TRUNKS = {
     **dict.fromkeys(LIKE_LLAMA, ("model", {})),
     "gpt2": ("transformer", _GPT2),
@@ -56,13 +55,6 @@ HEADS = {  # what stands beside the trunk
         "head.lm_head.bias": "lm_head.bias",
     },
 }  # fmt: skip
-# What folders may have beside the weights: buffers that older versions saved, tied copies, and a head that is not trained here.
-IGNORED = {
-    **dict.fromkeys(LIKE_LLAMA, r"rotary_emb\.inv_freq$"),
-    "gpt2": r"attn\.(masked_)?bias$",
-    "bert": r"position_ids$|^cls\.predictions\.decoder\.bias$",
-    "roberta": r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
-}
 
 
 @dataclass(frozen=True)

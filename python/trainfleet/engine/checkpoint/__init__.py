@@ -16,6 +16,6 @@ verify        reads one checkpoint through: `python -m trainfleet.engine.checkpo
 from __future__ import annotations
 
 from .checkpoints import Checkpoints, Progress, Saved
-from .resuming import load_model, newest, require_fit
+from .resuming import load_model, newest
 
-__all__ = ["Checkpoints", "Progress", "Saved", "load_model", "newest", "require_fit"]
+__all__ = ["Checkpoints", "Progress", "Saved", "load_model", "newest"]

@@ -10,7 +10,6 @@ weights_only=False, which runs what they say; here they are data (`archive`). fb
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ... import door
+from ...checkpoints.nxd_folder import BEGUN, COPY, DONE, MODEL, name_of, require_all
 from ...config.types import Model
 from ...errors import RunError
 from ...models import huggingface, nxd
@@ -29,39 +29,8 @@ from .archive import Archive, Numbers, Piece, numbers_of
 from .pickled import Made
 
 TAG = "pretrained_weight"  # under which AWS's Llama trainer looks for weights to begin from
-BEGUN, DONE, MODEL = "checkpoint", "done", "model"
-FILE = re.compile(r"dp_rank_00_tp_rank_([0-9]{2,4})_pp_rank_([0-9]{2,4})\.pt")
 REFERENCE = "torch_xla.utils.serialization.TensorReference"
 KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-COPY = "copy the checkpoint again; NxD writes `done` last"
-
-
-def tag_of(address: str) -> Path | None:
-    """The checkpoint of NxD's that an address means: itself, or the newest whole one below it; None: it is of another kind.
-
-    Raises:
-        RunError: there are some, and none was saved to its end.
-    """
-    folder = Path(address)
-    if not folder.is_dir():
-        return None
-    if files_of(folder):
-        if (folder / BEGUN).exists() and not (folder / DONE).exists():
-            raise RunError("was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY)
-        return folder
-    tags = [tag for tag in folder.iterdir() if files_of(tag)]
-    if whole := [tag for tag in tags if (tag / DONE).is_file()]:
-        return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
-    if tags:
-        raise RunError("was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY)
-    return None
-
-
-def files_of(tag: Path) -> dict[tuple[int, int], Path]:
-    """The model's files by (tensor rank, stage)."""
-    if not (tag / MODEL).is_dir():
-        return {}
-    return {(int(found[1]), int(found[2])): path for path in (tag / MODEL).iterdir() if (found := FILE.fullmatch(path.name))}
 
 
 def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
@@ -72,13 +41,9 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
     """
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
         raise RunError("can't be taken from NxD's checkpoint", where=str(tag), why=why, next="begin from a Hugging Face folder")
-    files = files_of(tag)
-    tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
-    if len(files) < tensor * stages:
-        missing = next(at for at in product(range(tensor), range(stages)) if at not in files)
-        raise RunError(f"lacks {name_of(*missing)}", where=str(tag / MODEL), next=COPY)
+    files = require_all(tag)
     with ExitStack() as stack:
-        ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(tensor)]
+        ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(1 + max(rank for rank, _ in files))]
         for (rank, _), path in sorted(files.items()):
             ranks[rank] |= tensors_of(path, stack.enter_context(door.open_regular(path)))
         return huggingface.collect([nxd.Whole(ranks, shape, str(tag))], tag, shape, sizes)
@@ -163,10 +128,6 @@ class Apart:
             raise RunError("is missing", where=str(self.path), next=COPY) from error
         except ValueError as error:
             raise unreadable(self.path, error) from error
-
-
-def name_of(rank: int, stage: int) -> str:
-    return f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"
 
 
 def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:

@@ -12,23 +12,19 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
-from ...checkpoints import catalogue, changes
-from ...checkpoints.marker import NAME, Broken, Commit
-from ...checkpoints.store import Store, store_at, store_of
+from ...checkpoints import catalogue, changes, nxd_folder
+from ...checkpoints.beginning import locate, require_fit, require_shape
+from ...checkpoints.marker import Broken, Commit
+from ...checkpoints.store import Store, store_of
 from ...config import Config
-from ...config import huggingface as shapes
-from ...config.sizes import count_parameters
 from ...devices import Device
 from ...errors import RunError
 from ...runs import Run
-from ...s3 import SCHEME
 from .. import initial
 from ..parallel.parts import Parts, State
 from . import nxd_files, randomness
 from .files import Reader
 from .peers import Peers
-
-BYTES = 2  # of a weight, at least: bfloat16's
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def load(peers: Peers, store: Store, found: Commit, parts: Parts, device: Device
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
     """Loads the model's weights from a checkpoint of another run (train.init_from); returns which one it was."""
-    if tag := peers.one("can't look for NxD's checkpoint", lambda: nxd_files.tag_of(address)):
+    if tag := peers.one("can't look for NxD's checkpoint", lambda: nxd_folder.tag_of(address)):
         peers.all("can't load NxD's checkpoint", lambda: load_nxd(tag, parts, config))
         return str(tag)
     if initial.is_folder(address):
@@ -125,9 +121,8 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 def load_nxd(tag: Path, parts: Parts, config: Config) -> None:
     """Loads the weights of a checkpoint of NxD Core's; a config.json beside it says of which model it is."""
-    for folder in (tag, tag.parent):
-        if (folder / shapes.CONFIG).is_file():
-            initial.require_shape(folder, config.model)
+    for folder in nxd_folder.described(tag):
+        require_shape(folder, config.model)
     initial.fill(parts, config.model, lambda sizes: nxd_files.load(tag, config.model, sizes))
 
 
@@ -178,30 +173,3 @@ def fill(state: State, reader: Reader) -> None:
                 "holds other tensors than this model", where=reader.store.address(reader.step), why=str(error)
             ) from error
         raise error from None
-
-
-def locate(address: str) -> tuple[Store, int]:
-    """The checkpoint that an address means: its own, or the newest whole one of a run or of a folder of checkpoints."""
-    parent, _, name = address.rstrip("/").rpartition("/")
-    if match := NAME.fullmatch(name):
-        return store_at(parent or "."), int(match[1])
-    inside = [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)]
-    for store in map(store_at, [*inside, address]):
-        if whole := [entry.step for entry in catalogue.look(store) if not entry.fault]:
-            return store, whole[-1]
-    raise RunError("holds no checkpoint", where=address, why="train.init_from asks for one", next=f"ls {address}")
-
-
-def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """RunError where a checkpoint's weights are of another model than the config's, naming each key; before memory is taken."""
-    differences = [
-        f"{key} is {was} there, {now} here"
-        for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
-        if key.startswith("model.") and changes.reason(key, config)
-    ]
-    if commit.size < (least := BYTES * count_parameters(config.model)):
-        differences.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
-    if differences:
-        raise RunError(
-            "has weights of another model", where=where, why="; ".join(differences), next="make model.* in the config the same"
-        )

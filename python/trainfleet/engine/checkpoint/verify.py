@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from ...checkpoints.beginning import locate
 from ...checkpoints.catalogue import read
 from ...errors import RunError, telling
 from ...output import install
 from .files import Reader
-from .resuming import fill, locate
+from .resuming import fill
 
 KINDS = {"model": "weights", "exp_avg": "first moments", "exp_avg_sq": "second moments", "step": "counts of steps"}
 

@@ -1,0 +1,66 @@
+"""The files of NxD Core's own checkpoints, by their names: which there are, and whether a save has ended.
+
+    <folder>/<tag>/checkpoint, done                             there first and last
+    <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
+
+What is in them only ranks read (engine/checkpoint/nxd_files.py). fbac349, trainer/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+from ..config.huggingface import CONFIG
+from ..errors import RunError
+
+BEGUN, DONE, MODEL = "checkpoint", "done", "model"
+FILE = re.compile(r"dp_rank_00_tp_rank_([0-9]{2,4})_pp_rank_([0-9]{2,4})\.pt")
+COPY = "copy the checkpoint again; NxD writes `done` last"
+
+
+def tag_of(address: str) -> Path | None:
+    """The checkpoint of NxD's that an address means: itself, or the newest whole one below it; None: it is of another kind.
+
+    Raises:
+        RunError: there are some, and none was saved to its end.
+    """
+    folder = Path(address)
+    if not folder.is_dir():
+        return None
+    if files_of(folder):
+        if (folder / BEGUN).exists() and not (folder / DONE).exists():
+            raise RunError("was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY)
+        return folder
+    tags = [tag for tag in folder.iterdir() if files_of(tag)]
+    if whole := [tag for tag in tags if (tag / DONE).is_file()]:
+        return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
+    if tags:
+        raise RunError("was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY)
+    return None
+
+
+def files_of(tag: Path) -> dict[tuple[int, int], Path]:
+    """The model's files by (tensor rank, stage)."""
+    if not (tag / MODEL).is_dir():
+        return {}
+    return {(int(found[1]), int(found[2])): path for path in (tag / MODEL).iterdir() if (found := FILE.fullmatch(path.name))}
+
+
+def require_all(tag: Path) -> dict[tuple[int, int], Path]:
+    """The model's files; RunError where the highest tensor rank and stage say that there were more."""
+    files = files_of(tag)
+    tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
+    if missing := next((at for at in product(range(tensor), range(stages)) if at not in files), None):
+        raise RunError(f"lacks {name_of(*missing)}", where=str(tag / MODEL), next=COPY)
+    return files
+
+
+def described(tag: Path) -> list[Path]:
+    """The folders whose config.json says of which model a checkpoint is: its own, and the one above it."""
+    return [folder for folder in (tag, tag.parent) if (folder / CONFIG).is_file()]
+
+
+def name_of(rank: int, stage: int) -> str:
+    return f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"

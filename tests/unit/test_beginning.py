@@ -1,0 +1,191 @@
+"""What train.init_from names is looked at by the plan: a folder without the model that is meant ends there, and not on the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import verbs
+from s3server import serve
+from trainfleet import models, s3
+from trainfleet.checkpoints.beginning import faults, require_distant
+from trainfleet.config import Config, Settings, huggingface, load, load_resolved, weight_files
+from trainfleet.config.types import Model
+from trainfleet.errors import RunError
+from trainfleet.models import huggingface as weights
+
+OLD, NAME = Path(__file__).parent / "old_checkpoint", "step-00000004"
+SHAPE: Model = load_resolved(OLD / "config.yaml").model
+Harm = Callable[[Path], object]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("a few words\n" * 100)
+    return tmp_path
+
+
+def config_from(address: object, shape: Model = SHAPE) -> Config:
+    given = {key: value for key, value in asdict(shape).items() if value is not None and key not in ("preset", "module")}
+    content = {"name": "new", "data": {"sources": ["text"], "vocabulary_size": 300}, "model": {"preset": None, **given},
+               "train": {"init_from": str(address), "sequence_length": 64}}  # fmt: skip
+    Path("new.yaml").write_text(json.dumps(content))
+    return load(Settings(Path("new.yaml")))[0]
+
+
+def told(address: object, shape: Model = SHAPE) -> str:
+    return "".join(message for key, message in faults(config_from(address, shape)) if key == "train.init_from")
+
+
+def hugging_face(folder: Path, shape: Model = SHAPE) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(huggingface.write(shape)))
+    weights.save(models.build(shape), shape.family, folder)
+    return folder
+
+
+def checkpoint(folder: Path) -> Path:
+    """A run's folder with one checkpoint."""
+    shutil.copytree(OLD / NAME, folder / "checkpoints" / NAME)
+    return folder
+
+
+def in_parts(folder: Path) -> None:
+    """Divides a folder's weights over two files with an index."""
+    tensors = load_file(folder / weight_files.WEIGHTS)
+    (folder / weight_files.WEIGHTS).unlink()
+    names, where = sorted(tensors), {}
+    for number, half in enumerate((names[::2], names[1::2]), 1):
+        save_file({name: tensors[name] for name in half}, folder / f"part-{number}.safetensors")
+        where |= dict.fromkeys(half, f"part-{number}.safetensors")
+    (folder / weight_files.INDEX).write_text(json.dumps({"weight_map": where}))
+
+
+def change(folder: Path, **keys: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_what_can_be_begun_from_is_let_through(desk: Path) -> None:
+    run = checkpoint(desk / "run")
+    for address in (run, run / "checkpoints", run / "checkpoints" / NAME, hugging_face(desk / "whole")):
+        assert not told(address)
+    in_parts(desk / "whole")
+    assert not told("whole") and not told("hf://owner/name") and not told("s3://bucket/run")
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gpt2", "bert", "roberta"]
+)  # fmt: skip
+def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> None:
+    """As transformers' own folders have them: tied copies and buffers beside the weights."""
+    text = f"name: x\ndata: {{sources: [text], vocabulary_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 2}}\n"
+    Path("family.yaml").write_text(text + "train: {sequence_length: 64}\n")
+    shape = load(Settings(Path("family.yaml")))[0].model
+    weight_files.require(hugging_face(desk / "model", shape), shape)
+    file = desk / "model" / weight_files.WEIGHTS
+    tensors = load_file(file)
+    beside = {
+        "bert": "bert.embeddings.position_ids",
+        "roberta": "roberta.embeddings.position_ids",
+        "gpt2": "transformer.h.0.attn.bias",
+    }
+    tensors[beside.get(family, "model.layers.0.self_attn.rotary_emb.inv_freq")] = torch.ones(7)
+    if shape.tie_embeddings:
+        tied = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}.get(family, "lm_head.weight")
+        tensors[tied] = torch.ones(shape.vocabulary_size, shape.hidden_size)
+    save_file(tensors, file)
+    weight_files.require(desk / "model", shape)
+
+
+HARMS: dict[str, tuple[Harm, str]] = {
+    "missing": (shutil.rmtree, "is not there"),
+    "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), "is no folder"),
+    "empty": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "holds no model"),
+    "other files": (lambda folder: (shutil.rmtree(folder), folder.mkdir(), (folder / "a.txt").touch()), "holds no model"),
+    "no config.json": (lambda folder: (folder / "config.json").unlink(), "lacks config.json"),
+    "no weights": (lambda folder: (folder / weight_files.WEIGHTS).unlink(), "has neither model.safetensors nor"),
+    "a part missing": (lambda folder: (in_parts(folder), (folder / "part-2.safetensors").unlink()), "part-2.safetensors: is missing"),
+    "a part for another": (
+        lambda folder: (in_parts(folder), shutil.copy(folder / "part-1.safetensors", folder / "part-2.safetensors")), "numbers",
+    ),
+    "half a file": (lambda folder: os.truncate(folder / weight_files.WEIGHTS, 900), "can't be read as safetensors"),
+    "git-lfs": (
+        lambda folder: (folder / weight_files.WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull",
+    ),
+    "a web page": (lambda folder: (folder / weight_files.WEIGHTS).write_text("<!DOCTYPE html>404"), "a web page"),
+    "another family": (lambda folder: change(folder, model_type="mamba"), '"mamba" is not built'),
+    "another shape": (lambda folder: change(folder, hidden_size=32), "model.hidden_size is 32 there, 16 here"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
+    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "must be an object"),
+    "an encoder's": (lambda folder: change(folder, model_type="bert"), "config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("harm, why", HARMS.values(), ids=HARMS)
+def test_a_folder_without_the_model_is_told_with_what_is_wrong(desk: Path, harm: Harm, why: str) -> None:
+    folder = hugging_face(desk / "model")
+    harm(folder)
+    assert why in told(folder)
+
+
+def test_weights_that_contradict_their_config_are_told(desk: Path) -> None:
+    folder = hugging_face(desk / "model")
+    deep = SHAPE.__class__(**{**asdict(SHAPE), "layers": 3})
+    change(folder, num_hidden_layers=3)
+    assert "have 1 layers, and the model's config.json asks for 3" in told(folder, deep)
+    tensors = load_file(folder / weight_files.WEIGHTS)
+    change(folder, num_hidden_layers=1)
+    tensors["model.norm.weight"] = torch.ones(17)
+    save_file(tensors, folder / weight_files.WEIGHTS)
+    assert "numbers, and the model's config.json asks for" in told(folder)
+
+
+def test_a_checkpoint_in_place_of_a_model_is_looked_at_too(desk: Path) -> None:
+    run = checkpoint(desk / "run")
+    wide = SHAPE.__class__(**{**asdict(SHAPE), "hidden_size": 32, "intermediate_size": 64})
+    assert "model.hidden_size is 16 there, 32 here" in told(run, wide)
+    os.truncate(run / "checkpoints" / NAME / "__0_0.distcp", 10)
+    assert "__0_0.distcp has 10 bytes" in told(run) and "__0_0.distcp has 10 bytes" in told(run / "checkpoints" / NAME)
+    (run / "checkpoints" / NAME / "committed.json").unlink()
+    assert "has no committed.json" in told(run) and "has no committed.json" in told(run / "checkpoints" / NAME)
+    (desk / "runs/new/checkpoints/step-00000001").mkdir(parents=True)
+    assert not told(run), "a run that has a checkpoint of its own no longer looks there"
+
+
+def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
+    tag = desk / "nxd/tag/model"
+    tag.mkdir(parents=True)
+    for rank in (0, 2):
+        (tag / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt").touch()
+    (tag.parent / "done").touch()
+    assert "lacks dp_rank_00_tp_rank_01_pp_rank_00.pt" in told("nxd")
+    (tag / "dp_rank_00_tp_rank_01_pp_rank_00.pt").touch()
+    assert not told("nxd")
+    (tag.parents[1] / "config.json").write_text(json.dumps(huggingface.write(SHAPE) | {"hidden_size": 64}))
+    assert "model.hidden_size is 64 there, 16 here" in told("nxd")
+
+
+def test_a_bucket_without_a_model_is_told_before_the_start(desk: Path) -> None:
+    with serve(lambda application: application):
+        s3.write("s3://bucket/run/a.txt", b"x")
+        with pytest.raises(RunError, match="holds no model"):
+            require_distant(config_from("s3://bucket/run"))
+
+
+def test_the_verbs_tell_it_with_the_line_before_anything_starts(desk: Path) -> None:
+    (desk / "config.yaml").write_text("name: base\ndata: {sources: [text]}\ntrain:\n  init_from: text\n")
+    for verb in ("plan", "train"):
+        said = verbs.enter(desk, verb, code=2)
+        assert "config.yaml:4: train.init_from: text: holds no model" in said and "next: " in said
+    assert not (desk / "runs").exists() and not (desk / "data").exists()
