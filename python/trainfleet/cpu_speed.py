@@ -15,7 +15,6 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -132,6 +131,8 @@ def save(speed: CpuSpeed) -> None:
 
 def here() -> tuple[str, str, int]:
     """What a measurement here is one of: CPU, torch, cores."""
+    from importlib.metadata import version  # takes 14 ms
+
     return cpu(), version("torch"), hardware.local_cores()
 
 

@@ -38,7 +38,6 @@ from .ahead import ahead
 from .cloudwatch import forwarding
 from .errors import BackendError, RunError, TrainfleetError, tell, telling
 from .exit_codes import ExitCodes, code_of
-from .muster import muster
 from .node_log import Log
 from .output import hide, visible
 from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
@@ -227,6 +226,8 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
     try:
         require_lock()
         if options.ranks and options.wait:
+            from .muster import muster  # loads asyncio
+
             muster(seat, str(options.folder), options.wait, lambda words: log.note("node", words))
     except BackendError as error:
         log.note("node", " ".join(str(error).split()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config.layouts import best
-from ..launch import compiling, preflight, readiness
+from ..launch import preflight, readiness
 from ..launch.experience import experience_of
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs
 from ..plan.estimate import estimate
+from ..plan.neuron import compiles_ahead
 from ..plan.plan import make_plan
 from ..plan.wishes import Wish
 from ..report import offers, proposal
@@ -28,10 +29,8 @@ def main(variables: Variables, started: float) -> int:
     if wish != Wish():
         print("\n".join(offers.answer(config, wish, price, out)))
         return 0
-    layouts, needs = (
-        offers.describe_layouts(config, best(config, ALTERNATIVES), price),
-        estimate(config, price, experience_of(config)),
-    )
+    layouts = offers.describe_layouts(config, best(config, ALTERNATIVES), price)
+    needs = estimate(config, price, experience_of(config))
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
     preflight.require(config)
     prospects, changes = readiness.outlook(config, needs)
@@ -50,7 +49,10 @@ def main(variables: Variables, started: float) -> int:
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes)))
-    print("\n".join(compiling.outlook(config)), end="")
+    if compiles_ahead(config):
+        from ..launch import compiling  # loads all that trains
+
+        print("\n".join(compiling.outlook(config)), end="")
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
     setup = "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from itertools import chain
 from math import prod
+from operator import attrgetter
 
 from .activations import Flow, flow_of
 from .families import FAMILIES
@@ -68,11 +69,7 @@ def memory_of(config: Config, half: bool) -> Memory:
     stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
     if is_xla(config):  # where a compiler orders what a step does: as if all parts were at their fullest at once
         stages = [[Memory(*map(max, zip(*map(astuple, moments), strict=True)))] for moments in stages]
-    return max(chain.from_iterable(stages), key=_total)
-
-
-def _total(memory: Memory) -> int:
-    return memory.total
+    return max(chain.from_iterable(stages), key=attrgetter("total"))
 
 
 def _stages(config: Config) -> list[Stage]:

@@ -94,7 +94,7 @@ def choose(choices: list[Choice]) -> Choice:
 
 def least(config: Config, asked: set[str], device: hardware.Accelerator) -> Config | None:
     """What needs the least memory; None where the rules refuse every division."""
-    return min((next(sizes_of(candidate, asked)) for candidate in candidates(config, asked, device)), key=needs, default=None)
+    return min(candidates(config, asked, device), key=needs, default=None)
 
 
 def candidates(config: Config, asked: Set[str], device: hardware.Accelerator) -> Iterator[Config]:
@@ -109,12 +109,13 @@ def candidates(config: Config, asked: Set[str], device: hardware.Accelerator) ->
 
 
 def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
-    """The config with each micro-batch worth trying, from the smallest."""
+    """A candidate with each micro-batch worth trying, from the smallest."""
     if "micro_batch" not in asked:
         yield config
         return
-    for index, size in enumerate(sizes(config)):
-        if index == 0 or size * config.train.sequence_length <= MOST_TOKENS:
+    yield config  # which has the smallest already
+    for size in sizes(config)[1:]:
+        if size * config.train.sequence_length <= MOST_TOKENS:
             yield replace(config, train=replace(config.train, micro_batch=size))
 
 

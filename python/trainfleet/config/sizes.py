@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from .families import FAMILIES
 from .types import Model
@@ -25,6 +26,7 @@ class Parts:
     last: Numbers
 
 
+@cache
 def parts_of(model: Model) -> Parts:
     """The parts; a tied output layer counts in the first alone."""
     family, width = FAMILIES[model.family], model.hidden_size

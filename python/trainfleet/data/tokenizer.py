@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +73,8 @@ class Tokenizer(Vocabulary):
 
 def described(encoder: Encoder) -> str:
     """Name and version of a library that encodes."""
+    from importlib.metadata import version  # takes 14 ms
+
     return f"{encoder.name} {version(encoder.package)}"
 
 

@@ -90,9 +90,7 @@ def compile_ahead(config: Config, derived: list[Derived], started: float, sequel
 
 
 def outlook(config: Config) -> list[str]:
-    """What `make plan` says of it; nothing where nothing is compiled ahead."""
-    if not compiles_ahead(config):
-        return []
+    """What `make plan` says of it."""
     behind = "; training is queued behind it" if can_wait(config) else ""
     return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {expected_duration(config)}{behind}", ""]
 

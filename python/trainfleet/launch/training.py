@@ -9,7 +9,6 @@ from .. import origin, runs
 from ..backends import backend_of, lingers
 from ..backends.base import Can, Handle
 from ..backends.place import Place
-from ..backends.slurm import Slurm
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
@@ -53,6 +52,8 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
             raise
         finally:
             run.stop.unlink(missing_ok=True)
+            from ..backends.slurm import Slurm  # loads what makes clusters
+
             if isinstance(backend, Slurm):
                 backend.learn(run)
     if summarize and (backend.is_here or Can.SHARED not in backend.can):  # on a head it is printed where the command was typed
