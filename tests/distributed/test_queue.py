@@ -154,18 +154,19 @@ def test_a_machine_that_never_saw_the_run_samples_its_model(site: Site, unbroken
     assert "\n  12  " in site.type("fresh", "checkpoints")
 
 
-def test_nodes_read_the_dataset_as_the_input_mode_says(site: Site, unbroken: Run) -> None:
+@pytest.mark.parametrize("site", ["sagemaker"], indirect=True, scope="module")
+@pytest.mark.parametrize("mode", ["file", "fastfile", "stream"])
+def test_nodes_read_the_dataset_as_the_input_mode_says(site: Site, unbroken: Run, mode: str) -> None:
     """File and FastFile put it into a folder of the host, and nothing of it is fetched from S3 by ranks; streams are. The fake's
     FastFile is a copy too: that SageMaker mounts the prefix and reads on demand is not seen here."""
-    for mode in ("file", "fastfile", "stream") if site.engine == "sagemaker" else ():
-        site.type("desk", "train", f"SET=name=by-{mode} fleet.sagemaker.input_mode={mode}")
-        assert verbs.losses(site.run("desk", f"by-{mode}").folder) == verbs.losses(unbroken.folder), mode
-        request = site.account.sagemaker.jobs[site.job()].request
-        copies = list((site.cluster.folder / "ml" / site.job()).glob("*/input/data/dataset/train/*.bin"))
-        cached = list(site.cluster.disk(site.job(), 1, 0).glob("data/text/cache/*"))
-        channels = [channel["InputMode"] for channel in request.get("InputDataConfig", ())]
-        assert channels == {"file": ["File"], "fastfile": ["FastFile"], "stream": []}[mode]
-        assert (len(copies) >= 2 and not cached) if channels else (cached and not copies), (mode, copies, cached)
+    site.type("desk", "train", f"SET=name=by-{mode} fleet.sagemaker.input_mode={mode}")
+    assert verbs.losses(site.run("desk", f"by-{mode}").folder) == verbs.losses(unbroken.folder)
+    request = site.account.sagemaker.jobs[site.job()].request
+    copies = list((site.cluster.folder / "ml" / site.job()).glob("*/input/data/dataset/train/*.bin"))
+    cached = list(site.cluster.disk(site.job(), 1, 0).glob("data/text/cache/*"))
+    channels = [channel["InputMode"] for channel in request.get("InputDataConfig", ())]
+    assert channels == {"file": ["File"], "fastfile": ["FastFile"], "stream": []}[mode]
+    assert (len(copies) >= 2 and not cached) if channels else (cached and not copies), (copies, cached)
 
 
 def test_what_died_before_the_entrypoint_is_heard_from_the_engine(site: Site, unbroken: Run) -> None:
