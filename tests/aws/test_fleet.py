@@ -24,7 +24,7 @@ def make(config: Config, bad: set[str] = frozenset()) -> tuple[Fleet, list[str]]
     """The fleet once it is made, and what was said on the way."""
     fleet, said = Fleet(config), list[str]()
     fleet.make(bad, lambda *row: said.append(" ".join(row)), said.append)
-    fleet.await_nodes(said.append)
+    fleet.await_nodes()
     return fleet, said
 
 

@@ -319,7 +319,7 @@ def instances(nodes: Lab, config: Config) -> Config:
         backend = BACKENDS[config.fleet.backend](config)
         assert isinstance(backend, Ec2)
         backend.cloud.make((), lambda *_: None, lambda _: None)
-        backend.cloud.await_nodes(lambda _: None)
+        backend.cloud.await_nodes()
         assert metal.free == []
         return backend.located
 

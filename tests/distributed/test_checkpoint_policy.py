@@ -11,7 +11,7 @@ from ranks import Bench
 from trainfleet import runs
 from trainfleet.engine import evaluate, export
 from trainfleet.watch.diagnosis import diagnose, parse
-from trainfleet.watch.verdict import Start, _faults
+from trainfleet.watch.verdict import _faults
 
 HINDERED = str(Path(__file__).with_name("hindered.py"))
 
@@ -61,7 +61,7 @@ def test_the_last_save_must_be_made(bench: Bench) -> None:
     assert code == 1 and saved(run) == [4, 8, 12, 16] and there(run) == [12, 16], output
     assert [event["step"] for event in ranks.events(run, "unsaved")] == [20]
     assert ranks.results(run)["last_checkpoint"].endswith("step-00000016")
-    finding = diagnose(list(_faults(ranks.events(run, "fault"), Start(0.0, {}))))
+    finding = diagnose(list(_faults(ranks.events(run, "fault"))))
     assert finding and finding.cause == "disk"
 
 

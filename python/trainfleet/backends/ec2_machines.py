@@ -117,7 +117,7 @@ class Instances(Stacked):
             require_plugin()
         bad = self.bad()
         self.make()
-        nodes = self.cloud.await_nodes(print)
+        nodes = self.cloud.await_nodes()
         self.backend.quarantine.forget(bad - {node.id for node in nodes})
         self.await_keys(nodes)
         self.backend.look_again()

@@ -22,6 +22,6 @@ def main(variables: Variables, started: float) -> int:
             print(f"nothing was heard for {whereabouts.PATIENCE:.0f} s; what runs is ended at once", flush=True)
             whereabouts.end(variables)
             place.refresh()
-            whereabouts.require_over(place, run)
+            whereabouts.require_over(run)
     print(f"stopped; nothing runs any more\nnext: make train {'resumes it' if calmly else 'resumes from the last checkpoint'}")
     return 0

@@ -238,7 +238,7 @@ class Fleet:
     def where(self) -> str:
         return f"cloudformation in {self.calls.region}"
 
-    def await_nodes(self, say: Say) -> list[Node]:
+    def await_nodes(self) -> list[Node]:
         """The nodes, once as many run as the config asks for.
 
         Raises:

@@ -123,7 +123,7 @@ def _stacks(calls: Calls, config: str | None) -> Iterable[Found]:
 
 
 def _found(calls: Calls, kind: Kind, id: str, tags: Mapping[str, str], row: Row) -> Found:
-    what, usd = worth.of(kind.name, row, calls.region)
+    what, usd = worth.of(kind.name, row)
     return Found(
         kind.name, id, tags.get(CONFIG, ""), what, _since(row, tags), usd, _holds_data(calls, kind.name, id, row), row, kind
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from .kinds import Row
 from .prices import of as listed
 
-Row = Mapping[str, Any]
 FREE = {
     "endpoint", "flow log", "network interface", "internet gateway", "route table", "subnet", "launch template",
     "placement group", "security group", "VPC", "key pair", "instance profile", "role", "association", "stack",
@@ -15,7 +12,7 @@ FREE = {
 }  # fmt: skip
 
 
-def of(kind: str, row: Row, region: str) -> tuple[str, float | None]:
+def of(kind: str, row: Row) -> tuple[str, float | None]:
     """What it is, and its price; None if unknown."""
     match kind:
         case "instance":

@@ -65,7 +65,7 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
     return True
 
 
-def require_over(place: Place, run: Run) -> None:
+def require_over(run: Run) -> None:
     """RunError where a launcher of this machine still holds the run, though nothing of it runs: it was stopped itself."""
     if is_locked(run.folder):
         next = "Ctrl-C twice where it runs; or kill it: fuser " + str(run.folder / "lock")

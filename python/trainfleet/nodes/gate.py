@@ -163,7 +163,7 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
     code = send_code(transport, fleet.shared_folder or "", hosts)
     answers = run_together(transport, lambda host: speed_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
     said = _printed(answers, hosts[0]).splitlines()
-    return judge_output(said, fleet.instance_type, hosts) or (None, _explain_silence(answers, hosts))
+    return judge_output(said, fleet.instance_type, hosts) or (None, _explain_silence(answers))
 
 
 def judge_output(
@@ -259,7 +259,7 @@ def slow_nodes(found: Bandwidth) -> dict[int, float]:
     return {node: rate for node, rate in sorted(best.items()) if rate < SLOW_SHARE * usual}
 
 
-def _explain_silence(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
+def _explain_silence(answers: Answers) -> list[Finding]:
     """Why the bandwidth test brought no figure: by host, the last thing that each said."""
     failed = {host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"} or answers.failed
     said = {host: last_error(_printed(answers, host)) or failure.message for host, failure in failed.items()}

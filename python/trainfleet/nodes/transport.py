@@ -87,20 +87,13 @@ class Transport:
         self._jump = None
 
     def run(
-        self, command: Command, *, timeout: float, stdin: str | bytes | None = None, hosts: Iterable[Host] | None = None,
-        done: Callable[[Host, Result | Failure], None] | None = None,
-    ) -> Answers:  # fmt: skip
-        """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout` seconds each.
-
-        `done` is called from the thread of a host as soon as its answer is there.
-        """
+        self, command: Command, *, timeout: float, stdin: str | bytes | None = None, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout` seconds each."""
 
         def ask(host: Host) -> Result | Failure:
             words = command if isinstance(command, str) else command(host)
-            answer = self.ask(host, words, stdin=stdin, timeout=timeout)
-            if done:
-                done(host, answer)
-            return answer
+            return self.ask(host, words, stdin=stdin, timeout=timeout)
 
         return Answers(self.each(ask, hosts))
 
@@ -135,12 +128,10 @@ class Transport:
     def _explained(self, host: Host, error: Exception, began: float) -> Failure:
         return explain(host, self.ssh, self.known, error, time.monotonic() - began, self.proxy)
 
-    def put(
-        self, files: Mapping[str, bytes], folder: str, *, timeout: float = 60, hosts: Iterable[Host] | None = None
-    ) -> Answers:
+    def put(self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None) -> Answers:
         """Leaves `files` (relative path → content) in `folder` of every host; a mode of 0700 for those that start with `#!`."""
         return self.run(f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} --no-same-owner",
-                        stdin=pack(files), timeout=timeout, hosts=hosts)  # fmt: skip
+                        stdin=pack(files), timeout=60, hosts=hosts)  # fmt: skip
 
     def put_once(self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None) -> Answers:
         """Leaves `files` in the new folder `folder` of every host, whole or not at all; nothing is sent where it is there.

@@ -27,7 +27,7 @@ _CAUTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a node's log: seconds since the job began, the rank that wrote it, or else who did (agent, kernel, node)."""
+    """One line of a node's log: seconds of the day, the rank that wrote it, or else who did (agent, kernel, node)."""
 
     time: float
     node: int | None
@@ -36,11 +36,8 @@ class Line:
     text: str
 
 
-def read_lines(log: Path, node: int | None, start: int = 0, began: float = 0.0, logs: int = 1) -> list[Line]:
-    """The lines of a node's log behind byte `start`; `began` is the clock (seconds of the day) when the job began.
-
-    Of a log that is too long, one of `logs`, they are the first and the last.
-    """
+def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[Line]:
+    """The lines of a node's log behind byte `start`; of one that is too long, one of `logs`, the first and the last."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, 2)
@@ -54,17 +51,17 @@ def read_lines(log: Path, node: int | None, start: int = 0, began: float = 0.0, 
                 data += file.read().partition(b"\n")[2]
     except FileNotFoundError:
         return []
-    return list(parse(data.decode(errors="replace").splitlines(), node, began))
+    return list(parse(data.decode(errors="replace").splitlines(), node))
 
 
-def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterator[Line]:
+def parse(lines: Iterable[str], node: int | None) -> Iterator[Line]:
     """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
     lines = list(lines)
-    time, rank, who = next((time for text in lines if (time := _clock_of(text, began)) is not None), 0.0), None, "agent"
+    time, rank, who = next((time for text in lines if (time := _clock_of(text)) is not None), 0.0), None, "agent"
     for text in lines:
         held, told, stamp = opened(text)
         if held:
-            time = _seconds(match[1], began) if (match := _CLOCK.search(stamp)) else time
+            time = _seconds(match[1]) if (match := _CLOCK.search(stamp)) else time
             yield from (
                 Line(time, node, rank if told is None else told, who if told is None else "agent", said[:LONGEST])
                 for said in held
@@ -75,30 +72,30 @@ def parse(lines: Iterable[str], node: int | None, began: float = 0.0) -> Iterato
             number, other, clock, text = match.groups()
             if other == FORWARDER:  # which says nothing of the job
                 continue
-            time, rank, who = _seconds(clock, began), int(number) if number else None, other or "rank"
+            time, rank, who = _seconds(clock), int(number) if number else None, other or "rank"
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
-            time = _seconds(match[1], began)
+            time = _seconds(match[1])
         yield Line(time, node, rank, who, text)
 
 
-def _clock_of(text: str, began: float) -> float | None:
+def _clock_of(text: str) -> float | None:
     """The clock of a line, if it has one: lines before the first that does are taken for as old as that."""
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
-        return _seconds(match[1], began)
-    return None if match is None or match[2] == FORWARDER else _seconds(match[3], began)
+        return _seconds(match[1])
+    return None if match is None or match[2] == FORWARDER else _seconds(match[3])
 
 
 def stamp_of(text: str) -> float | None:
     """The clock of a line of a node's log, in seconds of the day; None where it has no stamp."""
     match = _STAMP.fullmatch(text.rstrip("\n"))
-    return _seconds(match[3], 0.0) if match else None
+    return _seconds(match[3]) if match else None
 
 
 @functools.lru_cache(maxsize=1024)  # lines that follow each other have the same
-def _seconds(clock: str, began: float) -> float:
+def _seconds(clock: str) -> float:
     hours, minutes, seconds = clock.split(":")
-    return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", ".")) - began) % DAY
+    return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))) % DAY
 
 
 def is_closing(text: str) -> bool:

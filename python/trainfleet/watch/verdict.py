@@ -105,7 +105,7 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     for node, log in enumerate(request.engine_logs):
         if log.exists() and log.stat().st_mtime >= since.time - SKEW:
             lines += read_lines(log, node, logs=len(request.logs))
-    lines += [*_faults(faults, since), *_seen(outcome)]
+    lines += [*_faults(faults), *_seen(outcome)]
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
@@ -234,7 +234,7 @@ def _seen(outcome: Outcome) -> Iterator[Line]:
             yield Line(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
 
 
-def _faults(faults: list[runs.Record], since: Start) -> Iterator[Line]:
+def _faults(faults: list[runs.Record]) -> Iterator[Line]:
     """The faults that ranks recorded, as the last lines of their tracebacks."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
