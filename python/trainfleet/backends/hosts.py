@@ -14,7 +14,7 @@ from ..config import Config, exports
 from ..errors import BackendError
 from ..lease import is_held, read_holder
 from ..nodes import errand, leftovers, removal
-from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason
+from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason, settled
 from ..nodes.fetch import fetch
 from ..nodes.fleet import open_fleet
 from ..nodes.gate import send_code
@@ -134,7 +134,7 @@ class Hosts:
         """
         failures: dict[Host, Failure] = {}
         for host in self.transport.hosts:
-            if not (failure := reason(host, self.transport.ask(host, "true", timeout=20))):
+            if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
                 return host
             failures[host] = failure
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
@@ -142,10 +142,9 @@ class Hosts:
     def _at_the_door(self, command: str) -> str:
         """What a command says on the host that answered last."""
         host = self.door or self.transport.hosts[0]
-        answer = self.transport.ask(host, command, timeout=REMOVAL)
-        if failure := reason(host, answer):
-            raise BackendError(str(failure), where=host.name, next="make clean again")
-        assert isinstance(answer, Result)
+        answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
+        if isinstance(answer, Failure):
+            raise BackendError(str(answer), where=host.name, next="make clean again")
         return answer.stdout
 
 
@@ -174,7 +173,7 @@ class OwnHosts:
         with open_fleet(self.config) as transport:
             shared = {transport.hosts[0]: self.config.fleet.shared_folder or ""}
             answers = transport.run(lambda host: leftovers.find(shared.get(host, "")), timeout=REMOVAL)
-        return [f"{host.name}: {what}" for host, answer in answers.items() for what in _traces(host, answer)]
+        return [f"{host.name}: {what}" for host, answer in answers.items() for what in _traces(settled(answer))]
 
     def remove(self, purge: bool) -> None:
         """`purge`: also that."""
@@ -183,16 +182,14 @@ class OwnHosts:
         with open_fleet(self.config) as transport:
             user = self.config.fleet.ssh.user
             command = leftovers.remove(self.config.fleet.shared_folder or "", is_root=user == "root")
-            failed = transport.run(command, timeout=REMOVAL).failed
-        if failed:
-            raise BackendError(by_host("not all could be removed", failed), next="make clean PURGE=all again")
+            answers = transport.run(command, timeout=REMOVAL)
+        answers.require("not all could be removed", next="make clean PURGE=all again")
 
 
-def _traces(host: Host, answer: Result | Failure) -> list[str]:
+def _traces(answer: Result | Failure) -> list[str]:
     """What a host says that is left on it, or why it does not say that."""
-    if failure := reason(host, answer):
-        return [f"it is not known, as {failure}"]
-    assert isinstance(answer, Result)
+    if isinstance(answer, Failure):
+        return [f"it is not known, as {answer}"]
     try:
         return leftovers.read(answer.stdout)
     except Implausible as error:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..errors import BackendError
 from ..images.ecr import Registry
 from ..images.recipe import ARCHITECTURE
-from ..nodes.answers import Host, Result, by_host, reason
+from ..nodes.answers import Host, by_host
 from ..nodes.transport import Transport
 
 PULL_TIMEOUT = 1800.0  # an image of CUDA has several GB
@@ -25,12 +25,10 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
     registry = Registry.of(image)
     _, token = registry.token() if registry else ("", "")
     words = pull_words(image, registry.host if registry else "")
-    answers = transport.each(lambda host: transport.ask(host, words, stdin=token, timeout=PULL_TIMEOUT), hosts)
-    failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
-    if failed:
-        remedy = "fleet.docker: true and make setup install Docker; docker pull on one of them says more"
-        raise BackendError(by_host(f"{image} can't be had", failed), next=remedy)
-    said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.items() if isinstance(answer, Result)}
+    answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
+    remedy = "fleet.docker: true and make setup install Docker; docker pull on one of them says more"
+    answers.require(f"{image} can't be had", next=remedy)
+    said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
     wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
     if wrong:
         raise BackendError(by_host(f"{image} does not fit", wrong), next="make push, with fleet.image: build")

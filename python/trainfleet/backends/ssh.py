@@ -23,7 +23,7 @@ from ..config.hosts import parse_hosts
 from ..errors import BackendError
 from ..nodes import facts as reading
 from ..nodes import jobs, polling
-from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason
+from ..nodes.answers import Answers, Failure, Host, Implausible, Result, by_host, implausible, settled
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.jobs import RUNNING, Look
@@ -193,8 +193,7 @@ class Ssh:
         answers = self.transport.each(
             lambda host: self.transport.ask(host, starting, stdin=orders[host], timeout=START_TIMEOUT), hosts
         )
-        failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
-        if failed:
+        if failed := Answers(answers).failed:
             self._fence([host for host in hosts if host not in failed])
             raise BackendError(by_host("the job could not be started", failed), next="make doctor")
         self._look_after(handle, Looks(hosts, dict.fromkeys(hosts, RUNNING), dict.fromkeys(hosts, time.monotonic())))
@@ -277,7 +276,7 @@ class Ssh:
         """
         if not self.fleet.exclusive:
             return
-        answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=tuple(hosts))
+        answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
         others = {host: ", ".join(sorted(jobs.read_marks(answer.stdout, self.mark))) for host, answer in answers.ok.items()}
         if busy := {host: names for host, names in others.items() if names}:
             raise BackendError(
@@ -293,7 +292,7 @@ class Ssh:
         """Starts polling a job that another process has submitted: a host that does not answer counts as lost until it does."""
         looks = Looks(self._hosts(handle))
         for host, answer in self.transport.run(self._question(handle), timeout=8, hosts=looks.hosts).items():
-            self._hear(looks, host, answer)
+            self._hear(looks, host, settled(answer))
         if handle.token:  # what was found is looked at anew each time
             self._look_after(handle, looks)
         return looks
@@ -312,13 +311,12 @@ class Ssh:
         """Polls one host's part until it has ended or the job is no longer followed."""
         pause = polling.look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
-            self._hear(looks, host, self.transport.ask(host, self._question(handle), timeout=8))
+            self._hear(looks, host, settled(self.transport.ask(host, self._question(handle), timeout=8)))
 
     def _hear(self, looks: Looks, host: Host, answer: Result | Failure) -> None:
-        if failure := reason(host, answer):
-            looks.trouble[host] = failure.message
+        if isinstance(answer, Failure):
+            looks.trouble[host] = answer.message
             return
-        assert isinstance(answer, Result)
         try:
             looks.said[host], looks.heard[host] = jobs.read_look(answer.stdout), time.monotonic()
         except Implausible as error:
@@ -326,7 +324,7 @@ class Ssh:
 
     def _fence(self, hosts: Iterable[Host]) -> None:
         fence = jobs.fence(self.mark, launchers=self.hands_over)  # the head itself launches, and stays
-        failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=tuple(hosts)).failed
+        failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
             what, remedy = "processes of this run can't be ended", "a process that waits for a dead disk ends with a reboot"

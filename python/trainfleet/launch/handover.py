@@ -159,7 +159,7 @@ def pass_gate(config: Config, backend: Ssh, sound: list[Host]) -> dict[str, str]
                 print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
             without |= unfit
             continue
-        rows = "\n".join(f"  {finding.host.name if finding.host else 'fleet'}: {finding}" for finding in report.findings)
+        rows = "\n".join(f"  {finding.host or 'fleet'}: {finding}" for finding in report.findings)
         raise BackendError(
             f"the gate is shut: the nodes are not fit to train together\n{rows}", next="make setup, then make doctor"
         )

@@ -119,7 +119,7 @@ def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts
 
     wanted = wanted_of(config)
     said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])
-    return [*said, *(f"{finding.host.name if finding.host else 'fleet'}: {finding}" for finding in wrong)], wrong
+    return [*said, *(f"{finding.host or 'fleet'}: {finding}" for finding in wrong)], wrong
 
 
 def environment(config: Config, card: str) -> Iterable[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..backends.ssh import Ssh
 from ..config import Config
 from ..errors import BackendError, ConfigError, Problem, RunError
 from ..nodes import jobs
-from ..nodes.answers import Host, by_host
+from ..nodes.answers import by_host
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.transport import Transport
 from .rehearsal import (
@@ -47,6 +47,7 @@ from .rehearsal import (
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
+UNDONE = "hosts could not do their part in a rehearsal"
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
 KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
@@ -104,13 +105,12 @@ class HostStage(Stage):
         return next(filter(None, said))
 
     def on_head(self, command: str) -> str:
-        answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1])
-        _require(answers.failed)
+        answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).require(UNDONE)
         return next(iter(answers.ok.values())).stdout.strip()
 
     def on_all(self, command: str) -> None:
         """Runs a shell's command on every host; BackendError by host where it fails."""
-        _require(self.transport.run(command, timeout=TIMEOUT).failed)
+        self.transport.run(command, timeout=TIMEOUT).require(UNDONE)
 
     def let_write(self, name: str) -> None:
         self.on_all(self.unmount)
@@ -222,9 +222,7 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
 
 def _refuse_another(made: HostStage) -> None:
     sign = f"find {shlex.quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
-    answers = made.transport.run(sign, timeout=TIMEOUT)
-    if answers.failed:
-        raise BackendError(by_host("these hosts can't be reached", answers.failed), next="make doctor")
+    answers = made.transport.run(sign, timeout=TIMEOUT).require("these hosts can't be reached")
     if any(answer.stdout.strip() for answer in answers.ok.values()):
         raise BackendError(
             "another rehearsal is under way", where=made.shared, next=f"wait for it; it counts as dead after {SILENT} s"
@@ -239,7 +237,7 @@ def _furnish(made: HostStage, config: Config) -> None:
     python = python_of(made.shared, wanted_of(config).interpreter)
     files = documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
     made.on_head(f"rm -rf {folder}")
-    _require(made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).failed)
+    made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
     keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
     made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
     made.on_all(f"touch {folder}/sign; setsid env {made.guard} sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &")
@@ -262,11 +260,6 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
     own = {"backend": Ssh.name, "nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared}
     own["python"] = f"{shared}/python"
     return fleet | own
-
-
-def _require(failed: Mapping[Host, object]) -> None:
-    if failed:
-        raise BackendError(by_host("hosts could not do their part in a rehearsal", failed), next="make doctor")
 
 
 def _live(made: HostStage, over: threading.Event) -> None:

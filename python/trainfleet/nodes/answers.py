@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from .. import door
 from ..config.hosts import Host
-from ..errors import InputError
+from ..errors import BackendError, InputError
 
 __all__ = [
     "Answers",
@@ -23,6 +23,7 @@ __all__ = [
     "number",
     "parse_json",
     "reason",
+    "settled",
 ]
 
 
@@ -65,11 +66,21 @@ class Answers(dict[Host, Result | Failure]):
     @property
     def failed(self) -> dict[Host, Failure]:
         """All others: unreachable hosts, and those whose command failed."""
-        reasons = {host: reason(host, answer) for host, answer in self.items()}
-        return {host: failure for host, failure in reasons.items() if failure is not None}
+        return {host: failure for host, answer in self.items() if (failure := reason(answer))}
+
+    def require(self, what: str, next: str = "make doctor") -> Self:
+        """The answers, where all are good; BackendError with `what` is wrong, by host, where one is not."""
+        if failed := self.failed:
+            raise BackendError(by_host(what, failed), next=next)
+        return self
 
 
-def reason(host: Host, answer: Result | Failure) -> Failure | None:
+def settled(answer: Result | Failure) -> Result | Failure:
+    """A good answer as it is, and of any other the failure that it is."""
+    return reason(answer) or answer
+
+
+def reason(answer: Result | Failure) -> Failure | None:
     """The failure that an answer is; None for a good one."""
     if isinstance(answer, Failure):
         return answer

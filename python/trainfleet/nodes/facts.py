@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config import Config
 from ..errors import InputError
 from ..telemetry import NeuronDevice, read_devices
-from .answers import Failure, Host, Implausible, Result, implausible, reason
+from .answers import Failure, Host, Implausible, Result, implausible, settled
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
@@ -119,13 +119,11 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | Failure:
-        answer = transport.ask(host, "true", timeout=TIMEOUT)  # connect first: clocks are compared over a warm link
-        if not (failure := reason(host, answer)):
-            answer = transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT)
-            failure = reason(host, answer)
-        if failure:
-            return failure
-        assert isinstance(answer, Result)
+        answer = settled(transport.ask(host, "true", timeout=TIMEOUT))  # connect first: clocks are compared over a warm link
+        if isinstance(answer, Result):
+            answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
+        if isinstance(answer, Failure):
+            return answer
         try:
             return parse(answer.stdout, answer.seconds)
         except Implausible as error:

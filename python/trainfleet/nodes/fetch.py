@@ -19,7 +19,7 @@ from ..errors import BackendError
 from ..output import unguarded
 from ..runs import unwritable
 from ..travel import NAME
-from .answers import Failure, Host, Implausible, Result, implausible, reason
+from .answers import Failure, Host, Implausible, implausible, settled
 from .transport import Transport
 
 MOST_FILES, MOST_BYTES = 10_000, 1 << 50
@@ -51,10 +51,10 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     """The files of a folder on a host with their bytes."""
-    answer = transport.ask(host, f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2", timeout=TIMEOUT)
-    if failure := reason(host, answer):
-        raise BackendError(str(failure), where=f"{host.name}:{there}", next="make doctor")
-    assert isinstance(answer, Result)
+    command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
+    answer = settled(transport.ask(host, command, timeout=TIMEOUT))
+    if isinstance(answer, Failure):
+        raise BackendError(str(answer), where=f"{host.name}:{there}", next="make doctor")
     try:
         return read_listing(answer.stdout)
     except Implausible as error:

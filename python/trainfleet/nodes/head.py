@@ -17,7 +17,7 @@ from ..config.types import Ssh
 from ..errors import BackendError
 from ..plan.request import Request, script
 from . import jobs
-from .answers import Failure, Host, Result, by_host, reason
+from .answers import Host, Result
 from .facts import Facts
 from .gate import send_code
 from .transport import Transport
@@ -54,7 +54,7 @@ class Head:
         requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
         files = {KNOWN_HOSTS.format(self.run): keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests}
         answers = self.transport.put({name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1])
-        _require(answers, f"can't write in {self.folder}")
+        answers.require(f"can't write in {self.folder}")
 
     def config_there(self, facts: Mapping[Host, Facts]) -> Config:
         """The config as the head needs it: the hosts by the addresses that they have among themselves, and its own key."""
@@ -73,9 +73,9 @@ class Head:
         """Each head has a key of its own, made there, and every host lets it in; other keys are left as they are."""
         make = f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname -n)\" -f {KEY}; cat {KEY}.pub"
         made = self.transport.run(f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads)
-        _require(made, "the head could not make its key")
+        made.require("the head could not make its key")
         public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
-        _require(self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=tuple(hosts)), "the head's key can't be let in")
+        self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=hosts).require("the head's key can't be let in")
 
     def start(
         self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str], token: str, more: Mapping[str, str]
@@ -94,7 +94,7 @@ class Head:
             mark = jobs.mark_of(self.folder, self.config.name)
             command = jobs.start(f"{self.config.name}-{log}", mark, self.python, self.code, self.folder, jobs.LAUNCHER)
             answers = self.transport.run(command, stdin=jobs.task(text, secrets, token), timeout=TIMEOUT, hosts=[host])
-            _require(answers, "the launcher could not be started")
+            answers.require("the launcher could not be started")
 
     def has_ended(self, host: Host) -> bool:
         """Whether the launcher that was started on this host runs no more."""
@@ -104,7 +104,7 @@ class Head:
     def ask_to_stop(self, host: Host) -> None:
         """Leaves the word that ranks look for at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
-        _require(self.transport.run(command, timeout=TIMEOUT, hosts=[host]), "can't ask the run to stop")
+        self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require("can't ask the run to stop")
 
 
 def public_key(host: Host, text: str) -> str:
@@ -119,9 +119,3 @@ def public_key(host: Host, text: str) -> str:
             "the key that it shows is no key of ours", where=host.name, why=f"{line[:80]!a}", next=f"on it: rm {KEY}*"
         )
     return line
-
-
-def _require(answers: Mapping[Host, Result | Failure], what: str) -> None:
-    failed = {host: why for host, answer in answers.items() if (why := reason(host, answer))}
-    if failed:
-        raise BackendError(by_host(what, failed), next="make doctor")

@@ -23,7 +23,7 @@ from typing import Any
 from .. import travel
 from ..runs import unwritable
 from ..travel import FILES, limit
-from .answers import Failure, Host, Implausible, Result, implausible, is_whole_number, number, parse_json, reason
+from .answers import Failure, Host, Implausible, implausible, is_whole_number, number, parse_json, settled
 from .delta import MOST, Known
 from .transport import Transport
 
@@ -77,10 +77,9 @@ class Mirror:
         command = f"cd {shlex.quote(self.shared)} && {words}"
         for _ in range(ROUNDS):
             self._forget_lost()
-            answer = self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT)
-            if failure := reason(host, answer):
-                return failure
-            assert isinstance(answer, Result)
+            answer = settled(self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT))
+            if isinstance(answer, Failure):
+                return answer
             try:
                 news = read_news(answer.stdout, self.known)
                 self._require_room(news)

@@ -149,7 +149,7 @@ class Application:
             if isinstance(answer, Result) and answer.exit_code == NEEDS_BOOT and "booted" not in said:
                 booting.append(host)
                 return
-            if failure := reason(host, answer):
+            if failure := reason(answer):
                 self.fail(host, f"{step.name}: {last_line(answer) or failure}")
                 return
             said.append(last_line(answer))
