@@ -110,6 +110,11 @@ class ConfigError(TrainfleetError):
         more = [f"and {len(self.problems) - MOST:,} more"] if len(self.problems) > MOST else []
         super().__init__("\n".join([*map(str, self.problems[:MOST]), *more]), next=next)
 
+    @classmethod
+    def of(cls, name: str, message: str, *, next: str = "") -> ConfigError:
+        """The error about one key or variable, whose place is its name: no line of the file is to blame."""
+        return cls([Problem(0, name, "", message)], next=next)
+
 
 class InputError(TrainfleetError, ValueError):
     """Text that was written elsewhere is invalid: `where` is its file and line, `key` the key in it.

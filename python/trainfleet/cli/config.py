@@ -15,7 +15,7 @@ from .variables import Variables, flag
 
 def main(variables: Variables, started: float) -> int:
     if "RECIPE" not in variables:
-        raise ConfigError([Problem(0, "RECIPE", "", "say which recipe")], next="make recipes lists them")
+        raise ConfigError.of("RECIPE", "say which recipe", next="make recipes lists them")
     recipe = recipe_named(variables["RECIPE"])
     path = Path(variables.get("CONFIG", "config.yaml"))
     before, text = _content(path), linked(recipe.text, path)

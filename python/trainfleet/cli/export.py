@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ..config import exports
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from ..launch.whereabouts import export
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     if "OUT" not in variables:
-        raise ConfigError([Problem(0, "OUT", "", "says which folder to make")], next="make export OUT=my-model")
+        raise ConfigError.of("OUT", "says which folder to make", next="make export OUT=my-model")
     try:
         exports.degrees(variables.get("FORMAT") or exports.HUGGINGFACE)
     except ValueError as error:
-        raise ConfigError([Problem(0, "FORMAT", "", str(error))], next="make export OUT=my-model FORMAT=nxd-tp8") from error
+        raise ConfigError.of("FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8") from error
     return export(variables)

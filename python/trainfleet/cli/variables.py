@@ -132,7 +132,7 @@ def flag(variables: Variables, name: str, other: str = "") -> bool:
         return False
     if value not in ("1", "true", "yes", other):
         either = f"1, 0 or {other}" if other else "1 or 0"
-        raise ConfigError([Problem(0, name, "", f"must be {either}, not {variables[name]!r}")], next=f"{name}=1, or leave it out")
+        raise ConfigError.of(name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or leave it out")
     return True
 
 
@@ -147,7 +147,7 @@ def amount(variables: Variables, name: str, least: float = LEAST, most: float = 
         return None
     if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not least <= float(text) <= most:
         message = f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up to {most:g}, not {show(text)}"
-        raise ConfigError([Problem(0, name, "", message)], next=f"{name}=1, or leave it out")
+        raise ConfigError.of(name, message, next=f"{name}=1, or leave it out")
     return float(text)
 
 
@@ -178,5 +178,5 @@ def number(variables: Variables, name: str, default: int, least: int = 0, most: 
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         bounds = f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"
         message = f"must be a whole number {bounds}, not {show(text)}"
-        raise ConfigError([Problem(0, name, "", message)], next=f"{name}={default}, or leave it out")
+        raise ConfigError.of(name, message, next=f"{name}={default}, or leave it out")
     return int(text)

@@ -14,7 +14,7 @@ from .. import hardware
 from ..checkpoints.catalogue import damage, read
 from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import Store
-from ..errors import ConfigError, Problem, RunError
+from ..errors import ConfigError, RunError
 from ..launch.settings import store_named
 from ..launch.whereabouts import forwarded
 from ..output import unguarded
@@ -45,7 +45,7 @@ def chosen(variables: Variables, store: Store, name: str) -> int:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
         message = f"there is no checkpoint of step {text!r}; there are: {', '.join(map(str, steps))}"
-        raise ConfigError([Problem(0, "STEP", "", message)], next="make checkpoints")
+        raise ConfigError.of("STEP", message, next="make checkpoints")
     return int(text) if text else steps[-1]
 
 

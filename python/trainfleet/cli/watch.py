@@ -6,7 +6,7 @@ import threading
 import time
 
 from ..backends.place import Place
-from ..errors import BackendError, ConfigError, Problem, RunError
+from ..errors import BackendError, ConfigError, RunError
 from ..launch.settings import run_named
 from ..launch.whereabouts import place_of
 from ..report import html
@@ -21,8 +21,8 @@ EVERY = 10.0  # seconds between two looks at the run
 def main(variables: Variables, started: float) -> int:
     run, port = run_named(variables), number(variables, "PORT", 0)
     if port > LARGEST_PORT:
-        problem = Problem(0, "PORT", "", f"must be a port, up to {LARGEST_PORT}, not {port}")
-        raise ConfigError([problem], next="PORT=8642, or leave it out")
+        message = f"must be a port, up to {LARGEST_PORT}, not {port}"
+        raise ConfigError.of("PORT", message, next="PORT=8642, or leave it out")
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")
     with place_of(variables) as place:

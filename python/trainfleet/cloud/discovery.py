@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import CloudError, ConfigError, Problem
+from ..errors import CloudError, ConfigError
 from ..nodes.stack import load_stack
 from . import clock
 from .calls import Calls
@@ -35,13 +35,11 @@ def zones(config: Config, calls: Calls) -> list[str]:
     offered = sorted(row["Location"] for row in rows)
     if not offered:
         message = f"{calls.region} does not have {type}"
-        raise ConfigError(
-            [Problem(0, "", "fleet.aws.region", message)], next="another fleet.aws.region, or another fleet.instance_type"
-        )
+        raise ConfigError.of("fleet.aws.region", message, next="another fleet.aws.region, or another fleet.instance_type")
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
         message = f"{', '.join(strange)}: {type} is offered in {', '.join(offered)}"
-        raise ConfigError([Problem(0, "", "fleet.aws.zones", message)], next="one or more of these")
+        raise ConfigError.of("fleet.aws.zones", message, next="one or more of these")
     bound = set(_bound(config, calls))
     return list(wanted) or [zone for zone in offered if zone in bound] or offered
 
@@ -119,10 +117,8 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
         if row["AvailabilityZone"] == zone:
             return str(row["SubnetId"])
     there = ", ".join(f"{row['SubnetId']} in {row['AvailabilityZone']}" for row in rows)
-    raise ConfigError(
-        [Problem(0, "", "fleet.aws.subnets", f"none is in {zone}: {there}")],
-        next="a subnet in that zone, or other fleet.aws.zones",
-    )
+    next = "a subnet in that zone, or other fleet.aws.zones"
+    raise ConfigError.of("fleet.aws.subnets", f"none is in {zone}: {there}", next=next)
 
 
 def public_key(config: Config) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..config import Config
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 
 
 def region_of(config: Config) -> str:
@@ -22,12 +22,8 @@ def region_of(config: Config) -> str:
     try:
         found = os.environ.get("AWS_REGION") or botocore.session.get_session().get_config_variable("region")
     except botocore.exceptions.BotoCoreError as error:  # a profile that is not there, a file that can't be read
-        raise ConfigError(
-            [Problem(0, "", "fleet.aws.region", str(error))], next="look at AWS_PROFILE and ~/.aws/config"
-        ) from error
+        raise ConfigError.of("fleet.aws.region", str(error), next="look at AWS_PROFILE and ~/.aws/config") from error
     if not found:
         message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
-        raise ConfigError(
-            [Problem(0, "", "fleet.aws.region", message)], next="SET='fleet.aws.region=us-east-1', or in config.yaml"
-        )
+        raise ConfigError.of("fleet.aws.region", message, next="SET='fleet.aws.region=us-east-1', or in config.yaml")
     return str(found)

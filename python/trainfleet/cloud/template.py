@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from .inputs import Inputs, bucket_of, tags_of
 from .instances import machines
 from .roles import roles
@@ -41,7 +41,7 @@ def render(config: Config, inputs: Inputs) -> str:
     text = json.dumps(template(config, inputs), separators=(",", ":"))
     if len(text) > MOST_BYTES:
         works = f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} works; for more there are slurm, batch and sagemaker"
-        raise ConfigError([Problem(0, "", "fleet.nodes", f"{len(inputs.slots)}: too many for one template; {works}")])
+        raise ConfigError.of("fleet.nodes", f"{len(inputs.slots)}: too many for one template; {works}")
     return text
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from .. import hardware
 from ..backends import backend_of
 from ..config import Config, Derived, load_resolved
-from ..errors import ConfigError, Problem, TrainfleetError
+from ..errors import ConfigError, TrainfleetError
 from ..nodes.operations import lock_name
 from ..nodes.stack import load_stack
 from ..origin import PACKAGE
@@ -48,7 +48,7 @@ def require(config: Config) -> None:
     why = "false: nothing is compiled then; true works"
     if hardware.device_of(config.fleet.stack) == "neuron":
         why = "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make train compiles as it goes on"
-    raise ConfigError([Problem(0, "", "train.compile", why)], next="make train")
+    raise ConfigError.of("train.compile", why, next="make train")
 
 
 def is_due(config: Config) -> bool:

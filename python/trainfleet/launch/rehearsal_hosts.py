@@ -24,7 +24,7 @@ from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.ssh import Ssh
 from ..config import Config
-from ..errors import BackendError, ConfigError, Problem, RunError
+from ..errors import BackendError, ConfigError, RunError
 from ..nodes import jobs
 from ..nodes.answers import by_host
 from ..nodes.fleet import open_fleet, wanted_of
@@ -178,7 +178,7 @@ def require_hosts(config: Config) -> Config:
         problem = f"{count} hosts: a rehearsal needs two, and three to cut one off"
         next = "make setup NODES=4" if Can.MACHINES in backend.can else next
     if problem:
-        raise ConfigError([Problem(0, "", "fleet.hosts", problem)], next=next)
+        raise ConfigError.of("fleet.hosts", problem, next=next)
     return located
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from ..backends.base import load_job
 from ..backends.slurm import Slurm
 from ..config import Config
-from ..errors import BackendError, ConfigError, Problem, RunError
+from ..errors import BackendError, ConfigError, RunError
 from ..seat import expand_hosts
 from .rehearsal import (
     APART,
@@ -91,11 +91,11 @@ def require_cluster(backend: Slurm) -> None:
     if backend.hands_over:
         host = next(iter(backend.fleet.hosts), "the head node")
         problem = "faults are played from the machine that has sbatch"
-        raise ConfigError([Problem(0, "", "fleet.hosts", problem)], next=f"ssh {host.partition('=')[0]}, and make rehearse there")
+        raise ConfigError.of("fleet.hosts", problem, next=f"ssh {host.partition('=')[0]}, and make rehearse there")
     if backend.fleet.image != "none":
         problem = f"{backend.fleet.image}: processes in an image can't be reached by a step beside them; none works"
         mended = "make rehearse SET='fleet.image=none fleet.slurm.container=null'"
-        raise ConfigError([Problem(0, "", "fleet.image", problem)], next=mended)
+        raise ConfigError.of("fleet.image", problem, next=mended)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def run_called(name: str) -> Run:
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
         message = f"no run here is called {show(name)}{suggest(name, here)}"
-        raise ConfigError([Problem(0, "RUN", "", message)], next="make runs lists them")
+        raise ConfigError.of("RUN", message, next="make runs lists them")
     return run_of(name)
 
 

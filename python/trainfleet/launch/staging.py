@@ -10,7 +10,7 @@ from ..backends.base import Can
 from ..backends.slurm import Slurm
 from ..backends.ssh import Ssh
 from ..config import Config
-from ..errors import ConfigError, Problem, RunError
+from ..errors import ConfigError, RunError
 from ..output import is_agreed
 from .rehearsal import Stage, stage
 from .rehearsal_hosts import require_hosts, stage_on
@@ -40,7 +40,7 @@ def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractConte
         made = stage_on(located, names)
     else:
         problem = f"{ENGINES}; played on local, ssh, ec2 and slurm"
-        raise ConfigError([Problem(0, "", "fleet.backend", problem)], next="make rehearse SET='fleet.backend=local'")
+        raise ConfigError.of("fleet.backend", problem, next="make rehearse SET='fleet.backend=local'")
     print(OWN, flush=True)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..config.hosts import Host, parse_hosts
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from .operations import Wanted
 from .stack import load_stack
 from .transport import Transport
@@ -23,7 +23,7 @@ def open_fleet(config: Config) -> Transport:
     """
     if not config.fleet.hosts:
         message = "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
-        raise ConfigError([Problem(0, "", "fleet.hosts", message)], next="write them into config.yaml; make plan needs none")
+        raise ConfigError.of("fleet.hosts", message, next="write them into config.yaml; make plan needs none")
     return Transport(hosts_of(config), config.fleet.ssh)
 
 

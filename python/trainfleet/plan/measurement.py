@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import Config
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 
 WARM_UP = 3  # steps that are not timed: the first one compiles, and allocators grow
 PROFILED = "4-6"  # steps, when nobody says which
@@ -52,7 +52,7 @@ def counts_of(text: str, nodes: int) -> list[int]:
     words = text.replace(",", " ").split()
     if not all(re.fullmatch("[0-9]{1,6}", word) and int(word) > 0 for word in words) or len(set(words)) < 2:
         message = f"{text!r} is not a list of two or more numbers of nodes, as in NODES='1 2 4'"
-        raise ConfigError([Problem(0, "NODES", "", message)], next="make scaling NODES='1 2 4'")
+        raise ConfigError.of("NODES", message, next="make scaling NODES='1 2 4'")
     return sorted({int(word) for word in words})
 
 

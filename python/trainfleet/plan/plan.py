@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import Config, Derived
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from .estimate import Estimate, Experience, estimate
 from .request import Request
 
@@ -36,7 +36,7 @@ def make_plan(
     """
     needs = estimate(config, price, experience)
     if problem := _over_budget(config, needs):
-        raise ConfigError([Problem(0, "", "budget.max_usd", problem)], next="raise it, or null for none; make plan shows why")
+        raise ConfigError.of("budget.max_usd", problem, next="raise it, or null for none; make plan shows why")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
 
 

@@ -59,17 +59,15 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
         kind = config.fleet.instance_type
         what = f"{kind} has no accelerator" if kind else "without a type there is nothing to count nodes of"
         asks = "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes"
-        raise ConfigError(
-            [Problem(0, "", "fleet.instance_type", f"{what}: {asks}")],
-            next="make plan DAYS=7 TOKENS=1e10 SET='fleet.instance_type=p5.48xlarge'; of this machine: make plan",
-        )
+        next = "make plan DAYS=7 TOKENS=1e10 SET='fleet.instance_type=p5.48xlarge'; of this machine: make plan"
+        raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=next)
     if wish.usd is not None and price is None:
         what = f"no list price of {config.fleet.instance_type}, so USD can't be turned into nodes"
-        raise ConfigError([Problem(0, "USD", "", what)], next="make plan DAYS=... TOKENS=...")
+        raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
     found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, price, device))]
     if not found:
         what = f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
-        raise ConfigError([Problem(0, "", "train.layout", what)], next="a larger train.global_batch, or a smaller model")
+        raise ConfigError.of("train.layout", what, next="a larger train.global_batch, or a smaller model")
     return found
 
 

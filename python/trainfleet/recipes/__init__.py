@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from ..spelling import suggest
 
 FOLDER = Path(__file__).parent
@@ -37,7 +37,7 @@ def recipe_named(name: str) -> Recipe:
     if name in recipes:
         return recipes[name]
     known = suggest(name, recipes) or f"; there are: {', '.join(recipes)}"
-    raise ConfigError([Problem(0, "RECIPE", "", f"no recipe is called {name!r}{known}")], next="make recipes")
+    raise ConfigError.of("RECIPE", f"no recipe is called {name!r}{known}", next="make recipes")
 
 
 def _read(path: Path) -> Recipe:

@@ -16,7 +16,7 @@ from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import Step
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from ..plan import neuron
 from ..plan.estimate import LIKELY, LIKELY_MEMORY, Estimate
 from ..plan.fabric import fabric_settings
@@ -199,8 +199,8 @@ def require_own(folder: Path) -> None:
     elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
         why = "it holds a config.yaml that no plan wrote"
     if why:
-        problem = Problem(0, "OUT", "", f"{folder} is not a new folder, an empty one, or an earlier plan's: {why}")
-        raise ConfigError([problem], next="make plan OUT=plan")
+        message = f"{folder} is not a new folder, an empty one, or an earlier plan's: {why}"
+        raise ConfigError.of("OUT", message, next="make plan OUT=plan")
 
 
 def _record(plan: Plan) -> dict[str, object]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..config import Config
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError
 from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
@@ -52,7 +52,7 @@ class Budget:
         idle = node_hours(self.run.read_events(), self.clock(), self.lingers, under_way=False)
         if (spent := self.price * idle) >= self.limit:
             message = f"{self.run.name} has cost ${spent:,.2f} already, its limit is ${self.limit:,.2f}"
-            raise ConfigError([Problem(0, "", "budget.max_usd", message)], next="raise it to train on; make report shows the run")
+            raise ConfigError.of("budget.max_usd", message, next="raise it to train on; make report shows the run")
 
 
 def node_hours(events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True) -> float:
