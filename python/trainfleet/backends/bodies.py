@@ -37,11 +37,6 @@ def bodies(request: Request) -> tuple[Body, ...]:
     return tuple(require_object(door.parse_json(artifact.text, artifact.name)) for artifact in request.artifacts)
 
 
-def tags(config: Config) -> dict[str, str]:
-    """The tags of a job, the same on all that is made for a config."""
-    return {"trainfleet:project": "trainfleet", "trainfleet:config": config.name}
-
-
 def environment(config: Config, job: Job) -> dict[str, str]:
     """What every node of a job gets, whatever its seat."""
     row = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""]

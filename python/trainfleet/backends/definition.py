@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from .. import hardware
 from ..cloud.engine_template import GRACE as STOPS
-from ..cloud.inputs import slug
+from ..cloud.inputs import own_tags, slug
 from ..config import Config
 from ..entrypoint import AGAIN, GRACE, TERMS
 from ..plan.job import Job
-from .bodies import Body, environment, pairs, tags
+from .bodies import Body, environment, pairs
 from .engines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node import entrypoint_words
 
@@ -41,7 +41,7 @@ def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str])
         },
         "retryStrategy": retries(config.fleet.batch.attempts),
         "propagateTags": True,
-        "tags": tags(config),
+        "tags": own_tags(config.name),
     }
     if hours := config.fleet.batch.timeout_hours:
         body["timeout"] = {"attemptDurationSeconds": max(60, round(hours * 3600))}
@@ -142,5 +142,5 @@ def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
         **share,
         **priority,
         "propagateTags": True,
-        "tags": tags(config),
+        "tags": own_tags(config.name),
     }

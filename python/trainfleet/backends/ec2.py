@@ -98,11 +98,6 @@ class Ec2(Ssh):
     def ends(self) -> float | None:
         return self.cloud.ends()
 
-    def look_again(self) -> None:
-        """Drops the cached answers of AWS: make setup has changed them."""
-        for name in ("located", "transport"):
-            self.__dict__.pop(name, None)
-
     def price(self) -> float | None:
         """With a node's part of its volumes, the file system, NAT and head."""
         return spending.node_hour(self.config)

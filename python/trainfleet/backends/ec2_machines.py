@@ -21,6 +21,7 @@ from ..errors import BackendError
 from ..nodes import setup
 from ..nodes.board import Board
 from ..plan.request import Artifact
+from .bodies import artifact
 from .known import keep_keys, require_plugin
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ class Stacked:
     def changes(self) -> tuple[Artifact, ...]:
         """The very request that would make or change the stack."""
         planned = self.foreseen.requests
-        requests = [
-            Artifact(f"requests/{number:02}-{service}-{operation}.json", json.dumps(request, indent=2) + "\n")
-            for number, (service, operation, request) in enumerate(planned, 1)
-        ]
+        requests = [artifact(number, *request) for number, request in enumerate(planned, 1)]
         bodies = [str(request["TemplateBody"]) for _, _, request in planned]
         stack = [Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False)) for body in bodies]
         return (*stack, *requests)

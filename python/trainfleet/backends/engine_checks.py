@@ -13,7 +13,8 @@ from urllib.parse import unquote
 
 from .. import hardware, s3
 from ..cloud.calls import Calls
-from ..cloud.refusals import DENIED
+from ..cloud.quotas import request_more
+from ..cloud.refusals import DENIED, passing
 from ..config import Config
 from ..errors import BackendError, CloudError
 from ..plan.job import Job
@@ -49,8 +50,7 @@ def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
         )
     if found[0].get("status") == "INVALID":
         raise BackendError("the job queue is invalid", where=queue, why=found[0].get("statusReason", ""), next="make setup")
-    names = [entry["computeEnvironment"] for entry in found[0].get("computeEnvironmentOrder", ())]
-    unfit = [(environment, unfitness(config, environment)) for environment in environments(calls, names)]
+    unfit = [(environment, unfitness(config, environment)) for environment in environments(calls, found[0])]
     if all(why for _, why in unfit):
         rows = "\n".join(f"  {environment['computeEnvironmentName']}: {why}" for environment, why in unfit)
         raise BackendError(
@@ -136,21 +136,13 @@ def _require_actions(calls: Calls, arn: str, config: Config) -> None:
 
 def require_quota(calls: Calls, names: Iterable[str], wanted: int, kind: str) -> None:
     """Raises BackendError when a quota of SageMaker, by its name, is below what is wanted."""
-    names = set(names)
-    try:
-        quotas = [
-            quota
-            for quota in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker")
-            if quota["QuotaName"] in names
-        ]
-    except CloudError as error:
-        _pass_denied(error)
-        return
+    names, quotas = set(names), list[dict[str, Any]]()
+    with passing(*DENIED):
+        quotas += calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker")
     for quota in quotas:
-        if quota["Value"] < wanted:
-            ask = "aws service-quotas request-service-quota-increase --service-code sagemaker"
+        if quota["QuotaName"] in names and quota["Value"] < wanted:
             raise BackendError(f"{wanted} x {kind} are wanted, and your quota is {quota['Value']:g}", where=quota["QuotaName"],
-                               next=f"{ask} --quota-code {quota['QuotaCode']} --desired-value {wanted}")  # fmt: skip
+                               next=request_more(calls.region, "sagemaker", quota["QuotaCode"], wanted))  # fmt: skip
 
 
 def _pass_denied(error: CloudError) -> None:

@@ -64,15 +64,15 @@ class Engine(Stacked):
 
         `hours`: of the run; None if unknown.
         """
-        if not self.needed:
-            account = ["account: queue and roles are yours, so setup makes nothing"]
-            return [*self.notes(), "", *self._costs(in_region(self.config), hours), "", *account], ()
+        prices, account = in_region(self.config), ["account: queue and roles are yours, so setup makes nothing"]
+        changes: tuple[Artifact, ...] = ()
         try:
-            found = self.foreseen
-            account = [f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before)]
-            return [*self.notes(), "", *self._costs(in_region(self.config), hours), "", *account], self.changes()
+            if self.needed:
+                found, changes = self.foreseen, self.changes()
+                account = [f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before)]
         except CloudError as error:
-            return [*self.notes(), "", *self._costs(by_table(), hours), "", f"account: not looked at, as {error.what}"], ()
+            prices, account = by_table(), [f"account: not looked at, as {error.what}"]
+        return [*self.notes(), "", *self._costs(prices, hours), "", *account], changes
 
     def _costs(self, prices: Prices, hours: float | None) -> Iterator[str]:
         rows = list(self.costs(self.config, prices))

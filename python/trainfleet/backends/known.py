@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import runs
+from ..cloud import hostkeys
 from ..cloud.fleet import Fleet, Node
 from ..errors import BackendError, InputError
 from ..nodes.state import STATE
@@ -30,7 +31,7 @@ def keep_keys(fleet: Fleet, nodes: Sequence[Node], by_agent: bool) -> tuple[Path
     folder = STATE / fleet.stack.name
     keys = read_keys(folder / "keys.json")
     keys = {node.id: keys[node.id] for node in nodes if node.id in keys}
-    keys |= fleet.learn([node.id for node in nodes if node.id not in keys])
+    keys |= hostkeys.learn(fleet.calls, [node.id for node in nodes if node.id not in keys])
     runs.write_atomic(folder / "keys.json", json.dumps(keys, indent=2) + "\n")
     names = {node.id: {node.id} if by_agent else {node.address, node.public} - {""} for node in nodes}
     lines = [f"{name} {key}\n" for id, known in keys.items() for name in sorted(names[id]) for key in known]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..cloud.calls import Calls
+from ..cloud.inputs import own_tags, pairs
 from ..config import Config
 from ..errors import BackendError
-from .bodies import tags
 from .node import values_of
 
 LONGEST = 4096  # bytes of a parameter of the standard tier
@@ -41,5 +41,5 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             raise BackendError(f"{name} is longer than SSM keeps ({LONGEST} bytes)", where="fleet.secrets",
                                next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...")  # fmt: skip
         calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
-        marks = [{"Key": key, "Value": value} for key, value in tags(config).items()]
+        marks = pairs(own_tags(config.name))
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite

@@ -15,10 +15,11 @@ from contextlib import suppress
 from typing import Any
 
 from ..cloud import engine_spending
-from ..cloud.engine_kinds import LOGS
+from ..cloud.engine_kinds import ENDED, LOGS
 from ..cloud.inputs import slug
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
+from ..cloud.refusals import passing
 from ..cloud.spending import Row
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
@@ -60,7 +61,6 @@ AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 NODE = re.compile(r"\bnode (\d+)\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
-ENDED = ("Completed", "Failed", "Stopped")
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -145,11 +145,8 @@ class SageMaker(Hosted):
         return Console(record["TrainingStartTime"].timestamp(), record["TrainingJobStatus"] in ENDED, LOGS, newest)
 
     def end(self, handle: Handle) -> str:
-        try:
+        with passing("ValidationException"):  # it has ended meanwhile
             self.calls("sagemaker", "StopTrainingJob", TrainingJobName=handle.id)
-        except CloudError as error:
-            if error.code != "ValidationException":  # it has ended meanwhile
-                raise
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:

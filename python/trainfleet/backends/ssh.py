@@ -100,6 +100,11 @@ class Ssh:
         """To all hosts; it connects when it is first used."""
         return open_fleet(self.located)
 
+    def look_again(self) -> None:
+        """Forgets which hosts there are and how they were reached: make setup has changed that."""
+        for name in ("located", "transport"):
+            self.__dict__.pop(name, None)
+
     @property
     def code(self) -> str:
         """The folder on the nodes with this very code."""

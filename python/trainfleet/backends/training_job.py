@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from .. import hardware
+from ..cloud.inputs import own_tags, pairs
 from ..config import Config
 from ..errors import BackendError
 from ..plan.job import Job
 from ..runs import MOUNTED
 from ..uplink import BUCKET
 from ..vault import PREFIX
-from .bodies import Body, environment, tags
+from .bodies import Body, environment
 from .node import entrypoint_words
 
 GIB = 2**30
@@ -125,7 +126,7 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         "ProfilerConfig": {"DisableProfiler": True},
         **({"VpcConfig": {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}} if own.subnets else {}),
         **({"RetryStrategy": {"MaximumRetryAttempts": own.retries}} if own.retries else {}),
-        "Tags": [{"Key": key, "Value": value} for key, value in tags(config).items()],
+        "Tags": pairs(own_tags(config.name)),
     }  # fmt: skip
 
 

@@ -56,8 +56,7 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
         yield f"the queue {queue} is disabled; aws batch update-job-queue --job-queue {queue} --state ENABLED"
-    names = [entry["computeEnvironment"] for entry in queues[0].get("computeEnvironmentOrder", ())]
-    for environment in environments(calls, names):
+    for environment in environments(calls, queues[0]):
         name = environment["computeEnvironmentName"]
         if environment.get("status") == "INVALID":
             yield f"the compute environment {name} is invalid: {environment.get('statusReason', 'no reason is given')}"
@@ -68,8 +67,9 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
         yield f"{len(ahead)} jobs of the queue are running"
 
 
-def environments(calls: Calls, names: list[str]) -> list[dict[str, Any]]:
-    """The compute environments of those names or ARNs."""
+def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
+    """The compute environments of a queue."""
+    names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []
     return list(calls("batch", "DescribeComputeEnvironments", computeEnvironments=names).get("computeEnvironments", ()))

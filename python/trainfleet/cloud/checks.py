@@ -13,7 +13,7 @@ from .calls import Calls
 from .discovery import reservation_of
 from .inputs import Inputs
 from .instances import capacity_of
-from .kinds import is_ours, tags_of
+from .kinds import instances, is_ours, tags_of
 from .machines import addresses
 from .quotas import Finding
 from .storage import makes_file_system
@@ -101,10 +101,8 @@ def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Input
 
 def _mine(config: Config, calls: Calls) -> int:
     """How many nodes of this fleet run already."""
-    rows = [row for page in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=quotas.RUNNING)
-            for row in page.get("Instances", ())]  # fmt: skip
-    mine = [row for row in rows if is_ours(tags_of(row.get("Tags")), config.name)]
-    return sum(row.get("InstanceType") == config.fleet.instance_type for row in mine)
+    states = [row["State"]["Name"] for row in instances(calls, config.name) if row["InstanceType"] == config.fleet.instance_type]
+    return sum(state in ("pending", "running") for state in states)
 
 
 def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:

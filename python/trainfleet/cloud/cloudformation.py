@@ -6,6 +6,7 @@ command has begun, and keeps no state between two commands.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 from ..errors import CloudError
 from . import clock
 from .calls import Calls
+from .inputs import pairs
 
 POLL = 5.0  # seconds between two polls of a stack that is being changed
 PATIENCE = 3 * 3600.0  # seconds without any event until it gives up: CloudFormation itself gives up before that
@@ -101,12 +103,11 @@ class CloudFormationStack:
     def create(self, template: str, tags: Mapping[str, str], token: str) -> State:
         """Begins it. Asked twice with a token it is begun once. What fails takes all with it: nothing half made is left."""
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
-        return self._required(answer["StackId"])
+        return self.look(answer["StackId"]) or State(answer["StackId"], "CREATE_IN_PROGRESS")  # just made, and not seen yet
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
         """What CreateStack is asked."""
-        pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
-        return self.change(template) | {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs}
+        return self.change(template) | {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs(tags)}
 
     def change(self, template: str) -> dict[str, Any]:
         """What UpdateStack is asked. What its parameters are stands in the template, as their defaults."""
@@ -140,8 +141,6 @@ class CloudFormationStack:
 
     def template(self) -> Mapping[str, Any]:
         """The template that the stack has now."""
-        import json
-
         body = self.calls("cloudformation", "GetTemplate", StackName=self.name)["TemplateBody"]
         found = json.loads(body) if isinstance(body, str) else body
         return found if isinstance(found, dict) else {}
@@ -187,9 +186,6 @@ class CloudFormationStack:
         """Leaves what has happened so far behind, so that only what comes now is shown."""
         if self.look():
             list(self._news(self.name))
-
-    def _required(self, id: str) -> State:
-        return self.look(id) or State(id, "CREATE_IN_PROGRESS")  # just made, and not seen yet
 
 
 def _state(row: Mapping[str, Any]) -> State:

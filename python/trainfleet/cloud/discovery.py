@@ -17,6 +17,7 @@ from .inputs import Inputs, bucket_of
 from .instances import capacity_of
 from .kinds import is_ours
 from .kinds import tags_of as tags
+from .refusals import passing
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
 
@@ -133,10 +134,7 @@ def public_key(config: Config) -> str:
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
     """Whether the bucket that would be made was kept by an earlier make clean."""
-    try:
+    found: dict[str, str] = {}
+    with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])
-    except CloudError as error:
-        if error.code in ("NoSuchBucket", "NoSuchTagSet"):
-            return False
-        raise
     return is_ours(found, config.name)

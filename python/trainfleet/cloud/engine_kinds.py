@@ -11,11 +11,10 @@ from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
-from .cloudformation import CONFIG, OURS, PROJECT
-from .inputs import slug
+from .inputs import own_tags, slug
 from .kinds import Find, Kind, Row, Things, is_ours, tags_of
 from .log_streams import streams
-from .refusals import DENIED
+from .refusals import DENIED, passing
 
 PARAMETERS = "/trainfleet/"
 LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's group, of all training jobs of an account
@@ -26,11 +25,8 @@ BUSY = re.compile(r"being modified|in use|[Cc]annot delete|still|relationship|DI
 
 def _unless_denied(find: Find) -> Find:
     def found(calls: Calls, config: str | None) -> Things:
-        try:
+        with passing(*DENIED):
             yield from find(calls, config)
-        except CloudError as error:
-            if error.code not in DENIED:
-                raise
 
     return found
 
@@ -93,31 +89,25 @@ def _remove_job(calls: Calls, which: str, row: Row) -> object:
     if not costs(row):
         _remove_log(calls, which)
         return calls("sagemaker", "DeleteTrainingJob", TrainingJobName=which)
-    try:
+    with passing("ValidationException"):  # it has ended since it was listed
         if row["TrainingJobStatus"] == "InProgress":
             calls("sagemaker", "StopTrainingJob", TrainingJobName=which)
         elif _is_warm(row):
             calls("sagemaker", "UpdateTrainingJob", TrainingJobName=which, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
-    except CloudError as error:
-        if error.code != "ValidationException":  # it has ended since it was listed
-            raise
     raise CloudError("the job is ending", where=which, why="it is removed when it has", code="DependencyViolation")
 
 
 def _remove_log(calls: Calls, job: str) -> None:
     """Deletes a job's streams in SageMaker's own group; where the caller may not, they stay and the job is deleted."""
-    try:
+    with passing(*DENIED):
         for stream in streams(calls, LOGS, f"{job}/"):
             calls("logs", "DeleteLogStream", logGroupName=LOGS, logStreamName=stream)
-    except CloudError as error:
-        if error.code not in DENIED:
-            raise
 
 
 def _parameters(calls: Calls, config: str | None) -> Things:
     path = f"{PARAMETERS}{config}" if config else PARAMETERS.rstrip("/")
     for row in calls.pages("ssm", "GetParametersByPath", "Parameters", Path=path, Recursive=True, WithDecryption=False):
-        yield row["Name"], {PROJECT: OURS, CONFIG: row["Name"].split("/")[2]}, {"Name": row["Name"]}
+        yield row["Name"], own_tags(row["Name"].split("/")[2]), {"Name": row["Name"]}
 
 
 ENGINES: tuple[Kind, ...] = (

@@ -17,6 +17,7 @@ from typing import Any
 from .. import hardware
 from ..config import Config
 from .inputs import Inputs, stack_name, tags_of
+from .instances import hardened, newest
 from .machines import interfaces
 from .roles import AGENT, allow, role, statements
 from .storage import repository
@@ -57,7 +58,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
             "MaxvCpus": row.vcpus * config.fleet.nodes,
             "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], "PlacementGroup": ref("Together"),
             "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(row)], "Tags": tags,
-            "LaunchTemplate": {"LaunchTemplateId": ref("Template"), "Version": attribute("Template", "LatestVersionNumber")},
+            "LaunchTemplate": newest("Template"),
         },
     )  # fmt: skip
     queue = resource(
@@ -128,17 +129,13 @@ def volume_gib(config: Config) -> int:
 
 def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
     """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
-    disk = {"VolumeSize": volume_gib(config), "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
-    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     return {
-        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},
-        "BlockDeviceMappings": [{"DeviceName": ROOT, "Ebs": disk}],
+        **hardened(ROOT, volume_gib(config), tags),
         "NetworkInterfaces": [
             {"NetworkCardIndex": one.card, "DeviceIndex": one.device, "InterfaceType": one.kind,
              "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
             for one in interfaces(config.fleet.instance_type or "")
         ],
-        "TagSpecifications": [{"ResourceType": kind, "Tags": pairs} for kind in ("instance", "volume", "network-interface")],
         "UserData": base64.b64encode(user_data(config).encode()).decode(),
     }  # fmt: skip
 

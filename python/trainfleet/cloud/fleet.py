@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import Config
 from ..errors import CloudError
-from . import checks, clock, discovery, hostkeys, template
+from . import checks, clock, discovery, template
 from .calls import Calls
 from .changeset import Change, compare
 from .cloudformation import CloudFormationStack, Show, State
@@ -26,7 +26,7 @@ from .inventory import Found, find, surely
 from .kinds import instances, is_ours
 from .kinds import tags_of as tags
 from .region import region_of
-from .sweep import Sweep
+from .sweep import Say, Sweep
 
 LOGICAL = "aws:cloudformation:logical-id"
 UP_IN = 900.0  # seconds until an instance runs and its host key is told
@@ -34,7 +34,6 @@ AGAIN = 5.0
 BLOCK_ENDS = 1800.0  # EC2 user guide, "Capacity Blocks for ML": instances are ended from 30 minutes before the end on
 GOOD = ("pending", "running", "stopping", "stopped")
 BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,6 @@ class Fleet:
         asked = [self.config.fleet.aws.reservation]
         rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=asked)["CapacityReservations"]
         return rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
-
-    def learn(self, ids: Collection[str]) -> dict[str, list[str]]:
-        """The host keys of these instances that AWS knows by now."""
-        return hostkeys.learn(self.calls, ids)
 
     def render(self, inputs: Inputs) -> str:
         """The template of the stack as it should be."""
@@ -260,7 +255,7 @@ class Fleet:
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
-        kept = [] if purge else self.kept()
+        kept = [] if purge else [one for one in find(self.calls, self.config.name) if one.holds_data]
         if kept and self._reduce(say):
             stay = {*self.stack.resources().values(), self.stack.name}
         else:
@@ -272,10 +267,6 @@ class Fleet:
         if not kept:
             sweep.delete_stack()
         return stay
-
-    def kept(self) -> list[Found]:
-        """What holds data, which only PURGE=1 removes."""
-        return [one for one in find(self.calls, self.config.name) if one.holds_data]
 
     def _reduce(self, say: Say) -> bool:
         """Whether the stack holds no more now than its data and the network that this needs."""

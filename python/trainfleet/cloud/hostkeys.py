@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..errors import CloudError
 from . import clock
 from .calls import Calls
+from .refusals import passing
 
 BLOCK = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
 KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])")
@@ -30,27 +30,21 @@ def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
 
 def from_console(calls: Calls, id: str) -> list[str]:
     """The keys on the console; none as long as they are not there."""
-    try:
+    text = ""
+    with passing("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
         text = str(calls("ec2", "GetConsoleOutput", InstanceId=id).get("Output", ""))
-    except CloudError as error:
-        if error.code in ("InvalidInstanceID.NotFound", "UnsupportedOperation", "UnauthorizedOperation"):
-            return []
-        raise
     return keys_in("\n".join(BLOCK.findall(text)))
 
 
 def from_agent(calls: Calls, id: str) -> list[str]:
     """The keys as the instance's SSM agent says them; none where it does not answer."""
-    try:
+    with passing("InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"):
         sent = calls("ssm", "SendCommand", InstanceIds=[id], DocumentName="AWS-RunShellScript", Parameters={"commands": [PRINT]})
         for _ in range(ANSWERS):
             clock.sleep(AGAIN)
             said = calls("ssm", "GetCommandInvocation", CommandId=sent["Command"]["CommandId"], InstanceId=id)
             if said["Status"] not in ("Pending", "InProgress", "Delayed"):
                 return keys_in(str(said.get("StandardOutputContent", ""))) if said["Status"] == "Success" else []
-    except CloudError as error:
-        if error.code not in ("InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"):
-            raise
     return []
 
 

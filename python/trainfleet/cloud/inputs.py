@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -63,6 +64,16 @@ def slug(name: str, most: int = 100) -> str:
 def bucket_of(config: Config, inputs: Inputs) -> str:
     """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other account can have."""
     return config.fleet.aws.bucket or f"{PROJECT}-{slug(config.name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+
+
+def own_tags(config: str) -> dict[str, str]:
+    """The tags of all that is made for the config of this name, and of its jobs."""
+    return {f"{TAG}project": PROJECT, f"{TAG}config": config}
+
+
+def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Tags as most services take them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:

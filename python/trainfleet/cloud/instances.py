@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import Config
 from ..origin import ROOT
-from .inputs import Inputs
+from .inputs import Inputs, pairs
 from .machines import interfaces
 from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
@@ -46,9 +46,8 @@ def pair_name(config: Config, inputs: Inputs) -> str:
 
 
 def _node(config: Config, slot: int) -> Resource:
-    version = {"LaunchTemplateId": ref("Template"), "Version": attribute("Template", "LatestVersionNumber")}
-    name = {"Key": "Name", "Value": f"{config.name}-{slot}"}
-    return resource("AWS::EC2::Instance", LaunchTemplate=version, Tags=[name])
+    name = pairs({"Name": f"{config.name}-{slot}"})
+    return resource("AWS::EC2::Instance", LaunchTemplate=newest("Template"), Tags=name)
 
 
 def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
@@ -76,30 +75,38 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 
 
 def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, profile: str) -> dict[str, Any]:
-    """What nodes and head have in common: tokens for the metadata service, encrypted volumes, tags on all that they bring."""
-    disk = {"VolumeSize": volume, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    """What nodes and head have in common."""
     data = {
         "ImageId": ref("Image"),
         "InstanceType": kind,
         "IamInstanceProfile": {"Arn": attribute(profile, "Arn")},
-        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},  # 2: containers
-        "BlockDeviceMappings": [{"DeviceName": ref("Root"), "Ebs": disk}],
-        "TagSpecifications": [
-            {"ResourceType": kind, "Tags": _pairs(tags)} for kind in ("instance", "volume", "network-interface")
-        ],
-    }  # fmt: skip
+        **hardened(ref("Root"), volume, tags),
+    }
     if config.fleet.aws.key_pair or inputs.public_key:
         data["KeyName"] = config.fleet.aws.key_pair or ref(PAIR)
     return data
 
 
+def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
+    """Of any launch template: tokens for the metadata service, an encrypted volume, tags on all that an instance brings."""
+    disk = {"VolumeSize": volume, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    return {
+        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},  # 2: containers
+        "BlockDeviceMappings": [{"DeviceName": root, "Ebs": disk}],
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": pairs(tags)} for kind in ("instance", "volume", "network-interface")
+        ],
+    }
+
+
+def newest(template: str) -> dict[str, Any]:
+    """A launch template of the stack, in its newest version."""
+    return {"LaunchTemplateId": ref(template), "Version": attribute(template, "LatestVersionNumber")}
+
+
 def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
-    own = {"ResourceType": "launch-template", "Tags": _pairs(tags)}
+    own = {"ResourceType": "launch-template", "Tags": pairs(tags)}
     return resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=data, TagSpecifications=[own])
-
-
-def _pairs(tags: dict[str, str]) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
@@ -109,11 +116,10 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
         {"DeviceIndex": 0, "SubnetId": ref("PublicSubnet"), "Groups": [attribute("HeadWall", "GroupId")],
          "DeleteOnTermination": True}
     ]  # fmt: skip
-    version = {"LaunchTemplateId": ref("HeadTemplate"), "Version": attribute("HeadTemplate", "LatestVersionNumber")}
-    name = [{"Key": "Name", "Value": f"{config.name}-head"}]
+    head = resource("AWS::EC2::Instance", LaunchTemplate=newest("HeadTemplate"), Tags=pairs({"Name": f"{config.name}-head"}))
     return {
         "HeadTemplate": _template(data, tags),
-        "Head": after("PublicWay", resource("AWS::EC2::Instance", LaunchTemplate=version, Tags=name)),
+        "Head": after("PublicWay", head),
         "HeadAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))),
     }
 

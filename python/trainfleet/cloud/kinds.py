@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import CloudError
 from .calls import Calls
 from .cloudformation import CONFIG, OURS, PROJECT
-from .inputs import slug
+from .inputs import own_tags, slug
+from .refusals import passing
 
 Row = Mapping[str, Any]
 Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and what the service says of it
@@ -140,7 +141,7 @@ def _profiles(calls: Calls, config: str | None) -> Things:
         name, roles = row["InstanceProfileName"], [role["RoleName"] for role in row.get("Roles", ())]
         tags = [_role_tags(calls, role) for role in roles]
         if not roles and config and name.startswith(f"{OURS}-{slug(config)}-"):
-            yield name, {PROJECT: OURS, CONFIG: config}, row
+            yield name, own_tags(config), row
         if tags and is_ours(tags[0], config) and _is_here(calls, tags[0]):
             yield name, tags[0], row
 
@@ -167,12 +168,9 @@ def _remove_profile(calls: Calls, which: str, row: Row) -> object:
 
 def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
-        try:
+        tags: dict[str, str] = {}
+        with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):  # none of ours: ours have tags, which we may read
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
-        except CloudError as error:
-            if error.code in ("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):
-                continue  # none of ours: ours have tags, which we may read
-            raise
         if is_ours(tags, config):
             yield row["Name"], tags, row
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import CloudError
 from .calls import Calls
+from .refusals import passing
 
 ABSENT = "ResourceNotFoundException"
 OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")  # what the entrypoint has printed says who and when by itself
@@ -21,13 +22,10 @@ PAGES = 64  # of one stream in one look: up to 10,000 lines or 1 MB each; the ne
 
 def streams(calls: Calls, group: str, prefix: str) -> list[str]:
     """The names of a group's streams that begin so, by name; none while there is no such group."""
-    try:
-        found = calls.pages("logs", "DescribeLogStreams", "logStreams", logGroupName=group, logStreamNamePrefix=prefix)
-        return sorted(str(stream["logStreamName"]) for stream in found)
-    except CloudError as error:
-        if error.code == ABSENT:
-            return []
-        raise
+    found: list[dict[str, Any]] = []
+    with passing(ABSENT):
+        found += calls.pages("logs", "DescribeLogStreams", "logStreams", logGroupName=group, logStreamNamePrefix=prefix)
+    return sorted(str(stream["logStreamName"]) for stream in found)
 
 
 def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[str], str]:

@@ -16,7 +16,7 @@ def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | No
     """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
     prices = Prices(calls)
-    rows = spending.rows(config, prices, inputs.zone)
+    rows = list(spending.rows(config, prices, inputs.zone))
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     yield from changeset.describe(foreseen.changes, not foreseen.before)
     yield from ("", "dollars an hour", *spending.describe(rows, hours))

@@ -8,12 +8,12 @@ from typing import Any
 
 from .. import hardware
 from ..config import Config
-from ..errors import CloudError
 from .calls import Calls
 from .inputs import Inputs
 from .instances import capacity_of
 from .kinds import is_ours, tags_of
 from .machines import MACHINES, Quota, quota_of
+from .refusals import passing
 from .storage import makes_file_system
 
 ADDRESSES = Quota("L-0263D0A3", "EC2-VPC Elastic IPs")
@@ -107,13 +107,9 @@ def _kind(row: dict[str, Any]) -> str:
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
     """A quota's value: the account's own, or the default; None if unknown."""
     for operation in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
-        try:
+        with passing("NoSuchResourceException"):
             answer = calls("service-quotas", operation, ServiceCode=service, QuotaCode=quota.code)
-        except CloudError as error:
-            if error.code != "NoSuchResourceException":
-                raise
-            continue
-        return float(answer.get("Quota", {}).get("Value", 0.0))
+            return float(answer.get("Quota", {}).get("Value", 0.0))
     return None
 
 

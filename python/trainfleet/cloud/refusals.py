@@ -53,6 +53,16 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
         raise (_refused(where, service, operation, answer) if answer else _unanswered(where, error)) from error
 
 
+@contextmanager
+def passing(*codes: str) -> Iterator[None]:
+    """What raises a CloudError with one of these codes ends here, and well."""
+    try:
+        yield
+    except CloudError as error:
+        if error.code not in codes:
+            raise
+
+
 def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -> CloudError:
     code, said = _words(answer, "Code"), _words(answer, "Message")
     what, why, next = f"AWS refuses {operation}", f"{code}: {said}", "mend what AWS names, then the same again"

@@ -23,11 +23,6 @@ class Row:
     source: str
 
 
-def rows(config: Config, prices: Prices | None = None, zone: str = "") -> list[Row]:
-    """Everything that costs money by the hour."""
-    return list(_rows(config, prices or by_table(), zone))
-
-
 def hourly(found: Iterable[Row]) -> float | None:
     """US dollars an hour for all; None where one price is not known."""
     costs = [row.usd for row in found]
@@ -45,9 +40,10 @@ def deployment(fsx: Fsx) -> str:
     return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
 
 
-def _rows(config: Config, prices: Prices, zone: str) -> Iterator[Row]:
+def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterator[Row]:
+    """Everything that costs money by the hour."""
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
-    capacity = capacity_of(config)
+    capacity, prices = capacity_of(config), prices or by_table()
     each = prices.instance(fleet.instance_type or "", capacity, zone)
     yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source)
     yield Row("volumes", count, f"{aws.volume_gib:,} GiB gp3", of("volume", "gp3", aws.volume_gib * count), TABLE)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
-from .inputs import Inputs, bucket_of, tags_of
+from .inputs import Inputs, bucket_of, pairs, tags_of
 from .instances import machines
 from .roles import roles
 from .storage import bucket, file_system, makes_file_system, repository
@@ -56,7 +56,7 @@ def assemble(config: Config, inputs: Inputs, made: Resources, outputs: dict[str,
     """A template of these resources, each with our tags, and outputs; its parameters are those of FIXED that it names."""
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
-            entry["Properties"]["Tags"] = [{"Key": key, "Value": value} for key, value in tags_of(config, inputs).items()]
+            entry["Properties"]["Tags"] = pairs(tags_of(config, inputs))
     body = {"Resources": made, "Outputs": outputs}
     used = json.dumps(body)
     parameters = {

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cloud.calls import Calls
+from ..cloud.inputs import pairs
+from ..cloud.refusals import passing
 from ..door import parse_json
 from ..errors import CloudError, ImageError, InputError
 from .builders import Builder, last_line
@@ -72,14 +74,10 @@ class Registry:
             ImageError: what it gives is no image of one processor.
         """
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
-        try:
-            answer = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
-                                imageIds=[identity], acceptedMediaTypes=MANIFESTS)  # fmt: skip
-        except CloudError as error:
-            if error.code == "RepositoryNotFoundException":
-                return None
-            raise
-        images = answer.get("images") or []
+        images: list[Any] = []
+        with passing("RepositoryNotFoundException"):
+            images = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
+                                imageIds=[identity], acceptedMediaTypes=MANIFESTS).get("images") or []  # fmt: skip
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def _stored(self, text: str, tag: str) -> Stored:
@@ -121,13 +119,10 @@ class Registry:
             )
 
     def _create(self, tags: Mapping[str, str]) -> None:
-        try:
+        with passing("RepositoryAlreadyExistsException"):  # another push was faster
             self.calls("ecr", "CreateRepository", repositoryName=self.repository, imageTagMutability="IMMUTABLE",
                        imageScanningConfiguration={"scanOnPush": True}, encryptionConfiguration={"encryptionType": "AES256"},
-                       tags=[{"Key": name, "Value": value} for name, value in tags.items()])  # fmt: skip
-        except CloudError as error:
-            if error.code != "RepositoryAlreadyExistsException":  # another push was faster
-                raise
+                       tags=pairs(tags))  # fmt: skip
         self.calls(
             "ecr",
             "PutLifecyclePolicy",

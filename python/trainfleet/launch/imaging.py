@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..cloud.calls import Calls
+from ..cloud.cloudformation import CREATED
+from ..cloud.inputs import own_tags
 from ..cloud.region import region_of
 from ..config import Config
 from ..errors import CloudError, ConfigError, ImageError
@@ -87,7 +89,7 @@ def provide(config: Config) -> str:
         building.build(recipe, builder, building.commit_of(), print)
     else:
         builder = Builder("")  # nothing is built and nothing sent
-    tags = {"trainfleet:project": "trainfleet", "trainfleet:config": config.name, "trainfleet:created": time.strftime("%Y-%m-%d")}
+    tags = own_tags(config.name) | {CREATED: time.strftime("%Y-%m-%d")}
     return registry.push(recipe, builder, print, tags)
 
 

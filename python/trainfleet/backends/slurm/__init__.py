@@ -265,11 +265,6 @@ class Slurm(Ssh):
         cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.config, self.engine)
         return Entrance(self, cluster) if self.hands_over else cluster
 
-    def look_again(self) -> None:
-        """Forgets where the cluster's head was: `make setup` has made it."""
-        for name in ("located", "transport"):
-            self.__dict__.pop(name, None)
-
 
 class Entrance:
     """Machines (base.py) behind a machine that is reached by SSH: what all nodes share is set up through it."""

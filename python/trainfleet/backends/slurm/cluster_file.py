@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ... import hardware
-from ...cloud.inputs import PROJECT, TAG, slug
+from ...cloud.inputs import own_tags, pairs, slug
 from ...cloud.instances import capacity_of
 from ...cloud.storage import makes_file_system, refuse_size
 from ...config import Config
@@ -108,7 +108,6 @@ def cluster(config: Config, script: str) -> dict[str, Any]:
     """The file's content."""
     fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
     image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.image} if fleet.aws.image else {})
-    tags = {f"{TAG}project": PROJECT, f"{TAG}config": config.name}
     return {
         "Region": fleet.aws.region,
         "Image": image,
@@ -119,7 +118,7 @@ def cluster(config: Config, script: str) -> dict[str, Any]:
             "SlurmQueues": [_queue(config, queue, script) for queue in queues_of(config)],
         },
         **({"SharedStorage": [_storage(config)]} if fleet.fsx.dns_name or makes_file_system(config) else {}),
-        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+        "Tags": pairs(own_tags(config.name)),
     }
 
 

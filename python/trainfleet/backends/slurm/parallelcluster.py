@@ -98,7 +98,11 @@ class Cluster:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
         else:
             self._begin(state, self.changes())
-        return self._tell(self._follow(), "its nodes start when a job needs them\nnext: make train")
+        made = self._follow()
+        address = made.address or "without a public address"
+        print(f"{self.name}: {made.status}, head node {address}; its nodes start when a job needs them", flush=True)
+        print("next: make train", flush=True)
+        return 0
 
     def _begin(self, state: State | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
@@ -118,10 +122,6 @@ class Cluster:
         file = folder / cluster_file.FILE
         file.write_text(next(artifact.text for artifact in wanted if artifact.name == cluster_file.FILE), encoding="utf-8")
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
-
-    def _tell(self, state: State, last: str) -> int:
-        print(f"{self.name}: {state.status}, head node {state.address or 'without a public address'}; {last}", flush=True)
-        return 0
 
     def _follow(self, gone: bool = False) -> State:
         """Waits until the cluster is stable, and prints its events; the cluster."""
@@ -143,17 +143,20 @@ class Cluster:
         return state
 
     def _show_events(self, shown: set[str]) -> None:
-        said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
-        for event in reversed(said.get("events") or ()):
+        for event in self._events():
             if str(event.get("eventId")) in shown:
                 continue
             shown.add(str(event.get("eventId")))
             if line := in_words(event):
                 print(f"  {line}", flush=True)
 
-    def _failed(self, state: State | None) -> BackendError:
+    def _events(self) -> list[dict[str, Any]]:
+        """CloudFormation's events of the cluster, the oldest first."""
         said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
-        failed = [event for event in reversed(said.get("events") or ()) if "FAILED" in str(event.get("resourceStatus"))]
+        return list(reversed(said.get("events") or ()))
+
+    def _failed(self, state: State | None) -> BackendError:
+        failed = [event for event in self._events() if "FAILED" in str(event.get("resourceStatus"))]
         first: dict[str, Any] = next(
             (event for event in failed if "cancelled" not in str(event.get("resourceStatusReason")).lower()), {}
         )
