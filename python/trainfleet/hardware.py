@@ -104,6 +104,11 @@ class InstanceType:
     efa: int
     usd_per_hour: float | None
 
+    @property
+    def kind(self) -> str:
+        """cuda or neuron; cpu where nothing accelerates it."""
+        return self.accelerator.kind if self.accelerator else "cpu"
+
 
 INSTANCE_TYPES = {
     row.name: row

@@ -42,7 +42,7 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     row = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
-        own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.accelerator and row.accelerator.kind == "cuda" else {}
+        own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
         own |= fabric_environment(row.name, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)

@@ -63,7 +63,7 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
     row, batch = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
     shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
     needs = {"VCPU": row.vcpus, "MEMORY": int(row.memory_gib * SHARE * MIB_A_GIB)}
-    if row.accelerator and row.accelerator.kind == "cuda":
+    if row.kind == "cuda":
         needs["GPU"] = row.accelerators
     body: Body = {
         "image": image,

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ..config import Config, exports
@@ -53,7 +52,7 @@ class Hosts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.transport.close()
 
     def lead(self) -> None: ...  # the fleet's head does

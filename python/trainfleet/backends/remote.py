@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from .. import s3
@@ -38,17 +37,18 @@ class Bucket:
         self, run: Run, root: str, dataset: str, others: Iterable[str] = (), has_job: Callable[[], bool] = lambda: False,
         consoles: Callable[[Path, str], None] = lambda folder, address: None,
     ) -> None:  # fmt: skip
-        self.run, self.root, self.others, self.has_job, self.consoles = run, root.rstrip("/"), tuple(others), has_job, consoles
+        self.run, self.root, self.has_job, self.consoles = run, root.rstrip("/"), has_job, consoles
         self.links = [
             FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
             FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
         ]
         self.address, self.leads = self.links[0].address, False
+        self.known = (self.address, self.links[1].address, *others)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
         """From now on this process is the launcher: what it writes, such as the config that nodes read, goes there too.
@@ -106,16 +106,12 @@ class Bucket:
     def folders(self) -> dict[str, int]:
         """The run's folder, and what else it has in S3, with their bytes."""
         with _as_backend():
-            sizes = {
-                address: sum(found.size for found in s3.list_objects(f"{address}/"))
-                for address in (self.address, self.links[1].address, *self.others)
-            }
+            sizes = {address: sum(found.size for found in s3.list_objects(f"{address}/")) for address in self.known}
         return {address: size for address, size in sizes.items() if size}
 
     def remove(self, folders: Iterable[str]) -> None:
-        known = (self.address, self.links[1].address, *self.others)
         for address in folders:
-            assert address in known, address
+            assert address in self.known, address
             with _as_backend():
                 s3.remove_all(found.address for found in s3.list_objects(f"{address}/"))
 
@@ -144,10 +140,7 @@ def _as_backend() -> Iterator[None]:
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
     """What is wrong with a config whose nodes run nothing but an image: (key, message) each."""
     if config.fleet.image == "none":
-        yield (
-            "fleet.image",
-            f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, works",
-        )
+        yield "fleet.image", f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, works"
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:

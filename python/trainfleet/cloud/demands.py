@@ -26,17 +26,11 @@ def _type(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _capacity(config: Config) -> Iterator[tuple[str, str]]:
-    aws, capacity = config.fleet.aws, capacity_of(config)
+    aws, capacity, key = config.fleet.aws, capacity_of(config), "fleet.aws.reservation"
     if capacity in ("reservation", "block") and not aws.reservation:
-        yield (
-            "fleet.aws.reservation",
-            f"null: with fleet.aws.capacity {capacity} it names the reservation, as cr-0123456789abcdef0",
-        )
+        yield key, f"null: with fleet.aws.capacity {capacity} it names the reservation, as cr-0123456789abcdef0"
     if aws.reservation and capacity in ("on-demand", "spot"):
-        yield (
-            "fleet.aws.reservation",
-            f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or block, uses it",
-        )
+        yield key, f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or block, uses it"
     if config.fleet.spot and capacity in ("reservation", "block"):
         yield "fleet.spot", f"true: a {capacity} has no spot instances; false works"
     machine = MACHINES.get(config.fleet.instance_type or "")
@@ -59,31 +53,25 @@ def _network(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
-    aws = config.fleet.aws
+    aws, key = config.fleet.aws, "fleet.aws.ssh_from"
     for given in aws.ssh_from:
         try:
             network = ipaddress.IPv4Network(given)
         except ValueError as error:
-            yield "fleet.aws.ssh_from", f"{given} is no network: {error}"
+            yield key, f"{given} is no network: {error}"
             continue
         if network.prefixlen < 8:
-            yield (
-                "fleet.aws.ssh_from",
-                f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, works, or [] for SSM",
-            )
+            yield key, f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, works, or [] for SSM"
     if aws.head and aws.vpc:
         yield "fleet.aws.head", f"{aws.head}: a VPC of yours has its own way in (fleet.ssh.jump); null works"
     elif aws.head and aws.ssm_only:
         yield "fleet.aws.head", f"{aws.head}: nobody may reach it; fleet.aws.ssh_from says who, or null, and SSM, works"
     elif aws.ssh_from and not aws.vpc and not aws.head:
-        yield (
-            "fleet.aws.ssh_from",
-            "nodes have no address that is reached from outside; fleet.aws.head c7i.xlarge works, or [] for SSM",
-        )
+        yield key, "nodes have no address that is reached from outside; fleet.aws.head c7i.xlarge works, or [] for SSM"
 
 
 def _file_system(config: Config) -> Iterator[tuple[str, str]]:
-    fleet = config.fleet
+    fleet, key = config.fleet, "fleet.shared_folder"
     if not makes_file_system(config):
         if fleet.fsx.link:
             yield "fleet.fsx.link", f"{fleet.fsx.link}: only a file system that is made is linked"
@@ -91,12 +79,9 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
     yield from refuse_size(fleet.fsx)
     inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.folder.rstrip("/"))
     if fleet.fsx.export and not inside.strip("/"):
-        yield (
-            "fleet.shared_folder",
-            f"{fleet.shared_folder} is the whole file system; {fleet.fsx.folder.rstrip('/')}/trainfleet works",
-        )
+        yield key, f"{fleet.shared_folder} is the whole file system; {fleet.fsx.folder.rstrip('/')}/trainfleet works"
     elif inside.strip("/").split("/")[0] == "linked":
-        yield "fleet.shared_folder", f"{fleet.shared_folder}: fleet.fsx.link appears there; another folder works"
+        yield key, f"{fleet.shared_folder}: fleet.fsx.link appears there; another folder works"
 
 
 def _size(config: Config) -> Iterator[tuple[str, str]]:

@@ -116,10 +116,9 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 def _image(row: hardware.InstanceType) -> dict[str, str]:
     """The machine image: ECS's own for the accelerator (docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html)."""
-    kind = row.accelerator.kind if row.accelerator else ""
-    if kind == "neuron":
+    if row.kind == "neuron":
         return {"ImageType": "ECS_AL2023", "ImageIdOverride": NEURON}
-    return {"ImageType": "ECS_AL2023_NVIDIA" if kind == "cuda" else "ECS_AL2023"}
+    return {"ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023"}
 
 
 def volume_gib(config: Config) -> int:

@@ -23,53 +23,25 @@ MEANINGS = (
     (r"vCPU (capacity|limit)|VcpuLimitExceeded", "your account's vCPU quota for this type is too small", QUOTA),
     (r"MaxSpotInstanceCountExceeded", "your account's quota for spot instances is too small", QUOTA),
     (r"maximum number of VPCs|VpcLimitExceeded", "your account has as many VPCs as it may", "fleet.aws.vpc: one that you have"),
-    (
-        r"maximum number of addresses|AddressLimitExceeded",
-        "your account has as many elastic addresses as it may",
-        "release one: aws ec2 describe-addresses",
-    ),
-    (
-        r"maximum number of internet gateways|InternetGatewayLimitExceeded",
-        "your account has as many internet gateways as it may",
-        "fleet.aws.vpc: a VPC that you have",
-    ),
-    (
-        r"not authorized to perform|AccessDenied|UnauthorizedOperation",
-        "your credentials may not make it",
-        "have that action allowed, or use other credentials (AWS_PROFILE)",
-    ),
+    (r"maximum number of addresses|AddressLimitExceeded", "your account has as many elastic addresses as it may",
+     "release one: aws ec2 describe-addresses"),
+    (r"maximum number of internet gateways|InternetGatewayLimitExceeded", "your account has as many internet gateways as it may",
+     "fleet.aws.vpc: a VPC that you have"),
+    (r"not authorized to perform|AccessDenied|UnauthorizedOperation", "your credentials may not make it",
+     "have that action allowed, or use other credentials (AWS_PROFILE)"),
     (r"security token.*expired|ExpiredToken", "your credentials expired on the way", "aws sso login, then make setup again"),
-    (
-        r"free addresses|InsufficientFreeAddresses|InsufficientCidr",
-        "the subnet has too few free addresses",
-        "fleet.aws.subnets: a larger one",
-    ),
-    (
-        r"bucket.*already (exists|owned)|BucketAlready",
-        "a bucket of that name exists already",
-        "fleet.aws.bucket: another name, or null",
-    ),
-    (
-        r"InvalidAMI|image id .* does not exist|ami-\w+.*not (exist|found)",
-        "the machine image does not exist in this region",
-        "fleet.aws.image: null takes the stack's own",
-    ),
-    (
-        r"key pair .* does not exist|InvalidKeyPair",
-        "the key pair does not exist in this region",
-        "fleet.aws.key_pair: one of aws ec2 describe-key-pairs",
-    ),
-    (
-        r"reservation.*(does not exist|not found|expired)|InvalidCapacityReservation",
-        "the capacity reservation is not there, or is over",
-        "fleet.aws.reservation: one of aws ec2 describe-capacity-reservations",
-    ),
-    (
-        r"already exists",
-        "something of that name is there already",
-        "make ls shows what is ours; another name in config.yaml",
-    ),
-)
+    (r"free addresses|InsufficientFreeAddresses|InsufficientCidr", "the subnet has too few free addresses",
+     "fleet.aws.subnets: a larger one"),
+    (r"bucket.*already (exists|owned)|BucketAlready", "a bucket of that name exists already",
+     "fleet.aws.bucket: another name, or null"),
+    (r"InvalidAMI|image id .* does not exist|ami-\w+.*not (exist|found)", "the machine image does not exist in this region",
+     "fleet.aws.image: null takes the stack's own"),
+    (r"key pair .* does not exist|InvalidKeyPair", "the key pair does not exist in this region",
+     "fleet.aws.key_pair: one of aws ec2 describe-key-pairs"),
+    (r"reservation.*(does not exist|not found|expired)|InvalidCapacityReservation",
+     "the capacity reservation is not there, or is over", "fleet.aws.reservation: one of aws ec2 describe-capacity-reservations"),
+    (r"already exists", "something of that name is there already", "make ls shows what is ours; another name in config.yaml"),
+)  # fmt: skip
 
 
 def words_of(reason: str) -> str:

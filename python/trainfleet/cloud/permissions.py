@@ -32,6 +32,8 @@ ROLES = (
 )  # fmt: skip
 BUCKET = ("CreateBucket", "PutEncryptionConfiguration", "PutBucketPublicAccessBlock", "PutLifecycleConfiguration",
           "PutBucketPolicy", "PutBucketTagging", "PutBucketOwnershipControls", "DeleteBucket")  # fmt: skip
+REPOSITORY = ("CreateRepository", "DeleteRepository", "PutLifecyclePolicy")
+LOGS = ("CreateLogGroup", "DeleteLogGroup", "PutRetentionPolicy")
 MOST = 50  # actions in one request to the simulator
 
 
@@ -41,16 +43,8 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...
     yield "cloudformation", STACK, here % ("cloudformation", f"stack/{stack_name(config)}/x")
     yield "ec2", MACHINES + (() if config.fleet.aws.vpc else NETWORK), "*"
     yield "iam", ROLES, f"arn:{inputs.partition}:iam::{inputs.account}:role/{stack_name(config)}-NodeRole-x"
-    yield (
-        "ecr",
-        ("CreateRepository", "DeleteRepository", "PutLifecyclePolicy"),
-        here % ("ecr", f"repository/trainfleet/{slug(config.name)}"),
-    )
-    yield (
-        "logs",
-        ("CreateLogGroup", "DeleteLogGroup", "PutRetentionPolicy"),
-        here % ("logs", f"log-group:{log_group(config)}"),
-    )
+    yield "ecr", REPOSITORY, here % ("ecr", f"repository/trainfleet/{slug(config.name)}")
+    yield "logs", LOGS, here % ("logs", f"log-group:{log_group(config)}")
     if makes_file_system(config):
         yield "fsx", FILE_SYSTEM, "*"
     if not config.fleet.aws.bucket:

@@ -122,13 +122,8 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     if wanted * one > free:
         fewer = int(free // one) - 1 + len(store.steps())
         works = f"checkpoint.keep={fewer} fits; or free some" if fewer >= 1 else "free some, or set checkpoint.destination"
-        yield (
-            "checkpoint.keep",
-            (
-                f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}, "
-                f"and the disk of {folder} has {size(free)} free; {works}"
-            ),
-        )
+        needed = f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}"
+        yield "checkpoint.keep", f"{needed}, and the disk of {folder} has {size(free)} free; {works}"
 
 
 def _nearest(path: Path) -> Path:

@@ -27,8 +27,7 @@ FABRIC = "the links of EFA: are all interfaces attached, and the nodes in one pl
 
 
 def is_for(wanted: Wanted) -> bool:
-    row = wanted.type
-    return row is not None and row.accelerator is not None and row.accelerator.kind == "neuron"
+    return wanted.type is not None and wanted.type.kind == "neuron"
 
 
 def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:

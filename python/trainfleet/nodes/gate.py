@@ -224,7 +224,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
 
 def speed_words(wanted: Wanted) -> tuple[str, ...]:
     """The module that each rank of the bandwidth test runs, and its words. Pure."""
-    kind = wanted.type.accelerator.kind if wanted.type and wanted.type.accelerator else "cpu"
+    kind = wanted.type.kind if wanted.type else "cpu"
     # Of NeuronCores the test is gloo's, which tries the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
     least = least_bandwidth(wanted.fleet.instance_type)

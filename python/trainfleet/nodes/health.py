@@ -162,7 +162,7 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """As many GPUs as the instance type has: one that fell off the bus is the usual broken node."""
     row = wanted.type
-    if row is None or row.accelerator is None or row.accelerator.kind != "cuda":
+    if row is None or row.kind != "cuda":
         return
     for host, fact in facts.items():
         if len(fact.gpus) != row.accelerators:
@@ -173,7 +173,7 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """As many Neuron devices as on the other nodes, and some at all on an instance type that has them."""
     row = wanted.type
-    if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
+    if row is None or row.kind != "neuron":
         return
     usual = max((len(fact.neuron) for fact in facts.values()), default=0) or 1
     for host, fact in facts.items():

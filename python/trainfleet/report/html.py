@@ -208,14 +208,13 @@ def _events(history: History) -> str:
     notable = [event for event in history.events if event["event"] != "checkpointed"]
     shown = (history.events if len(history.events) <= SHOWN_EVENTS else notable)[-SHOWN_EVENTS:]
     cells = ((moment(event["time"])[11:], str(event["event"]), describe(event)) for event in shown)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
     head = f"{len(shown)} of {len(history.events)} events" if len(shown) < len(history.events) else "Events"
-    return _section(f"{head}, UTC", f"<table>{rows}</table>") if rows else ""
+    return _rows(f"{head}, UTC", cells, "")
 
 
-def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> str:
+def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return _section(title, f"<table>{body}</table>", "facts") if body else ""
+    return _section(title, f"<table>{body}</table>", kind) if body else ""
 
 
 def _settings(history: History) -> str:

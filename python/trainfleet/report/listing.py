@@ -106,14 +106,11 @@ def _short(name: str) -> str:
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Training loss against tokens, a line a run, named at its right."""
     import matplotlib
-    from matplotlib.figure import Figure
 
-    from .plots import FAINT, STYLE, label_ends, save
+    from .plots import FAINT, STYLE, label_ends, save, sheet
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 4.2), layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_title("Loss (nats per token)", pad=8)
+        figure, axes = sheet("Loss (nats per token)", 7.6, 4.2)
         axes.set_xlabel("tokens", color=FAINT)
         axes.xaxis.set_major_formatter(lambda value, _: quantity(value))
         ends = []

@@ -157,14 +157,21 @@ def _show_mfu(axes: Axes, history: History) -> None:
     right.grid(visible=False)
 
 
+def sheet(title: str, width: float = 6.4, height: float = 3.8, pad: float = 8) -> tuple[Figure, Axes]:
+    """A figure with one plot, of so many inches; `pad`: points below its title."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, pad=pad)
+    return figure, axes
+
+
 def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Axes]:
     """A figure of steps, `height` inches high."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(6.4, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, pad=8)
+    figure, axes = sheet(title, height=height)
     axes.set_xlabel("step")
     axes.set_xlim(0, max(history.step, 1))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

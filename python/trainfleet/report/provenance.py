@@ -44,12 +44,8 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
     with suppress(OSError, InputError):
         beats = read_beats(history.run.folder, fence.current(history.run.folder).order)
         for beat in islice(sorted(beats.values(), key=lambda beat: -beat.busy_seconds), SHOWN_RANKS):
-            yield (
-                f"rank {beat.rank}",
-                f"node {beat.node}",
-                stage(beat),
-                f"{duration(beat.busy_seconds)} of {duration(beat.step_seconds)}",
-            )
+            spent = f"{duration(beat.busy_seconds)} of {duration(beat.step_seconds)}"
+            yield f"rank {beat.rank}", f"node {beat.node}", stage(beat), spent
 
 
 def given(run: Run) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 from ..plan.measurement import Measure
 from ..runs import Run, write_atomic
 from .history import percent, quantity, table
-from .plots import BLUE, FAINT, INK, STYLE, note, save
+from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
 
 HEAD = ("nodes", "ranks", "layout", "batch", "tokens/s", "a rank", "MFU", "efficiency")
 STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work of a rank stays"
@@ -45,14 +45,11 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
 def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
     """Speed against nodes, both in powers of two, beside what as many times the ranks would reach at best."""
     import matplotlib
-    from matplotlib.figure import Figure
 
     nodes, speeds = [measure.nodes for measure in measures], [measure.tokens_per_second for measure in measures]
     best = [measure.tokens_per_second / measure.efficiency for measure in measures]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_title(f"Throughput (tokens per second), {'weak' if weak else 'strong'} scaling", pad=8)
+        figure, axes = sheet(f"Throughput (tokens per second), {'weak' if weak else 'strong'} scaling")
         axes.set_xlabel("nodes")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)

@@ -7,7 +7,7 @@ terminal's SIGHUP comes from the kernel and again from the shell. So these count
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -26,7 +26,7 @@ class Interrupts:
         self._before = [signal.signal(number, self._count) for number in SIGNALS]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in zip(SIGNALS, self._before, strict=True):
             signal.signal(number, handler)
 
