@@ -61,6 +61,7 @@ AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 NODE = re.compile(r"\bnode (\d+)\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+QUOTAS = ("Maximum number of instances per training job", "Number of instances across all training jobs")  # of any type
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -108,12 +109,7 @@ class SageMaker(Hosted):
 
     def _require(self, body: dict[str, Any], job: Job) -> None:
         kind, own, spot = body["ResourceConfig"]["InstanceType"], self.config.fleet.sagemaker, self.config.fleet.spot
-        usage = "spot training job usage" if spot else "training job usage"
-        names = [
-            f"{kind} for {usage}",
-            "Maximum number of instances per training job",
-            "Number of instances across all training jobs",
-        ]
+        names = [f"{kind} for {'spot ' if spot else ''}training job usage", *QUOTAS]
         if own.warm_pool_minutes:
             names.append(f"{kind} for training warm pool usage")
         engine_checks.require_bucket(self.calls, self.config)
@@ -152,15 +148,8 @@ class SageMaker(Hosted):
     def find(self, run: Run) -> Handle:
         """The newest of the run's jobs; one of that name with another run folder is another user's."""
         start = slug(run.name, NAME)
-        found = self.calls.pages(
-            "sagemaker",
-            "ListTrainingJobs",
-            "TrainingJobSummaries",
-            NameContains=start,
-            SortBy="CreationTime",
-            SortOrder="Descending",
-        )
-        for job in found:
+        newest = {"NameContains": start, "SortBy": "CreationTime", "SortOrder": "Descending"}
+        for job in self.calls.pages("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **newest):
             name = str(job["TrainingJobName"])
             record = self._described(name) if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) else None
             if record and record.get("Environment", {}).get(BUCKET) == self.config.fleet.shared_folder:

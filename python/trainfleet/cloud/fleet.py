@@ -188,7 +188,8 @@ class Fleet:
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
             self.check(inputs)
-        if not self._adds_first() and set(wanted) - set(there):  # what is replaced must give its place in the reservation back
+        adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")  # else the number of nodes is reserved
+        if not adds_first and set(wanted) - set(there):  # what is replaced must give its place in the reservation back
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
         stopped = [node.id for node in everyone if node.state == "stopped" and node.slot in wanted]
@@ -224,10 +225,6 @@ class Fleet:
         """The slots that the stack has, whatever became of their instances."""
         found = (re.fullmatch(rf"{NODE}([0-9]{{1,6}})", name) for name in self.stack.resources())
         return tuple(sorted(int(match[1]) for match in found if match))
-
-    def _adds_first(self) -> bool:
-        """Whether new nodes can be had beside those that they replace: not where their number is reserved."""
-        return self.config.fleet.aws.capacity in ("on-demand", "spot")
 
     @property
     def where(self) -> str:

@@ -34,15 +34,11 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     if capacity_of(config) in ("on-demand", "spot"):
         found["Together"] = resource("AWS::EC2::PlacementGroup", Strategy="cluster")
     if not config.fleet.aws.key_pair and inputs.public_key:
-        found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=pair_name(config, inputs), PublicKeyMaterial=ref("PublicKey"))
+        name = f"trainfleet-{config.name}-{inputs.created}"[:255]  # its time keeps it from meeting one that an earlier stack left
+        found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey"))
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
-
-
-def pair_name(config: Config, inputs: Inputs) -> str:
-    """The name of the key pair that is made; its time keeps it from meeting one that an earlier stack left."""
-    return f"trainfleet-{config.name}-{inputs.created}"[:255]
 
 
 def _node(config: Config, slot: int) -> Resource:

@@ -51,13 +51,9 @@ class Builder:
         (buildah 1.28, imagebuildah/stage_executor.go). Labels are the Dockerfile's, of its arguments.
         """
         foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
-        own = {
-            "docker": ["--progress=plain"],
-            "podman": ["--layers", "--format=docker"],
-            "buildah": ["--layers", "--format=docker"],
-        }
+        own = ["--progress=plain"] if self.name == "docker" else ["--layers", "--format=docker"]
         return [
-            self.name, "build", *own[self.name], *foreign, f"--file={context}/{DOCKERFILE}", f"--tag={reference}",
+            self.name, "build", *own, *foreign, f"--file={context}/{DOCKERFILE}", f"--tag={reference}",
             *(f"--build-arg={name}={value}" for name, value in arguments.items()),
             *(f"--secret=id={name},src={file}" for name, file in secrets.items()), context,
         ]  # fmt: skip
@@ -68,19 +64,14 @@ class Builder:
             said = self.run("inspect", "--type=image", reference)
             return _of_buildah(said.stdout) if said.returncode == 0 else None
         said = self.run("image", "inspect", reference)
-        return (
-            _of_docker(said.stdout, self.run("history", "--human=false", "--format={{.Size}}", reference).stdout)
-            if said.returncode == 0
-            else None
-        )
+        if said.returncode:
+            return None
+        return _of_docker(said.stdout, self.run("history", "--human=false", "--format={{.Size}}", reference).stdout)
 
     def names(self, label: str) -> list[str]:
         """The images on this machine that have a label, the newest first."""
-        said = self.run(
-            "images",
-            f"--filter=label={label}",
-            "--format={{.Name}}:{{.Tag}}" if self.name == "buildah" else "--format={{.Repository}}:{{.Tag}}",
-        )
+        name = "{{.Name}}" if self.name == "buildah" else "{{.Repository}}"
+        said = self.run("images", f"--filter=label={label}", f"--format={name}:{{{{.Tag}}}}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
 
     def login(self, host: str, user: str, token: str) -> subprocess.CompletedProcess[str]:
@@ -101,9 +92,8 @@ class Builder:
                 command, input=stdin, capture_output=True, text=True, errors="replace", timeout=ANSWER, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            return subprocess.CompletedProcess(
-                command, 1, "", str(error) if isinstance(error, OSError) else f"no answer in {ANSWER:.0f} s"
-            )
+            why = str(error) if isinstance(error, OSError) else f"no answer in {ANSWER:.0f} s"
+            return subprocess.CompletedProcess(command, 1, "", why)
 
 
 BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
@@ -115,17 +105,13 @@ def choose() -> tuple[Builder, str]:
     Raises:
         ImageError: none does.
     """
-    refused: dict[str, str] = {}
+    refused: list[str] = []
     for builder in BUILDERS:
         if not (why := builder.works()):
-            return builder, "; ".join(f"{name} {why}" for name, why in refused.items())
-        refused[builder.name] = why
-    said = "; ".join(f"{name} {why}" for name, why in refused.items())
-    raise ImageError(
-        "no builder of images works here",
-        why=said,
-        next="apt-get install buildah, or start docker's daemon: systemctl start docker",
-    )
+            return builder, "; ".join(refused)
+        refused.append(f"{builder.name} {why}")
+    next = "apt-get install buildah, or start docker's daemon: systemctl start docker"
+    raise ImageError("no builder of images works here", why="; ".join(refused), next=next)
 
 
 def _of_buildah(text: str) -> Found | None:

@@ -112,17 +112,11 @@ def require(found: Found, recipe: Recipe) -> Found:
     """
     if found.architecture != ARCHITECTURE:
         why = f"it is for {found.architecture or 'no known processor'}, the fleet's instances are {ARCHITECTURE}"
-        raise ImageError(
-            "is for another processor",
-            where=recipe.reference,
-            why=why,
-            next="build on x86_64, or fleet.base_image: one for linux/amd64",
-        )
-    if found.labels.get("org.opencontainers.image.version") != recipe.tag:
-        why = f"its label says {found.labels.get('org.opencontainers.image.version', 'nothing')}"
-        raise ImageError(
-            "has this tag, and other content", where=recipe.reference, why=why, next="remove that image, then make build"
-        )
+        next = "build on x86_64, or fleet.base_image: one for linux/amd64"
+        raise ImageError("is for another processor", where=recipe.reference, why=why, next=next)
+    if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
+        why, next = f"its label says {said}", "remove that image, then make build"
+        raise ImageError("has this tag, and other content", where=recipe.reference, why=why, next=next)
     return found
 
 

@@ -90,10 +90,8 @@ class Registry:
             labels = {str(name): str(value) for name, value in ((config.get("config") or {}).get("Labels") or {}).items()}
             return Stored(labels, str(config.get("architecture", "")), size)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise ImageError(
-                "is no image that can be looked at", where=self.name(tag), why=why, next="make push, or another fleet.image"
-            ) from error
+            why, next = f"{type(error).__name__}: {error}", "make push, or another fleet.image"
+            raise ImageError("is no image that can be looked at", where=self.name(tag), why=why, next=next) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
         """Makes the repository where it is not there: scanned at each push, its tags immutable, with rules for what is old.
@@ -113,23 +111,16 @@ class Registry:
         if (found := described["repositories"][0]).get("imageTagMutability") != "IMMUTABLE":
             why = "its tags can be overwritten: a tag would no longer say what is in an image"
             options = f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE --region {self.calls.region}"
-            next = f"aws ecr put-image-tag-mutability {options}"
-            raise ImageError(
-                "is not as this program makes it", where=str(found.get("repositoryUri", self.repository)), why=why, next=next
-            )
+            where, next = str(found.get("repositoryUri", self.repository)), f"aws ecr put-image-tag-mutability {options}"
+            raise ImageError("is not as this program makes it", where=where, why=why, next=next)
 
     def _create(self, tags: Mapping[str, str]) -> None:
         with passing("RepositoryAlreadyExistsException"):  # another push was faster
             self.calls("ecr", "CreateRepository", repositoryName=self.repository, imageTagMutability="IMMUTABLE",
                        imageScanningConfiguration={"scanOnPush": True}, encryptionConfiguration={"encryptionType": "AES256"},
                        tags=pairs(tags))  # fmt: skip
-        self.calls(
-            "ecr",
-            "PutLifecyclePolicy",
-            registryId=self.account,
-            repositoryName=self.repository,
-            lifecyclePolicyText=json.dumps(POLICY),
-        )
+        self.calls("ecr", "PutLifecyclePolicy", registryId=self.account, repositoryName=self.repository,
+                   lifecyclePolicyText=json.dumps(POLICY))  # fmt: skip
 
     def token(self) -> tuple[str, str]:
         """User and password for twelve hours of pulls and pushes; shown nowhere.
@@ -159,12 +150,8 @@ class Registry:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
-            raise ImageError(
-                "the registry takes no login",
-                where=self.host,
-                why=last_line(said.stderr),
-                next="aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?",
-            )
+            next = "aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?"
+            raise ImageError("the registry takes no login", where=self.host, why=last_line(said.stderr), next=next)
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"{target} could not be pushed", PUSHES)
         if not (stored := self.find(recipe.tag)):

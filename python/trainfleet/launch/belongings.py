@@ -18,17 +18,9 @@ from ..folder_sync import STATE
 from ..runs import DATA, RUNS
 
 LEFT_BY_A_RUN = (
-    "results.json",
-    "metrics.jsonl",
-    "events.jsonl",
-    "events",
-    "logs",
-    "checkpoints",
-    "given.yaml",
-    "lock",
-    "head.json",
+    "results.json", "metrics.jsonl", "events.jsonl", "events", "logs", "checkpoints", "given.yaml", "lock", "head.json",
     "handle.json",
-)
+)  # fmt: skip
 OF_A_DATASET = (
     r"(plan|manifest|tokenizer)\.json", r"lock", r"lengths\.png", r"(train|validation)/\d{5,}\.(bin|idx|\d+\.partial)",
     r"units/\d{5,}\.json", r"progress/\d+-\d+\.(json|partial)", r"logs/(node|engine)-\d+\.log", r"logs/node-\d+\.parts/.*",

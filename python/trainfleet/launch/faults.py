@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -85,39 +86,43 @@ def rehearse(fault: Fault, stage: Stage) -> Outcome:
     return replace(outcome, left=len(left), broken=broken, what=fault.what)
 
 
+def _running(fault: Fault, stage: Stage, words: str = "") -> subprocess.Popen[str]:
+    """The command that trains, once its run has come to the step at which it is broken."""
+    process = stage.begin(fault.name, words)
+    stage.await_step(fault.name, process)
+    return process
+
+
+def _ended(code: int, wanted: int = 0) -> list[str]:
+    """What is broken where a command has ended with this exit code."""
+    return [] if code == wanted else [f"the command ended with {code}"]
+
+
 def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Outcome]:
     """Plays a fault that a signal to one process is: the run must go on by itself, to the same losses."""
 
     def play(fault: Fault, stage: Stage) -> Outcome:
-        process = stage.begin(fault.name)
-        stage.await_step(fault.name, process)
-        began = time.time()
+        process, began = _running(fault, stage), time.time()
         stage.strike(fault.name, whom, number)
-        code = stage.end(process)
-        broken = [] if code == 0 else [f"the command ended with {code}"]
-        return _measure(fault, stage, began, broken)
+        return _measure(fault, stage, began, _ended(stage.end(process)))
 
     return play
 
 
 def _cut_off(fault: Fault, stage: Stage) -> Outcome:
     """A node that the others don't hear any more for a while: the run must go on without it."""
-    process = stage.begin(fault.name)
-    stage.await_step(fault.name, process)
-    began = time.time()
+    process, began = _running(fault, stage), time.time()
     if why := stage.shape(fault.name, CUT_RATE, CUT):
         stage.stop(fault.name, process)
         return Outcome(fault.name, skipped=why)
-    code = stage.end(process)
-    return _measure(fault, stage, began, [] if code == 0 else [f"the command ended with {code}"])
+    return _measure(fault, stage, began, _ended(stage.end(process)))
 
 
 def _slowed(fault: Fault, stage: Stage) -> Outcome:
     """A node whose packets take long: the run must go on, to the same losses. That it is named is told, and not promised:
     on machines that others load, steps may take no longer for it.
     """
-    process = stage.begin(fault.name, SLOWLY)
-    stage.await_step(fault.name, process)
+    process = _running(fault, stage, SLOWLY)
     time.sleep(USUAL)
     began, named = time.time(), None
     why = stage.shape(fault.name, SLOW_RATE, SLOWED)
@@ -129,20 +134,17 @@ def _slowed(fault: Fault, stage: Stage) -> Outcome:
     stage.stop(fault.name, process)
     if why:
         return Outcome(fault.name, skipped=why)
-    broken = [] if process.returncode == STOPPED else [f"the command ended with {process.returncode}"]
-    return _measure(fault, stage, began, broken, named=named, ends=False)
+    return _measure(fault, stage, began, _ended(process.returncode, STOPPED), named=named, ends=False)
 
 
 def _headless(fault: Fault, stage: Stage) -> Outcome:
     """A head that is gone, with the launcher and a rank: the host that stands by must take over."""
-    process = stage.begin(fault.name)
-    stage.await_step(fault.name, process)
-    began = time.time()
+    process, began = _running(fault, stage), time.time()
     head = stage.lose_head(fault.name)
     code = stage.end(process)
     took = next((event for event in stage.events(fault.name, began) if event["event"] == "restarted"), None)
     named = took and took | {"node": 0 if took["who"] == f"the launcher on {head}" else None}
-    return _measure(fault, stage, began, [] if code == 0 else [f"the command ended with {code}"], named=named)
+    return _measure(fault, stage, began, _ended(code), named=named)
 
 
 def _measure(
@@ -186,9 +188,7 @@ def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
 
 
 def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
-    process = stage.begin(fault.name)
-    stage.await_step(fault.name, process)
-    began = time.time()
+    process, began = _running(fault, stage), time.time()
     process.kill()
     process.communicate()
     outlived = not stage.outlives and stage.left_over()
@@ -200,9 +200,7 @@ def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
 
 def _noticed(fault: Fault, stage: Stage) -> Outcome:
     """A notice that a machine is about to be taken away, as Slurm and Batch give it: SIGUSR1 to a rank."""
-    process = stage.begin(fault.name)
-    stage.await_step(fault.name, process)
-    began = time.time()
+    process, began = _running(fault, stage), time.time()
     stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
     status = stage.run(fault.name).read_results().get("status")
@@ -214,8 +212,7 @@ def _noticed(fault: Fault, stage: Stage) -> Outcome:
 
 def _damaged(fault: Fault, stage: Stage) -> Outcome:
     """The newest checkpoint of a run that was stopped loses the half of its largest file."""
-    process = stage.begin(fault.name)
-    stage.await_step(fault.name, process)
+    process = _running(fault, stage)
     stage.stop(fault.name, process)
     stage.damage(fault.name)
     began = time.time()
@@ -229,8 +226,7 @@ def _at_checkpoints(command: str) -> Callable[[Fault, Stage], Outcome]:
     """Plays a fault by which rank 1 can't write checkpoints any more, from a moment on; then it can again."""
 
     def play(fault: Fault, stage: Stage) -> Outcome:
-        process = stage.begin(fault.name)
-        stage.await_step(fault.name, process)
+        process = _running(fault, stage)
         began, said = time.time(), stage.at_rank(fault.name, command)
         if said == STRUCK:
             code = stage.end(process)

@@ -66,11 +66,8 @@ def build(config: Config) -> int:
     """make build: the exit code."""
     recipe, builder = _begin(config)
     building.build(recipe, builder, building.commit_of(), print)
-    print(
-        "next: make push"
-        if config.fleet.image == BUILD
-        else f"next: make push SET='fleet.image=build'; or fleet.image: {recipe.reference}"
-    )
+    more = "" if config.fleet.image == BUILD else f" SET='fleet.image=build'; or fleet.image: {recipe.reference}"
+    print(f"next: make push{more}")
     return 0
 
 
@@ -113,21 +110,19 @@ def require_image(config: Config) -> None:
     tag = digest if at else image.rpartition("/")[2].partition(":")[2] or "latest"
     stored = registry.find(tag)
     if stored is None:
-        raise ImageError(
-            "is not in the registry", where=image, why=f"the repository {registry.repository} has no such tag", next="make push"
-        )
+        why = f"the repository {registry.repository} has no such tag"
+        raise ImageError("is not in the registry", where=image, why=why, next="make push")
     require_fit(config, stored, image)
 
 
 def require_fit(config: Config, stored: Stored, image: str) -> None:
     """ImageError when an image is for another processor than the fleet's, or pinned by another lock than the config's stack."""
+    next = "make push, with fleet.image: build"
     if stored.architecture != ARCHITECTURE:
         why = f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is {ARCHITECTURE}"
-        raise ImageError("is for another processor", where=image, why=why, next="make push, with fleet.image: build")
+        raise ImageError("is for another processor", where=image, why=why, next=next)
     stack = load_stack(config.fleet.stack)
     theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(stack)
     if theirs and theirs != ours:
         why = f"it is of the lock {theirs}, the config's stack {stack.name} of {ours}"
-        raise ImageError(
-            "has other versions than the config's stack", where=image, why=why, next="make push, with fleet.image: build"
-        )
+        raise ImageError("has other versions than the config's stack", where=image, why=why, next=next)

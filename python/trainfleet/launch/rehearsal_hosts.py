@@ -29,21 +29,8 @@ from ..nodes import jobs
 from ..nodes.answers import by_host
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.transport import Transport
-from .rehearsal import (
-    APART,
-    LONGER,
-    REMOVE,
-    STRUCK,
-    Stage,
-    config_of_run,
-    documents,
-    empty,
-    furnish,
-    own_folder,
-    plain,
-    python_of,
-    rehearse_unbroken,
-)
+from . import rehearsal
+from .rehearsal import APART, LONGER, REMOVE, STRUCK, Stage, config_of_run, furnish, rehearse_unbroken
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
@@ -204,9 +191,9 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
         RunError: even the unbroken run failed.
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
-    with own_folder() as folder, open_fleet(config) as transport:
+    with rehearsal.own_folder() as folder, open_fleet(config) as transport:
         made = HostStage(folder, transport=transport, shared=shared, names=("whole", *names), lacking=lacking(config))
-        empty(made)
+        rehearsal.empty(made)
         _refuse_another(made)
         over = threading.Event()
         try:
@@ -216,7 +203,7 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
             yield made
         finally:
             over.set()
-            empty(made)
+            rehearsal.empty(made)
             made.put_back()
 
 
@@ -234,8 +221,8 @@ def _furnish(made: HostStage, config: Config) -> None:
     folder = shlex.quote(made.shared)
     made.on_all(made.end_all())
     guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder))
-    python = python_of(made.shared, wanted_of(config).interpreter)
-    files = documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
+    python = rehearsal.python_of(made.shared, wanted_of(config).interpreter)
+    files = rehearsal.documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
     made.on_head(f"rm -rf {folder}")
     made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
     keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
@@ -253,7 +240,7 @@ def nodes_of(config: Config) -> int:
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
     """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its own."""
     given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT}
-    fleet: dict[str, Any] = plain(given)
+    fleet: dict[str, Any] = rehearsal.plain(given)
     for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(Path(fleet["ssh"][path]).expanduser().absolute())

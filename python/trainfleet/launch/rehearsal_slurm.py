@@ -23,19 +23,8 @@ from ..backends.slurm import Slurm
 from ..config import Config
 from ..errors import BackendError, ConfigError, RunError
 from ..seat import expand_hosts
-from .rehearsal import (
-    APART,
-    REMOVE,
-    Stage,
-    config_of_run,
-    documents,
-    empty,
-    furnish,
-    own_folder,
-    plain,
-    python_of,
-    rehearse_unbroken,
-)
+from . import rehearsal
+from .rehearsal import APART, REMOVE, Stage, config_of_run, furnish, rehearse_unbroken
 
 NODES = 2
 STEPS = 240
@@ -106,17 +95,17 @@ def stage_in_jobs(config: Config, backend: Slurm) -> Iterator[Stage]:
         BackendError: another rehearsal is under way, or a job can't be ended.
         RunError: even the unbroken run failed.
     """
-    with own_folder(Path(backend.folder)) as folder:
+    with rehearsal.own_folder(Path(backend.folder)) as folder:
         made = JobStage(folder, LACKING | ({"read-only": ROOT} if os.getuid() == 0 else {}), backend=backend)
         _end(_guard(folder))  # jobs of a rehearsal whose machine died
-        empty(made)
+        rehearsal.empty(made)
         guard = _guard(folder)
         try:
             _furnish(made, config)
             rehearse_unbroken(made)
             yield made
         finally:
-            empty(made)
+            rehearsal.empty(made)
             _end(guard)
 
 
@@ -137,8 +126,8 @@ def _end(guard: subprocess.Popen[str]) -> None:
 
 
 def _furnish(made: JobStage, config: Config) -> None:
-    given = plain({key: value for key, value in asdict(config.fleet).items() if key in KEPT})
+    given = rehearsal.plain({key: value for key, value in asdict(config.fleet).items() if key in KEPT})
     own = {"backend": Slurm.name, "nodes": NODES, "ranks_per_node": 1, "python": f"{made.folder}/python"}
     text = config_of_run(given | own, "text", batch=4 * NODES, steps=STEPS)
-    python = python_of(made.place, made.backend.interpreter)
-    furnish(made.folder, documents() | {"config.yaml": text.encode(), "python": python})
+    python = rehearsal.python_of(made.place, made.backend.interpreter)
+    furnish(made.folder, rehearsal.documents() | {"config.yaml": text.encode(), "python": python})

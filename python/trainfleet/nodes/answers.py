@@ -8,23 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from .. import door
-from ..config.hosts import Host
+from ..config.hosts import Host as Host
 from ..errors import BackendError, InputError
-
-__all__ = [
-    "Answers",
-    "Failure",
-    "Host",
-    "Implausible",
-    "Result",
-    "by_host",
-    "implausible",
-    "is_whole_number",
-    "number",
-    "parse_json",
-    "reason",
-    "settled",
-]
 
 
 @dataclass(frozen=True)
@@ -49,7 +34,6 @@ class Failure:
     kind: str
     message: str
     next: str
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.message}; next: {self.next}" if self.next else self.message
@@ -87,7 +71,7 @@ def reason(answer: Result | Failure) -> Failure | None:
     if answer.exit_code == 0:
         return None
     words = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
-    return Failure("exit", f"exit code {answer.exit_code}: {words[-1] if words else 'it said nothing'}", "", answer.seconds)
+    return Failure("exit", f"exit code {answer.exit_code}: {words[-1] if words else 'it said nothing'}", "")
 
 
 def by_host(what: str, said: Mapping[Host, object]) -> str:

@@ -106,7 +106,7 @@ class Transport:
             return _converse(connection, bounded(command, timeout), stdin, timeout)
         except Exception as error:
             if why := self._left_behind.pop(host, None):
-                return Failure("slow", why, f"ping {host.address}", time.monotonic() - began)
+                return Failure("slow", why, f"ping {host.address}")
             return self._explained(host, error, began)
 
     def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 from ..config.types import Ssh
@@ -40,35 +41,28 @@ def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: 
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
-            return Failure(failure.kind, f"the jump host {jump}, on the way to it: {failure.message}", failure.next, seconds)
+            return replace(failure, message=f"the jump host {jump}, on the way to it: {failure.message}")
         case UnknownKey():
-            return Failure(
-                "unknown-key",
-                f"its host key {error.fingerprint} is not known yet",
-                "make setup asks once, or put it in fleet.ssh.fingerprints",
-                seconds,
-            )
+            next = "make setup asks once, or put it in fleet.ssh.fingerprints"
+            return Failure("unknown-key", f"its host key {error.fingerprint} is not known yet", next)
         case paramiko.BadHostKeyException():
-            return Failure("host-key", "it shows another host key than the known one: reinstalled, or not the host it was",
-                           forget(host, known), seconds)  # fmt: skip
+            why = "it shows another host key than the known one: reinstalled, or not the host it was"
+            return Failure("host-key", why, forget(host, known))
         case paramiko.PasswordRequiredException():
-            return locked(ssh, seconds)
+            return locked(ssh)
         case paramiko.AuthenticationException():
-            return Failure(
-                "auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key", seconds
-            )
+            return Failure("auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key")
         case socket.gaierror():
-            return Failure(
-                "name", f"its address {host.address} does not resolve", f"getent hosts {host.address}; then fleet.hosts", seconds
-            )
+            next = f"getent hosts {host.address}; then fleet.hosts"
+            return Failure("name", f"its address {host.address} does not resolve", next)
         case TimeoutError():
-            return Failure("timeout", f"no answer within {seconds:.0f} s", try_it, seconds)
+            return Failure("timeout", f"no answer within {seconds:.0f} s", try_it)
         case TooMuch():
-            return Failure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it, seconds)
+            return Failure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it)
         case LinkLost() | EOFError() | ConnectionResetError():
-            return Failure("lost", f"the link was lost after {seconds:.1f} s", try_it, seconds)
+            return Failure("lost", f"the link was lost after {seconds:.1f} s", try_it)
         case paramiko.SSHException() | OSError():
-            return Failure("down", f"can't be reached ({_words(error)})", try_it, seconds)
+            return Failure("down", f"can't be reached ({_words(error)})", try_it)
     raise error
 
 
@@ -87,14 +81,14 @@ def forget(host: Host, known: KnownHosts) -> str:
     return f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; then make setup shows its new key"
 
 
-def locked(ssh: Ssh, seconds: float) -> Failure:
+def locked(ssh: Ssh) -> Failure:
     """The failure for a key with a passphrase: an agent must have it."""
     if ssh.key is not None:
-        return Failure("auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key", seconds)
+        return Failure("auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key")
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
     names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
     message = f"no agent has a key for it, and yours ({names}) has a passphrase"
-    return Failure("auth", message, "ssh-add; then the same again", seconds)
+    return Failure("auth", message, "ssh-add; then the same again")
 
 
 def _words(error: Exception) -> str:

@@ -132,9 +132,8 @@ class Cluster:
             if state is None or not state.passes:
                 break
             if time.monotonic() > deadline:
-                raise BackendError(
-                    f"{self.name} is not done yet: {state.status}", where=self.region, next="the same command again"
-                )
+                what = f"{self.name} is not done yet: {state.status}"
+                raise BackendError(what, where=self.region, next="the same command again")
             time.sleep(EVERY)
         if state is None and gone:
             return State("DELETE_COMPLETE")
@@ -171,12 +170,8 @@ class Cluster:
         if "clusterStatus" not in said:
             if "does not exist" in str(said.get("message")):
                 return None
-            raise BackendError(
-                "pcluster can't tell of the cluster",
-                where=self.name,
-                why=str(said.get("message"))[:300],
-                next="aws sts get-caller-identity",
-            )
+            why, next = str(said.get("message"))[:300], "aws sts get-caller-identity"
+            raise BackendError("pcluster can't tell of the cluster", where=self.name, why=why, next=next)
         head, reasons = said.get("headNode") or {}, said.get("failures") or [{}]
         address = str(head.get("publicIpAddress") or head.get("privateIpAddress") or "")
         return State(str(said["clusterStatus"]), address, str(reasons[0].get("failureReason") or ""))
@@ -191,9 +186,8 @@ class Cluster:
         if state is None:
             return ""
         if state.passes:
-            raise BackendError(
-                f"the cluster {self.name} is not ready: {state.status}", where=self.region, next="make setup follows it"
-            )
+            what = f"the cluster {self.name} is not ready: {state.status}"
+            raise BackendError(what, where=self.region, next="make setup follows it")
         if not state.is_ready or not state.address:
             raise BackendError(f"the cluster {self.name} is of no use: {state.status}", where=self.region, why=state.why,
                                next="make clean, then make setup")  # fmt: skip
@@ -229,27 +223,20 @@ class Cluster:
             BackendError: there is no pcluster, or it refuses; with each of its validators' words.
         """
         if shutil.which("pcluster") is None:
-            raise BackendError(
-                "there is no pcluster here", why="fleet.slurm.create needs AWS ParallelCluster's command", next=INSTALL
-            )
+            why = "fleet.slurm.create needs AWS ParallelCluster's command"
+            raise BackendError("there is no pcluster here", why=why, next=INSTALL)
         command = ["pcluster", verb, *words, "--region", self.region]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False)
         except subprocess.TimeoutExpired as error:
-            raise BackendError(
-                f"pcluster {verb} gives no answer", why=f"none in {TIMEOUT:.0f} s", next="the same command again"
-            ) from error
+            what, why = f"pcluster {verb} gives no answer", f"none in {TIMEOUT:.0f} s"
+            raise BackendError(what, why=why, next="the same command again") from error
         said = _parsed(done.stdout) or _parsed(done.stderr) or {"message": (done.stderr or done.stdout).strip()}
         if done.returncode and not may_fail:
-            wrong = [
-                entry.get("message", "")
-                for entry in said.get("configurationValidationErrors") or ()
-                if entry.get("level") == "ERROR"
-            ]
-            why = "; ".join(wrong) or str(said.get("message"))
-            raise BackendError(
-                f"pcluster {verb} refuses", where=self.name, why=why[:2000], next="make plan OUT=folder shows cluster.yaml"
-            )
+            errors = [entry for entry in said.get("configurationValidationErrors") or () if entry.get("level") == "ERROR"]
+            why = "; ".join(entry.get("message", "") for entry in errors) or str(said.get("message"))
+            next = "make plan OUT=folder shows cluster.yaml"
+            raise BackendError(f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=next)
         return said
 
 
