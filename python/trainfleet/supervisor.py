@@ -49,6 +49,7 @@ OCCUPIED = 75  # the exit code where another run has taken the host (sysexits.h:
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
 WATCH = "TRAINFLEET_WATCH"  # how many ranks this node watches over
 POLL = 0.5  # seconds
+TOLD = 600  # characters of what a node's part says beside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
@@ -161,6 +162,11 @@ def process_in(file: Path) -> tuple[int, str, str]:
     """Pid, identity and token from a node's file (`pid start boot token`); 0 and empty texts if it has none."""
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
+
+
+def told(said: str) -> str:
+    """Why a node's part refused, of what it has printed beside its log: its last error with reason and remedy, in one line."""
+    return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:

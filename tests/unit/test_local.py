@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import verbs
 from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
@@ -93,3 +94,10 @@ def test_more_nodes_than_one_machine_plays_are_refused_in_the_one_list_of_errors
     with pytest.raises(ConfigError, match=r"config.yaml:3: fleet.nodes: 65 nodes on one machine") as caught:
         load(settings, terms_of)
     assert "train.warmup_steps" in str(caught.value)
+
+
+def test_a_node_that_refuses_before_it_has_a_log_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: base\ndata: {name: d, sources: [text], vocabulary_size: 300}\n")
+    verbs.write_text(tmp_path / "text")
+    said = verbs.enter(tmp_path, "tokenize", code=1, timeout=60, variables={"TRAINFLEET_GRACE": "x"})
+    assert "why: TRAINFLEET_GRACE is 'x', which is no number\n" in said and "no line says why" not in said

@@ -120,6 +120,23 @@ def test_a_script_that_never_became_the_supervisor_says_why() -> None:
     assert (look.state, look.code, look.words) == ("ended", 127, "its script failed: node-0.sh: 4: cd: can't cd to /fsx[2J")
 
 
+def test_a_part_that_refused_before_it_had_a_log_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".trainfleet/jobs" / os.uname().nodename / "train"
+    file.parent.mkdir(parents=True)
+    file.write_text("1 2 boot token\n")
+    file.with_name("train.exit").write_text("1\n")
+    file.with_name("train.said").write_text(
+        "error: WORKERS is 'abc', which is no number\n  why: so it is\x1b[2J\n  next: unset WORKERS\n"
+    )
+    said = subprocess.run(["sh", "-c", jobs.look("train", "token")], capture_output=True, text=True, check=True).stdout
+    look = jobs.read_look(said)
+    assert look == jobs.Look("ended", 1, "WORKERS is 'abc', which is no number why: so it is[2J next: unset WORKERS")
+    file.with_name("train.exit").write_text("0\n")
+    said = subprocess.run(["sh", "-c", jobs.look("train", "token")], capture_output=True, text=True, check=True).stdout
+    assert jobs.read_look(said) == jobs.Look("ended"), "what a part says that ended well is no failure"
+
+
 @pytest.mark.parametrize(
     "said", ["", "ended", "failed", "ended well", "ended 1 2", "ended -1", "ended 99999", "runningx", "ended \u0663", "\x1b[2J"]
 )

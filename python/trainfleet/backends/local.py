@@ -22,14 +22,14 @@ from .. import hardware, runs
 from ..checkpoints import beginning
 from ..config import Config
 from ..config.addresses import absent
-from ..errors import BackendError
+from ..errors import BackendError, InputError
 from ..origin import CODE
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
 from ..processes import die_with_parent, identity, signal_group
 from ..runs import Run
 from ..seat import LOOPBACK, Seat
-from ..supervisor import EXIT, process_in, read, write
+from ..supervisor import EXIT, process_in, read, told, write
 from .base import Can, Handle, Machines, Phase, Status
 from .machine import Machine
 from .node import node_script, values_of
@@ -107,16 +107,19 @@ class Local:
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         script.write_text(artifact.text, encoding="utf-8")
-        process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)}, stdin=subprocess.DEVNULL,
-                                   start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
+        with open(_said(file), "wb") as said:  # what it prints before it has a log, or beside it
+            process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)},
+                                       stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+                                       preexec_fn=die_with_parent)  # fmt: skip
         self._started[process.pid] = process
         write(file, f"{identity(process.pid) or process.pid} {token}")
 
     def status(self, handle: Handle) -> Status:
         exits = {node: code for node in range(handle.nodes) if (code := self._exit(handle, _file(handle, node))) is not None}
+        reason = next((words for node, code in exits.items() if code and (words := told(_read_said(handle, node)))), "")
         if len(exits) == handle.nodes:
-            return Status(Phase.ENDED, exits=exits)
-        return Status(Phase.STOPPING if handle.token in self._asked else Phase.RUNNING, exits=exits)
+            return Status(Phase.ENDED, reason, exits=exits)
+        return Status(Phase.STOPPING if handle.token in self._asked else Phase.RUNNING, reason, exits=exits)
 
     def _exit(self, handle: Handle, file: Path) -> int | None:
         """The exit code of a node, None while it runs. Who is killed leaves none, and counts as killed."""
@@ -168,6 +171,17 @@ class Local:
 def _file(handle: Handle, node: int) -> Path:
     """Which process is that node: `pid start boot token`."""
     return Path(handle.id) / "nodes" / f"node-{node}"
+
+
+def _said(file: Path) -> Path:
+    return file.with_name(f"{file.name}.said")
+
+
+def _read_said(handle: Handle, node: int) -> str:
+    """What a node's part has printed beside its log; "" where that can't be read."""
+    with suppress(OSError, InputError):
+        return read(_said(_file(handle, node)))
+    return ""
 
 
 def _is_of(handle: Handle, file: Path) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import BackendError
 from ..presence import ANNOUNCED
+from ..supervisor import told
 from .answers import Implausible
 
 JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
@@ -57,10 +58,12 @@ def look(name: str, token: str = "") -> str:
     return f"""{_file(name)}; mine={shlex.quote(token)}
 [ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
 [ -z "$mine" ] || [ "$mine" = "$token" ] || {{ echo absent; exit; }}
-[ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" && exit
+said() {{ tail -n 4 "$f.said" 2> /dev/null | tr '\\n' ' '; }}
+over() {{ [ -s "$f.exit" ] && w=$(said) && echo "ended $(cat "$f.exit")${{w:+: $w}}"; }}
+over && exit
 [ "$boot" = "$(cat /proc/sys/kernel/random/boot_id)" ] || {{ echo rebooted; exit; }}
 [ "$(sed 's/.*) //' "/proc/$pid/stat" 2> /dev/null | cut -d ' ' -f 20)" = "$start" ] && echo running && exit
-[ -s "$f.exit" ] && echo "ended $(cat "$f.exit")" && exit
+over && exit
 [ -s "$f.said" ] && echo "failed $(tail -n 1 "$f.said" | cut -c 1-300)" || echo 'ended 137'"""
 
 
@@ -71,7 +74,7 @@ def look_for(mark: str) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a node's part (running, ended, rebooted or absent), its exit code, and its script's last line."""
+    """The state of a node's part (running, ended, rebooted or absent), its exit code, and what it has said beside its log."""
 
     state: str
     code: int = 0
@@ -92,12 +95,15 @@ def read_look(text: str) -> Look:
         return Look(said)
     if said == "absent":
         return Look(said, 137)
-    if match := re.fullmatch(r"ended ([0-9]{1,3})", said):
-        return Look("ended", int(match[1]))
+    if match := re.fullmatch(r"ended ([0-9]{1,3})(?:: (.+))?", said):
+        return Look("ended", int(match[1]), _printable(told(match[2] or "")) if match[1] != "0" else "")
     if match := re.fullmatch(r"failed (.+)", said):
-        words = "".join(letter for letter in match[1] if letter.isprintable())
-        return Look("ended", 127, f"its script failed: {words[:200]}")
+        return Look("ended", 127, f"its script failed: {_printable(match[1])[:200]}")
     raise Implausible(f"the words {said[:60]!a}")
+
+
+def _printable(words: str) -> str:
+    return "".join(letter for letter in words if letter.isprintable())
 
 
 def terminate(name: str) -> str:

@@ -180,8 +180,10 @@ def _unexplained(request: Request, status: Status, lines: list[Line], since: Sta
     node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
     log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
-    next = f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
-    return Verdict(cause, status.reason or words, node, None, request.host(node), said, next)
+    said = tuple(line for line in said if line != status.reason)  # which is told as the cause
+    reason, _, remedy = status.reason.partition(" next: ")
+    next = remedy or f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
+    return Verdict(cause, reason or words, node, None, request.host(node), said, next)
 
 
 def _exit(code: int | None) -> tuple[str, str]:
