@@ -183,6 +183,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def no_place(folder: Path) -> str:
+    """Why a folder for a command's own files can't be made or written there; "" where it can."""
+    if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
+        return f"{folder.parent}/ has what runs leave"
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written"
+
+
 def unwritable(path: Path, error: OSError) -> RunError:
     """The error to raise when `path` can't be written: names the file, the cause and the remedy."""
     why = error.strerror or str(error)

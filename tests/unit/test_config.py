@@ -125,7 +125,7 @@ steps: 4
         ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),
         (
             "name: a\nfleet: {backend: batch, instance_type: trn1.32xlarge}\n",
-            "fleet.shared_folder: None: the nodes of batch share no disk",
+            "fleet.shared_folder: null: the nodes of batch share no disk",
         ),
         ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
         ("name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n", "did you mean trn1.32xlarge?"),

@@ -169,7 +169,7 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         (b"{broken", ["is no JSON"]),
         (b'["text"]', ["is no JSON object"]),
         (b'{"body": "x"}', ["lacks the field `text`", "body"]),
-        (b'{"text": null}', ["`text` is NoneType, not a string"]),
+        (b'{"text": null}', ["`text` is null, not a string"]),
         (b'{"text": "\xff"}', ["is not UTF-8", "0xff"]),
         (b'{"text": "\\ud800"}', ["surrogate"]),
     ],

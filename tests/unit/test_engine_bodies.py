@@ -194,7 +194,7 @@ def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pyt
         ("sagemaker", {"spot": True, "sagemaker": {"training_plan": PLAN}}, "fleet.sagemaker.training_plan: is reserved"),
         ("sagemaker", {"sagemaker": {"training_plan": PLAN, "warm_pool_minutes": 3}}, "fleet.sagemaker.warm_pool_minutes"),
         ("sagemaker", {"sagemaker": {"encrypt_traffic": True}}, "fleet.sagemaker.encrypt_traffic: true"),
-        ("sagemaker", {"shared_folder": "/fsx/x"}, "fleet.shared_folder: '/fsx/x': the nodes of sagemaker share no disk"),
+        ("sagemaker", {"shared_folder": "/fsx/x"}, 'fleet.shared_folder: "/fsx/x": the nodes of sagemaker share no disk'),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -11,6 +11,7 @@ from typing import Self
 
 from .. import s3
 from ..config import Config
+from ..door import show
 from ..errors import BackendError, S3Error
 from ..folder_sync import FolderSync
 from ..lease import read_holder
@@ -151,7 +152,7 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
         ("checkpoint.destination", config.checkpoint.destination, "checkpoints"),
     ):
         if not (value or "").startswith(s3.SCHEME):
-            yield key, f"{value!r}: the nodes of {config.fleet.backend} share no disk; name s3://bucket/prefix for {what}"
+            yield key, f"{show(value)}: the nodes of {config.fleet.backend} share no disk; name s3://bucket/prefix for {what}"
 
 
 def bucket_of(config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]) -> Bucket:

@@ -119,7 +119,7 @@ class Ssh:
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         fleet = config.fleet
         if not (fleet.shared_folder or "").startswith("/"):
-            yield "fleet.shared_folder", "the ssh backend needs a folder that every node sees, e.g. /fsx/trainfleet"
+            yield "fleet.shared_folder", f"the {fleet.backend} backend needs a folder that every node sees, e.g. /fsx/trainfleet"
         if fleet.nodes > polling.MOST_NODES:
             most = f"{polling.MOST_NODES} is the most (most_nodes); for more there are the backends slurm, batch and sagemaker"
             yield "fleet.nodes", f"one head can't watch over {fleet.nodes} nodes by SSH: {most}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config import Config, weight_files
 from ..config import huggingface as shapes
-from ..config.hub import HUB, folder_of
+from ..config.hub import HUB, folder_of, meant
 from ..config.presets import Preset
 from ..config.sizes import count_parameters
 from ..config.types import Model
@@ -39,7 +39,7 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
             require(address, config)
         else:
             what = "is no folder" if Path(address).exists() else f"is not there; it names a folder: {MODELS}"
-            yield KEY, f"{address!r} {what}"
+            yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
         yield KEY, "; ".join(filter(None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)))
     except (OSError, ValueError) as error:  # a folder that may not be read; a text that no path can be

@@ -24,7 +24,8 @@ def main(variables: Variables, started: float) -> int:
     done = []
     for config, derived in sizes:
         short = measured(config, f"{base}-{config.fleet.nodes}", WARM_UP + steps)
-        print(f"{config.fleet.nodes} nodes: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
+        nodes = f"{config.fleet.nodes} node{'s' * (config.fleet.nodes > 1)}"
+        print(f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
             return code
         run = runs.run_of(short.name)

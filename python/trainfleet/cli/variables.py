@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ..door import printable, show
+from ..door import printable, show, unprintable
 from ..errors import ConfigError, Problem
 from ..runs import run_of
 from ..spelling import suggest
@@ -76,6 +76,7 @@ def read_variables(
     problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
     problems += [Problem(0, name, "", f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine")
                  for name in PATHS if name in allowed and ADDRESS.match(given.get(name, ""))]  # fmt: skip
+    problems += [Problem(0, name, "", fault) for name in PATHS if name in allowed and (fault := _no_path(given.get(name, "")))]
     long = [name for name, value in given.items() if len(value) > LONGEST and name in VARIABLES and name not in TEXTS]
     problems += [Problem(0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are taken") for name in long]
     problems += [Problem(0, name, "", "is not UTF-8 text") for name, value in given.items() if not _is_text(value)]
@@ -83,6 +84,17 @@ def read_variables(
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
     found = {name: environment[name] for name in allowed if environment.get(name)} | given
     return {name: _at_home(value) if name in PATHS else value for name, value in found.items()}
+
+
+def _no_path(value: str) -> str:
+    """Why a value is hardly the path that was meant; "" where it may be."""
+    if character := unprintable(value):
+        return f"{show(value)} holds {character}, which no path here may"
+    if value.startswith("-"):
+        return f"{show(value)} begins as an option does: write ./{printable(value[:20])}"
+    if value.startswith("$") or (value.startswith("~") and _at_home(value) == value):
+        return f"{show(value)} begins with a shell's word, and no shell has read it: write the path out"
+    return ""
 
 
 def _at_home(path: str) -> str:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ..errors import RunError
+from ..runs import no_place
 
 HUGGINGFACE = "huggingface"
 FORMAT = re.compile(rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII)
@@ -28,6 +29,8 @@ def require_new(out: Path) -> None:
     """RunError where `out` is there already, and no empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
+    if why := no_place(out):
+        raise RunError("can't be made", where=str(out), why=why, next="make export OUT=another")
 
 
 def opening(form: str, out: Path) -> str:

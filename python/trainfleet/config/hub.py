@@ -15,6 +15,8 @@ from ..errors import InputError
 
 HUB = "hf://"
 MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w.-]{1,200})?", re.ASCII)
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json",
          "merges.txt", "vocab.txt")  # fmt: skip
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -28,10 +30,22 @@ def folder_of(address: str, weights: bool = False) -> Path:
         InputError: it names no model of the Hub, or that can neither be fetched nor is in the cache.
     """
     if not address.startswith(HUB):
+        if (elsewhere := _ADDRESS.match(address)) or meant(address):
+            what = f"{elsewhere[0]} is nothing that models are read from" if elsewhere else "there is no such folder"
+            raise InputError(f"{what}: a path and hf://owner/name are read{meant(address)}", where=address)
         return Path(address)
     if fault := fault_of(address):
         raise InputError(fault, where=address)
     return _fetched(address, weights)
+
+
+def meant(address: str) -> str:
+    """A question that names the model on the Hub which an address that is none here seems to mean; "" where it means none."""
+    page = _PAGE.match(address)
+    path = Path(address)
+    is_model = MODEL.fullmatch(address) and not path.parent.exists() and path.suffix not in (".json", ".model", ".txt")
+    named = page[1] if page else address if is_model else ""
+    return f"; did you mean hf://{named}?" if named else ""
 
 
 def fault_of(address: str) -> str:

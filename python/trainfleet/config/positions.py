@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,7 @@ PLAIN = (  # what PyYAML says of a text → what a person would
     ("while scanning a directive", "begins with %, which is for directives of YAML alone"),
     ("while parsing a flow node", "has brackets that are not closed, or a comma too many"),
 )
+_COLON = re.compile(r":(?=\s|$)", re.ASCII)
 BROKEN = object()  # stands for a value that was reported as a problem
 
 
@@ -178,6 +180,28 @@ def _plainly(error: yaml.MarkedYAMLError) -> str:
     return f"{plain} (since line {opened.line + 1})" if opened and since else plain
 
 
+def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] | None:
+    """The line and what is wrong with it, where YAML stops at a key because of the line before it: it took both for one text."""
+    mark = error.problem_mark
+    if mark is None or "mapping values are not allowed" not in str(error.problem):
+        return None
+    lines = text.splitlines()
+    first = _COLON.search(lines[mark.line])
+    if first is None or first.start() < mark.column:
+        return None  # it has another one before that
+    before = next(
+        (at for at in range(mark.line - 1, -1, -1) if lines[at].strip() and not lines[at].lstrip().startswith("#")), None
+    )
+    if before is None:
+        return (mark.line + 1, "has a key of more than 1,024 characters") if mark.column > 1024 else None
+    if _COLON.search(lines[before]):
+        return mark.line + 1, f"is indented deeper than line {before + 1}, which has its value already"
+    strange = next(
+        (letter for letter in lines[before] if unicodedata.normalize("NFKC", letter) in " :" and letter not in " :"), ""
+    )
+    return before + 1, f"has no `: ` behind its key{f', but the character U+{ord(strange):04X}' if strange else ''}"
+
+
 def _quoted(text: str, line: int) -> str:
     """A line of the text, as a message quotes it; nothing for a blank one."""
     lines = text.splitlines()[line - 1 : line]
@@ -198,7 +222,8 @@ class _Reader:
             return None if value is BROKEN else value
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            self._blame(self.prefix, line, f"not valid YAML: {_plainly(error)}{_quoted(text, line)}")
+            line, what = _behind_another(error, text) or (line, _plainly(error))
+            self._blame(self.prefix, line, f"not valid YAML: {what}{_quoted(text, line)}")
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             self._blame(self.prefix, line, f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand here")

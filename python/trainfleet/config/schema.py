@@ -27,7 +27,7 @@ WORDS: dict[str, dict[str, tuple[str, ...]]] = {  # of other languages, and of Y
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
-AROUND = r"[\s_$']+|,(?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"  # a number: what others write there, but for a factor
+AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"  # a number: what others write there, but for a factor
 Schema = dict[str, Any]
 
 

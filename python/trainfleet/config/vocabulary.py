@@ -123,7 +123,11 @@ def _end_token(path: Path) -> str | None:
 
 def vocabulary_size_of(data: Data) -> int:
     """How many ids the tokenizer of this config has (the largest, plus one), without loading a library for it."""
-    return data.vocabulary_size if data.tokenizer == TRAINED else Vocabulary.read(folder_named(data)).vocabulary_size
+    if data.tokenizer == TRAINED:
+        return data.vocabulary_size
+    vocabulary = Vocabulary.read(folder_named(data))
+    _ = vocabulary.end_of_document  # which every document ends with: DataError where it has none
+    return vocabulary.vocabulary_size
 
 
 def folder_named(data: Data) -> Path:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..door import converting, mistaken, printable, shortened
+from ..door import converting, mistaken, printable, shortened, show
 from ..errors import DataError
 from ..origin import installing_package
 from . import hub, sources
@@ -74,7 +74,7 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
         try:
             text = json.loads(line.decode("utf-8-sig"))[text_field]  # where files were joined, a mark stands in the middle
             if not isinstance(text, str):
-                raise TypeError(f"is {type(text).__name__}, not a string")
+                raise TypeError(f"is {show(text)}, not a string")
             document = encoded(text, consumed)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error) from error
@@ -142,7 +142,7 @@ def encoded(text: str, consumed: int) -> Document:
 def cell(text: object, where: str, text_field: str) -> Document:
     """The document in a cell of a table; an empty cell is an empty one. DataError when it holds anything but text."""
     if not isinstance(text, str | None):
-        why = f"it is {type(text).__name__}"
+        why = f"it is {show(text)}"
         raise DataError(f"the column `{text_field}` is no text", where=where, why=why, next="set data.text_field")
     if text and len(text) > LONGEST:
         raise too_long(where)

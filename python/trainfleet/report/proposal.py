@@ -23,7 +23,7 @@ from ..plan.fabric import fabric_settings
 from ..plan.plan import Plan, degrees
 from ..plan.published import beside
 from ..plan.request import Artifact, Request
-from ..runs import write_atomic
+from ..runs import no_place, write_atomic
 from .history import duration
 
 INDENT = "    "
@@ -191,7 +191,7 @@ def require_own(folder: Path) -> None:
     Raises:
         ConfigError: it is no folder, or one with other files.
     """
-    why = ""
+    why = no_place(folder)
     if folder.exists() and not folder.is_dir():
         why = "it is no folder"
     elif folder.is_dir() and (other := sorted(path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name))):
