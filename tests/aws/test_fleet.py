@@ -10,7 +10,7 @@ import pytest
 
 from aws.account import Account
 from aws.world import config_of, strangers
-from trainfleet.cloud.fleet import Fleet, next_slots
+from trainfleet.cloud.stack_nodes import Fleet, next_slots
 from trainfleet.config import Config
 from trainfleet.errors import CloudError
 

@@ -21,8 +21,8 @@ from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
 from trainfleet.cloud import reading
 from trainfleet.cloud.changeset import compare, describe
-from trainfleet.cloud.fleet import Fleet
 from trainfleet.cloud.inventory import weighed
+from trainfleet.cloud.stack_nodes import Fleet
 from trainfleet.cloud.storage import LOG_DAYS
 from trainfleet.cloud.template import template
 from trainfleet.config import Settings, load

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from trainfleet import devices, runs
 from trainfleet.config import Config, Settings, load
 from trainfleet.data.dataset import Dataset
-from trainfleet.data.job import Share, tokenize
+from trainfleet.data.share import Share, tokenize
 from trainfleet.engine.checkpoint import Checkpoints, Progress
 from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.parallel.parts import Held

@@ -20,9 +20,9 @@ from trainfleet.config.types import Data  # noqa: E402
 from trainfleet.config.vocabulary import FILE  # noqa: E402
 from trainfleet.data import manifest  # noqa: E402
 from trainfleet.data.dataset import Dataset  # noqa: E402
+from trainfleet.data.dataset_store import open_store  # noqa: E402
 from trainfleet.data.manifest import Preparation, Settings, UnitRecord  # noqa: E402
 from trainfleet.data.shards import ShardWriter  # noqa: E402
-from trainfleet.data.store import open_store  # noqa: E402
 
 SHARDS, TOKENS, LENGTH, COUNT = 8, 125_000_000, 2048, 8
 START = """

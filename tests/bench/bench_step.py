@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from trainfleet import models, runs
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.data.dataset import Dataset
-from trainfleet.data.job import Share, tokenize
+from trainfleet.data.share import Share, tokenize
 from trainfleet.engine import __main__ as job
 from trainfleet.engine.stopping import Vote
 

@@ -37,7 +37,7 @@ class Failed(Exception):
 def prepare(folder: Path) -> None:
     """The dataset, and a folder to run in."""
     from trainfleet.config import Settings, load
-    from trainfleet.data.job import Share, tokenize
+    from trainfleet.data.share import Share, tokenize
 
     os.chdir(folder)
     Path("config.yaml").write_text(CONFIG)

@@ -22,7 +22,7 @@ import torch
 
 from trainfleet import models, runs
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.data.job import Share, tokenize
+from trainfleet.data.share import Share, tokenize
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import __main__ as job
 from trainfleet.engine import optimizer

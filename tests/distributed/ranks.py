@@ -49,7 +49,7 @@ class Bench:
     def __init__(self, folder: Path, config: str = CONFIG, patience: float = 100) -> None:
         """`patience`: seconds that a run may take."""
         from trainfleet.config import Settings, load
-        from trainfleet.data.job import Share, tokenize
+        from trainfleet.data.share import Share, tokenize
 
         self.folder, self.patience = folder, patience
         (folder / "text").mkdir()

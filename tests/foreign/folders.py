@@ -23,9 +23,9 @@ from trainfleet.cli import main
 from trainfleet.config import Settings, dump_given, dump_resolved, load_resolved
 from trainfleet.data import __main__ as tokenizing
 from trainfleet.data import inspect
+from trainfleet.data.dataset_store import Folder
 from trainfleet.data.manifest import read_manifest, read_preparation, read_records
 from trainfleet.data.progress import clear, read_progress
-from trainfleet.data.store import Folder
 from trainfleet.launch.settings import config_of
 from trainfleet.report import profile
 from trainfleet.runs import Run

@@ -16,8 +16,8 @@ from trainfleet.config import schema
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Data, Train
 from trainfleet.data.dataset import Dataset
-from trainfleet.data.job import Share, tokenize
 from trainfleet.data.masking import IGNORED, Masked, Specials, specials_of
+from trainfleet.data.share import Share, tokenize
 from trainfleet.data.tokenizer import load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.batches import Batches

@@ -25,11 +25,11 @@ from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data import lock, manifest, replica, source_files, sources
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.job import Share, tokenize
+from trainfleet.data.dataset_store import Folder
 from trainfleet.data.lock import Claim
 from trainfleet.data.progress import read_progress
+from trainfleet.data.share import Share, tokenize
 from trainfleet.data.sources import plan_units
-from trainfleet.data.store import Folder
 from trainfleet.data.verify import verify
 from trainfleet.errors import DataError, S3Error
 from trainfleet.node_log import Log

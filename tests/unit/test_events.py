@@ -24,7 +24,7 @@ FREE = {
     "engine/record.py": "its own callers: below",
     "engine/micro_batch.py": "test_search.py",
     "engine/__main__.py": "test_training.py",
-    "data/__main__.py": "test_data_job.py",
+    "data/__main__.py": "test_data_share.py",
     "watch/attempts.py": "the verdict: below",
 }
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from foreign.folders import template
 from trainfleet.checkpoints.marker import parse
 from trainfleet.config import load_resolved
+from trainfleet.data.dataset_store import Folder
 from trainfleet.data.manifest import read_manifest, read_preparation
-from trainfleet.data.store import Folder
 from trainfleet.engine.checkpoint import index, pickled
 from trainfleet.errors import TrainfleetError
 

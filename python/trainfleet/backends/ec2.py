@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..cloud import demands, reading, spending
-from ..cloud.fleet import Fleet, Node
 from ..cloud.region import region_of
+from ..cloud.stack_nodes import Fleet, Node
 from ..cloud.storage import log_group
 from ..cloudwatch import LOGS
 from ..config import Config

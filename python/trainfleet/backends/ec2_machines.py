@@ -13,8 +13,8 @@ import yaml
 
 from ..cloud import clock, outlook
 from ..cloud.calls import Calls
-from ..cloud.fleet import Fleet, Foreseen, Node
 from ..cloud.inventory import Found, total, weighed
+from ..cloud.stack_nodes import Fleet, Foreseen, Node
 from ..cloud.sweep import strangers
 from ..config.hosts import Host
 from ..errors import BackendError

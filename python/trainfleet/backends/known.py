@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import runs
 from ..cloud import hostkeys
-from ..cloud.fleet import Fleet, Node
+from ..cloud.stack_nodes import Fleet, Node
 from ..errors import BackendError, InputError
 from ..nodes.state import STATE
 from ..shapes import fit

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from ..config import Config
 from ..errors import CloudError
 from . import engine_template
-from .fleet import Fleet, Node
 from .inputs import Inputs
+from .stack_nodes import Fleet, Node
 
 
 class EngineFleet(Fleet):

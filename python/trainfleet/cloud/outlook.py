@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..config import Config
 from . import changeset, checks, reading, spending
-from .fleet import Fleet, Foreseen
 from .inputs import bucket_of, slug
 from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices
+from .stack_nodes import Fleet, Foreseen
 from .storage import LOG_DAYS, log_group, makes_file_system
 
 

@@ -17,7 +17,7 @@ from ..errors import DataError, TrainfleetError, tell
 from ..output import install
 from ..runs import Run
 from ..seat import require_numbers
-from .job import Share, exit_on, tokenize
+from .share import Share, exit_on, tokenize
 
 
 def main(arguments: list[str]) -> int:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from .. import runs
 from ..config.types import Data
 from ..errors import DataError
+from .dataset_store import Bucket, Store, open_store
 from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
-from .store import Bucket, Store, open_store
 
 if TYPE_CHECKING:
     import numpy as np

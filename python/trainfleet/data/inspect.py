@@ -13,7 +13,7 @@ from ..config.types import Config
 from ..errors import telling
 from ..output import install
 from .dataset import Dataset
-from .summary import table
+from .description import table
 from .tokenizer import load
 from .verify import verify
 

@@ -19,7 +19,7 @@ from typing import TextIO
 
 from .. import runs, s3
 from ..errors import DataError, S3Error
-from .store import Bucket, Store
+from .dataset_store import Bucket, Store
 
 RENEW = 10.0  # seconds
 LAPSE = 60.0

@@ -27,8 +27,8 @@ from ..config.types import Data
 from ..config.vocabulary import TRAINED, folder_named
 from ..errors import DataError, InputError
 from ..shapes import Count, Pattern, Range, fit
+from .dataset_store import Store, open_store
 from .sources import UnitPlan
-from .store import Store, open_store
 from .tokenizer import Tokenizer, load
 
 PLAN, MANIFEST = "plan.json", "manifest.json"

@@ -11,8 +11,8 @@ from pathlib import Path
 from .. import door
 from ..errors import InputError
 from ..shapes import fit
+from .dataset_store import Store, open_store
 from .manifest import read_preparation
-from .store import Store, open_store
 
 
 @dataclass(frozen=True)

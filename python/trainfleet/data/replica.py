@@ -23,8 +23,8 @@ from ..errors import DataError, TrainfleetError
 from ..output import install
 from ..runs import Run
 from .cache import THREADS
+from .dataset_store import Bucket, Folder, Store
 from .manifest import BLOCK, ITEM_BYTES, MANIFEST, Manifest, Shard, read_manifest, store_of
-from .store import Bucket, Folder, Store
 from .tokens import check_block
 
 READ_TWICE = 2  # a dataset of which the run reads less than half is not worth it

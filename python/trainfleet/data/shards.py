@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..runs import unwritable
+from .dataset_store import Store
 from .manifest import BLOCK, LENGTHS, Shard
-from .store import Store
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")

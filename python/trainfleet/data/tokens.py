@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from .cache import BlockCache
+from .dataset_store import Bucket, Store
 from .manifest import BLOCK, Shard
-from .store import Bucket, Store
 
 OPEN_FILES = 512  # mapped at a time, below the usual limit of 1024 descriptors
 Tokenlike = npt.NDArray[Any]

@@ -13,6 +13,7 @@ from ..config.types import Data
 from ..config.vocabulary import FILE
 from . import manifest
 from .cutting import LONG, parts
+from .dataset_store import Store
 from .documents import in_batches, left_out, read_unit
 from .encoders import Encoder, Ids, Offsets
 from .formats import Document
@@ -20,7 +21,6 @@ from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_
 from .progress import Meter
 from .shards import ShardWriter
 from .sources import Unit
-from .store import Store
 from .tokenizer import described, load
 
 CUT_TOKENS = 16

@@ -10,8 +10,8 @@ from .. import door
 from ..config.conversion import LARGEST
 from ..config.vocabulary import FILE
 from ..errors import DataError
+from .dataset_store import Folder, Store
 from .manifest import BLOCK, ITEM_BYTES, SPLITS, Manifest, Shard
-from .store import Folder, Store
 from .tokens import check_block
 
 SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 MiB, some 10 ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import runs
 from ..backends import backend_of
 from ..config import dump_resolved
-from ..data import summary
+from ..data import description
 from ..data.dataset import find
 from ..plan.plan import Plan
 from ..report import lengths
@@ -40,6 +40,6 @@ def describe(plan: Plan) -> None:
     assert dataset is not None
     folder = runs.DATA / plan.config.data.name
     lengths.draw(plan.config.data.name, dataset, folder / "lengths.png")
-    for name, value in [*summary.table(dataset), ("lengths", str(folder / "lengths.png"))]:
+    for name, value in [*description.table(dataset), ("lengths", str(folder / "lengths.png"))]:
         print(f"{name:>16}  {value}")
     print("next: make train")

@@ -17,7 +17,7 @@ from ..config.types import Model
 from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
 from .loss import IGNORED, hidden_token_loss
 from .network import Network, Total
-from .plan import Plan
+from .parallel_plan import Plan
 
 
 class Encoder(Network):

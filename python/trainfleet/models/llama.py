@@ -19,7 +19,7 @@ from ..config.families import FAMILIES
 from ..config.types import Model
 from .loss import next_token_loss
 from .network import Attend, Network, causal_within, positions_within
-from .plan import Plan
+from .parallel_plan import Plan
 
 INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initial`
 STRETCHED_FROM = 8192  # tokens: the context that Llama 3 was first trained with

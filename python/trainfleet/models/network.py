@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..config.types import Model
 from .loss import Surprise, surprise
-from .plan import Plan
+from .parallel_plan import Plan
 
 
 class Network(nn.Module, ABC):

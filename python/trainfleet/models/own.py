@@ -60,7 +60,7 @@ def check(model: Network, where: str) -> None:
     if faults := list(_faults(model)):
         why = "; ".join(faults)
         raise RunError(
-            "the plan of the model is wrong", where=where, why=why, next="trainfleet/models/plan.py says what it means"
+            "the plan of the model is wrong", where=where, why=why, next="trainfleet/models/parallel_plan.py says what it means"
         )
 
 

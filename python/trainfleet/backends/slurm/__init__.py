@@ -49,8 +49,8 @@ from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended
 from .engine import Job as Known
 from .parallelcluster import Cluster
 from .partitions import Partitions
-from .place import Shared
 from .reasons import PHASES, is_for_nodes, why_waiting
+from .shared_folder import Shared
 
 GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ...models.network import Network, Total
-from ...models.plan import Plan
+from ...models.parallel_plan import Plan
 
 PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
 

@@ -17,12 +17,12 @@ import pytest
 
 from requirement import need
 from trainfleet.config.types import Data, Source
-from trainfleet.data import encoders, job, manifest, sources, units
+from trainfleet.data import encoders, manifest, share, sources, units
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.job import Share, tokenize
+from trainfleet.data.dataset_store import Folder, open_store
 from trainfleet.data.lock import only_job
 from trainfleet.data.progress import read_progress
-from trainfleet.data.store import Folder, open_store
+from trainfleet.data.share import Share, tokenize
 from trainfleet.data.tokenizer import load
 from trainfleet.data.verify import verify
 from trainfleet.errors import DataError
@@ -173,7 +173,7 @@ def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None
 
 
 def test_a_node_with_other_files_is_refused(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "PATIENCE", 0.1)
+    monkeypatch.setattr(share, "PATIENCE", 0.1)
     tokenize(data, Share(0, 2, 1), tmp_path)
     (Path(data.sources[0]) / "new.txt").write_text("only here")
     with pytest.raises(DataError, match="node 1 sees 3 files"):
@@ -322,7 +322,7 @@ from pathlib import Path
 from trainfleet.config.types import Data, Source
 from trainfleet.data import sources
 from trainfleet.data.__main__ import *
-from trainfleet.data.job import tokenize
+from trainfleet.data.share import tokenize
 if __name__ == "__main__":
     sources.GRID = 2**16
     exit_on(signal.SIGTERM)

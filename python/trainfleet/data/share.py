@@ -29,10 +29,10 @@ from ..config.vocabulary import FILE, TRAINED, folder_named
 from ..errors import DataError, TrainfleetError
 from ..processes import die_with_parent
 from . import bpe, manifest, progress
+from .dataset_store import Store
 from .lock import only_job
 from .manifest import Manifest, Preparation
 from .sources import Unit, UnitPlan, plan_units
-from .store import Store
 from .tokenizer import Tokenizer, load
 
 if TYPE_CHECKING:
