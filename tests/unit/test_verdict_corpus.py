@@ -20,6 +20,7 @@ from verdict_cases import (
     without_ranks,
     without_stamps,
 )
+from verdict_tracebacks import FORMS, HEAD, python, told
 
 from trainfleet.watch.causes import CAUSES
 from trainfleet.watch.diagnosis import diagnose
@@ -87,6 +88,17 @@ def test_what_stands_before_each_line_hides_little(how: str) -> None:
     found = score(cases, printed(how))
     assert found.precision >= 0.95 and found.recall >= 0.92, found.wrong
     assert len(found.fooled) <= 8 and len(found.wrong_and_sure) <= 2, (found.fooled, found.wrong_and_sure)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_exceptions_are_read_in_every_form_in_which_they_are_printed(form: str) -> None:
+    """A root's cause stands, whatever box it is in and whatever failed because of it."""
+    cases = [case for case in CASES if any(line.text == HEAD for line in case.lines)][::2]
+    plain = score(cases, lambda case: told(case, python))
+    write, lost = FORMS[form]
+    found = score(cases, lambda case: told(case, write))
+    assert len(cases) > 200 and found.right >= (1 - lost) * plain.right - 1, set(found.wrong) - set(plain.wrong)
+    assert found.precision >= plain.precision - 0.05 and len(found.wrong_and_sure) <= len(plain.wrong_and_sure)
 
 
 @pytest.mark.parametrize("case", TUNED, ids=lambda case: case.name)

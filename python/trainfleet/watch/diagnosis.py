@@ -34,6 +34,7 @@ from .raised import TELLING
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
+EXPLAINS = (("mount", "data"), ("environment", "compiler"))  # what a library said, and the exception that only followed
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
 _RANK = re.compile(
@@ -133,11 +134,13 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         (one for one in errors if one.time > end.time - TOGETHER),
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
+    if last.cause == "unknown":  # then what it had named before, and did not outlive
+        last = next((one for one in reversed(errors) if one.cause != "unknown" and one.weight > Weight.VICTIM), last)
     if last.weight == Weight.VICTIM:
         return mine
     said = [one for one in mine if not one.error]
     if last.firm:
-        return [*(one for one in said if one.weight == Weight.PROOF or (one.cause, last.cause) == ("mount", "data")), last]
+        return [*(one for one in said if one.weight == Weight.PROOF or (one.cause, last.cause) in EXPLAINS), last]
     proof = [one for one in said if one.weight == Weight.PROOF]
     explained = [one for one in said if one.weight >= last.weight and one.time > last.time - JUST_BEFORE]
     return [*proof, *(one for one in explained if one not in proof)] if explained else [last, *said]

@@ -40,6 +40,7 @@ class Evidence:
     error: bool = False
     firm: bool = True
     closed: bool = False
+    guessed: bool = False  # of an exception in which no catalogue has a word
     groups: Mapping[str, str] = field(default_factory=dict)  # what the sign's groups matched: peer, rank, pid, joined, all
 
 

@@ -17,6 +17,9 @@ ALL = 96 << 20  # bytes of all logs together
 LONGEST = 4000  # characters of a line that are looked at
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
 _CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")  # but not a progress bar's `elapsed<remaining`
+_COLOURS = re.compile(
+    r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
+)  # and what else moves a cursor or links
 _COUNT = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,4}\d+")
 _MEASURE = re.compile(r"(?i)\bloss\b|\btokens?/s|\bit/s|s/it|\bsamples\b|\blr\b|\bacc|\bgrad|\bppl\b|\d+ ?/ ?\d+|perplexity")
 _CLOSING = re.compile(r"^(?:finished|stopped)\b.*\d|^[Tt]raining (?:complete|finished|done)")
@@ -67,7 +70,7 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[Line]:
                 for said in held
             )
             continue
-        text = text[:LONGEST]
+        text = (_COLOURS.sub("", text) if "\x1b" in text else text)[:LONGEST]
         if match := _STAMP.fullmatch(text):
             number, other, clock, text = match.groups()
             if other == FORWARDER:  # which says nothing of the job

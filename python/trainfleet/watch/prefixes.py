@@ -23,7 +23,8 @@ _PREFIX = re.compile(
     |\d{4}/\d\d/\d\d[ ]\d\d:\d\d:\d\d(?:\.\d+)?[ ]
     |\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ ](?:\|[ ])?
     |\d{13}[ ](?=\S|[ ]{2})
-    |\w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d[ ][\w.-]+[ ](?:python[\d.]*|torchrun|bash|sh|train[\w.-]*|docker|srun)(?:\[\d+\])?:[ ]
+    |\w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d[ ][\w.-]+[ ]
+        (?:(?:python[\d.]*|torchrun|bash|sh|train[\w.-]*|docker|srun)(?:\[\d+\])?|(?!kernel)[\w./-]+\[\d+\]):[ ]
     |(?=[\w.-]*[\d_-])[\w.-]{2,60}[ ]+\|[ ](?!.*[ ]\|[ ])
     |\[(?:pod/)?[\w.-]+/[\w./-]+\][ ]
     |\[(?=[^\]]{0,60}\d)(?:algo|worker|node|host|trainer|ip|gpu|pod)\b[\w .:|/=-]{0,60}?(?:rank[ =:]?(?P<tag>\d+))?\]:?[ ]?

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,11 +20,20 @@ RESTORING = re.compile(
 STARTING = re.compile(
     r"subprocess\.py _execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
 )  # a program
+_NUMBER = re.compile(
+    r"\bOs \{ code: (?P<code>\d+),|\(os error (?P<number>\d+)\)|(?<![\w.])(?P<name>E[A-Z]{3,12})\b"
+)  # errno(3), as Rust and C tell it
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
 SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")  # functions that write
 OWN = re.compile(
     r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
 )  # a file of the program's own
+LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/(?!torch/(?:nn/modules/module|multiprocessing|utils/data)|torch_xla)"
+)  # but what calls back
+MISFIT = re.compile(  # a library that calls another, which is older or newer than it takes it for
+    r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but|module '[\w.]+' has no attribute"
+)
 KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")  # a line that takes a checkpoint apart
 WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
 RAISED = ("Exception", "RuntimeError", "ValueError")  # by a program itself, where its own line is the innermost
@@ -34,17 +44,17 @@ SLIPS = ("NameError", "UnboundLocalError", "RecursionError")  # exceptions that 
 def errors(writer: Writer, stream: Stream) -> Iterator[Evidence]:
     """The root of each of a process's chains of exceptions."""
     for chain in stream.tracebacks.chains:
-        causes = [_error(writer, block) for block in chain]
-        if found := max(causes, key=lambda one: (one.weight, one.firm, TELLING.get(one.cause, 2)), default=None):
+        causes = [_error(writer, block, block is chain[0]) for block in chain]
+        if found := max(causes, key=lambda one: (not one.guessed, one.weight, one.firm, TELLING.get(one.cause, 2)), default=None):
             yield found
 
 
-def _error(writer: Writer, block: Block) -> Evidence:
+def _error(writer: Writer, block: Block, root: bool) -> Evidence:
     line = block.line
     by = ("error", "library", "any") if line.who == "rank" else ("error", "library", "any", "agent")
     node, rank, _ = writer
     blank = Evidence(Weight.WORD, "unknown", line.time, line, writer, block.index, node, rank, block.message[0], True, False)
-    text = stated(block.text)
+    text = numbered(stated(block.text))
     if last := _LAST.search(text):  # what NCCL had warned of
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
     sign = firmer(first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text))
@@ -64,7 +74,17 @@ def _error(writer: Writer, block: Block) -> Evidence:
         return replace(blank, cause=where[0].cause)
     if block.bare or block.aside:
         blank = replace(blank, weight=Weight.HINT)
-    return _guess(blank, block, text)
+    return replace(_guess(blank, block, text, root), guessed=True)
+
+
+def numbered(text: str) -> str:
+    """A text with the numbers of errno(3) as Python writes them, in whatever form another language does."""
+    return _NUMBER.sub(_number, text)
+
+
+def _number(match: re.Match[str]) -> str:
+    told = match["code"] or match["number"] or getattr(errno, match["name"] or "", None)
+    return f"{match[0]} [Errno {told}]" if told else match[0]
 
 
 def _handled(cause: str, firm: bool, block: Block) -> str:
@@ -77,17 +97,30 @@ def _handled(cause: str, firm: bool, block: Block) -> str:
     return "disk" if cause == "checkpoint" and not firm and SAVING.search(block.frames) else cause
 
 
-def _guess(blank: Evidence, block: Block, text: str) -> Evidence:
+def _guess(blank: Evidence, block: Block, text: str, root: bool) -> Evidence:
     """An exception in which no catalogue has a word: the program's, where Python or its own line raises it, or where it argues
     about arguments; else nobody knows its cause.
     """
+    if block.panicked:
+        return replace(blank, cause="code")
     if block.name == "KeyError" and KEYS.search(block.source):
         return replace(blank, cause="checkpoint")
+    if block.name in PROGRAM and _misfits(block, text):
+        return replace(blank, cause="environment")
     if block.name in PROGRAM:
         firm = not (block.bare or block.aside)
         return replace(blank, cause="code", firm=firm, closed=firm and block.name in SLIPS)
     if block.name in (*RAISED, "AssertionError") and RESTORING.search(block.frames):
         return replace(blank, cause="checkpoint")
-    own = block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
-    known = own or block.name == "AssertionError" or first_sign(("program",), text)
+    own = root and block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
+    known = (
+        own or (block.name == "ValueError" and block.frames) or block.name == "AssertionError" or first_sign(("program",), text)
+    )
     return replace(blank, cause="code") if known else blank
+
+
+def _misfits(block: Block, text: str) -> bool:
+    """Whether a library failed over another of a version that it was not made for, or as it was imported."""
+    frames = block.frames.split("\n")
+    importing = sum(frame.endswith(" <module>") for frame in frames) > 1
+    return LIBRARY.search(frames[-1]) is not None and (importing or MISFIT.search(text) is not None)

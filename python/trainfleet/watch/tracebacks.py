@@ -14,6 +14,7 @@ CHAINS = 16  # of each process, the last
 FRAMES = 8  # of each traceback, the innermost
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
+_POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
     r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
@@ -25,8 +26,19 @@ _FLAT = re.compile(
 _LAUNCHER = re.compile(
     r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} \d\d:|(?:ERROR|WARNING|INFO):torch\."
 )
+_FOREIGN = re.compile(  # how others than Python's begin their last words: C++, Rust, Go, Java, glog
+    r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) )?panicked at |panic: )"
+    r'|Exception in thread "[^"]*" (?P<java>(?:[a-z_]\w*\.)+[A-Z][\w$]*)|Caused by: (?P<root>(?:[a-z_]\w*\.)+[A-Z][\w$]*(?=: |$))'
+    r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] (?P<check>.)"
+)
+_PANIC = re.compile(
+    r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
+)  # a bug, where they say no more
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
-_IN = re.compile(r'File "([^"]+)", line \d+(?:, in (\S+))?')
+_IN = re.compile(  # a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
+    r'(?:> )?File "([^"]+)", line \d+(?:, in (\S+))?|File (\S+?):\d+, in ([\w.<>]+)|(?:Cell|Input) In ?\[\d+\]'
+    r"|((?:[~/]|[A-Z]:\\)\S*?|<ipython-\S+>)(?::\d+)? in\b ?([\w.<>]*)"
+)
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 _HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")  # where an interpreter's packages lie
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
@@ -55,6 +67,11 @@ class Block:
     @property
     def text(self) -> str:
         return "\n".join(self.message)
+
+    @property
+    def panicked(self) -> bool:
+        """Whether a program ended itself as what its text takes for impossible has happened."""
+        return _PANIC.match(self.message[0]) is not None
 
     @property
     def inner(self) -> str:
@@ -109,6 +126,11 @@ class Tracebacks:
         if text.startswith(("Exception ignored in", "Exception in thread", "Error in atexit")):
             self.aside, self.dropped, self.last = True, not text.startswith("Exception in thread"), None
             return True
+        if foreign := _FOREIGN.match(text.strip()):
+            start = next(foreign.start(name) for name in ("head", "java", "root", "check") if foreign[name])
+            self.link = "original" if foreign["root"] and self.last else ""
+            self._add(Block(line, index, [text.strip()[start:]]))
+            return True
         if self._goes_on(line, text):
             return True
         if _BARE.match(stripped := text.strip()):
@@ -132,9 +154,10 @@ class Tracebacks:
         """A line behind a traceback's head: a frame, or the exception."""
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
-        if not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4]:
-            if match := _IN.match(stripped):
-                self.frames.append(" ".join(filter(None, match.groups())))
+        frame = _IN.match(stripped.lstrip("│|+ "))
+        if frame or not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4] or _POINTED.match(stripped):
+            if frame:
+                self.frames.append(" ".join(filter(None, frame.groups())))
                 self.source = ""
             elif stripped.strip("^~ "):
                 self.source = stripped
