@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -112,6 +113,33 @@ class Device(Protocol):
     def generators(self) -> Sequence[Dice]:
         """The generators that training on it may draw from: the host's first."""
         ...
+
+
+class Usual:
+    """What most devices do alike, for the classes of `Device`."""
+
+    lazy, executes = False, True
+
+    def joined(self, rank: int, size: int) -> None:
+        pass
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        return cast(Call, torch.compile(call, dynamic=dynamic))
+
+    def generator(self, seed: int) -> torch.Generator:
+        """The host's: first values are then those that a CPU draws."""
+        return torch.Generator().manual_seed(seed)
+
+    def clock(self) -> Callable[[], float]:
+        """The host's; where operations are only recorded, of that: the device's own times are the profiler's."""
+        moment = time.perf_counter()
+        return lambda: moment
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype)
+
+    def meters(self) -> dict[str, float]:
+        return {}
 
 
 class Lazy(Device, Protocol):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-import time
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -17,10 +14,10 @@ from torch import Tensor
 
 from .. import cpu_speed
 from . import products
-from .base import COSTLY, Call
+from .base import COSTLY, Usual
 
 
-class Cpu:
+class Cpu(Usual):
     kind = "cpu"
     backend = "gloo"
     native_fp16 = native_fp8 = False
@@ -28,7 +25,6 @@ class Cpu:
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
     casts = True  # elementwise operations on bf16 are slow where nothing is compiled
-    lazy, executes = False, True
 
     def __init__(self, index: int = 0) -> None:
         """Ranks of one node share its CPUs, whatever their number on it."""
@@ -37,15 +33,6 @@ class Cpu:
     def start(self) -> None:
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
         products.by_onednn(cpu_speed.of_this_machine().by_onednn)
-
-    def joined(self, rank: int, size: int) -> None:
-        pass
-
-    def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return cast(Call, torch.compile(call, dynamic=dynamic))
-
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)
 
     def is_full(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # torch's
@@ -81,16 +68,6 @@ class Cpu:
 
     def synchronize(self) -> None:
         pass  # a call returns when its work is done
-
-    def clock(self) -> Callable[[], float]:
-        moment = time.perf_counter()
-        return lambda: moment
-
-    def host_buffer(self, like: Tensor) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype)
-
-    def meters(self) -> dict[str, float]:
-        return {}
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator]

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from .. import hardware
 from ..errors import RunError
-from .base import COSTLY, Call
+from .base import COSTLY, Usual
 
 DRIVER = Path("/proc/driver/nvidia/version")
 TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a is 9.0
 FULL = ("out of memory", "ALLOC_FAILED")  # CUDA's words and cuBLAS's
 
 
-class Cuda:
+class Cuda(Usual):
     kind = "cuda"
     backend = "cpu:gloo,cuda:nccl"
     costly: frozenset[object] = COSTLY | {
@@ -32,7 +31,6 @@ class Cuda:
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = True
     casts = False
-    lazy, executes = False, True
 
     def __init__(self, index: int) -> None:
         """The GPU number `index` of those that this process sees.
@@ -64,12 +62,6 @@ class Cuda:
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
         torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
-
-    def joined(self, rank: int, size: int) -> None:
-        pass
-
-    def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return cast(Call, torch.compile(call, dynamic=dynamic))
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)
@@ -103,9 +95,6 @@ class Cuda:
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # page-locked: a DMA copy, at the full speed of the bus
-
-    def meters(self) -> dict[str, float]:
-        return {}
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]

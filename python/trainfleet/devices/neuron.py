@@ -22,7 +22,7 @@ from .. import hardware
 from ..errors import RunError
 from ..runs import COMPILED
 from ..telemetry import Reading
-from .base import COSTLY, Call, Dice
+from .base import COSTLY, Call, Dice, Usual
 from .monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
@@ -30,13 +30,12 @@ FULL = ("NRT_RESOURCE", "(OOM)", "Failed to allocate")  # the runtime's words (n
 FIRST = (2, 13)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
 
 
-class Core:
+class Core(Usual):
     """What a NeuronCore is whichever way torch reaches it."""
 
     costly: frozenset[object] = COSTLY
     # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
     gradient_sums, loss_sums = torch.float32, torch.float32
-    executes = True
     fused_adamw = False  # none takes `found_inf`, by which a step is left out
     native_bf16, native_fp16, native_fp8 = True, False, False
 
@@ -47,9 +46,6 @@ class Core:
     def meters(self) -> dict[str, float]:
         return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
 
-    def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed)  # the host's: first values are then the same on every kind of device
-
     def is_full(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
 
@@ -58,14 +54,10 @@ class Core:
         core = hardware.local_accelerator()
         return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
 
-    def host_buffer(self, like: Tensor) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype)
-
 
 class Neuron(Core):
     kind = "neuron"
     casts = False
-    lazy = False
 
     def __init__(self, index: int) -> None:
         """The core number `index` of this node; the runtime is not touched before `start`.
@@ -90,9 +82,6 @@ class Neuron(Core):
         if not self.module.is_available():
             raise unusable(TYPE, "torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?")
         self.module.set_device(0)
-
-    def joined(self, rank: int, size: int) -> None:
-        pass
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
         return cast(Call, torch.compile(call, backend="neuron", dynamic=False))  # every shape is a program of its own

@@ -7,8 +7,7 @@ torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. Never run on a Trainiu
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -92,10 +91,6 @@ class NeuronXla(Core):
     def synchronize(self) -> None:
         self.xla.sync(wait=True)
         self.model.wait_device_ops()
-
-    def clock(self) -> Callable[[], float]:
-        moment = time.perf_counter()  # of recording: the device's own times are the profiler's
-        return lambda: moment
 
     def generators(self) -> Sequence[Dice]:
         return [torch.default_generator, Seeds(self.model)]
