@@ -14,7 +14,7 @@ from trainfleet.config.types import Model, Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer, updates
 from trainfleet.engine.schedule import learning_rate
-from trainfleet.engine.updates import Lamb, Muon, Update, orthogonal
+from trainfleet.engine.updates import AdamW, Lamb, Muon, orthogonal
 
 GPT2 = Model("test", "gpt2", 2, 16, 2, 2, 32, 40, 24, 10_000.0, 1e-5, True)
 
@@ -46,7 +46,7 @@ def test_every_optimizer_learns_a_batch_by_heart(name: str, rate: float, left: f
     assert losses[-1] < left * losses[0], losses
 
 
-def stepped(kind: type[Update], matrix: bool, gradients: list[Tensor], **settings: float) -> Tensor:
+def stepped(kind: type[AdamW], matrix: bool, gradients: list[Tensor], **settings: float) -> Tensor:
     parameter = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
     update = kind([{"params": [parameter], "matrix": matrix, "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.99), eps=1e-8)
     for gradient in gradients:
@@ -108,7 +108,7 @@ def test_muon_steps_matrices_together_as_it_would_one_by_one(monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", [Lamb, Muon])
 @pytest.mark.parametrize("matrix", [True, False])
-def test_a_step_that_is_left_out_changes_nothing(kind: type[Update], matrix: bool) -> None:
+def test_a_step_that_is_left_out_changes_nothing(kind: type[AdamW], matrix: bool) -> None:
     parameter = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
     update = kind([{"params": [parameter], "matrix": matrix, "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.99), eps=1e-8)
     for gradient, skip in ((GRADIENTS[0], 0.0), (torch.full((3, 4), torch.nan), 1.0), (GRADIENTS[1], 0.0)):

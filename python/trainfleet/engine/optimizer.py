@@ -27,16 +27,17 @@ def build(model: nn.Module, train: Train, device: Device, precision: torch.dtype
     decayed = {"weight_decay": train.weight_decay}
     vectors = {"params": [parameter for parameter in parameters.values() if parameter.ndim < 2], "weight_decay": 0.0}
     matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
+    plain = [{"params": list(matrices.values()), **decayed}, vectors]
     if train.weights == "bf16":
         step = device.compiled(renew, dynamic=True) if train.compile else renew
         names = {parameter: name for name, parameter in parameters.items()}
-        return RoundedAdamW([{"params": [*matrices.values()], **decayed}, vectors], names, train.seed, step, **settings)
+        return RoundedAdamW(plain, names, train.seed, step, **settings)
     if train.optimizer == "adamw" and not device.fused_adamw:
-        return AdamW([{"params": [*matrices.values()], **decayed}, vectors], **settings)
+        return AdamW(plain, **settings)
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(by_mesh([{"params": [*matrices.values()], **decayed}, vectors]), fused=True, **settings)
+        return torch.optim.AdamW(by_mesh(plain), fused=True, **settings)
     if train.optimizer == "lamb":
-        return Lamb([{"params": list(matrices.values()), "matrix": True, **decayed}, vectors], **settings)
+        return Lamb([plain[0] | {"matrix": True}, vectors], **settings)
     inside = f"{model.plan.blocks}." if isinstance(model, Network) else ""
     straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
     others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from .updates import Groups, part_of
+from .updates import Groups, local, part_of
 
 CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
 WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
@@ -121,8 +120,3 @@ def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.arange(row, row + height, dtype=torch.int32, device=parameter.device)
     columns = torch.arange(column, column + width, dtype=torch.int32, device=parameter.device)
     return rows[:, None], columns[None]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part, which shares the tensor's memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -7,7 +7,6 @@ host never waits to learn whether a step is a good one.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,8 +23,8 @@ AT_ONCE = 1 << 24  # numbers of matrices that are made orthogonal together: 64 M
 MATCH = 0.2  # root mean square of AdamW's usual updates, which Muon's get, so that both take one learning rate (arXiv:2502.16982)
 
 
-class Update(torch.optim.Optimizer, ABC):
-    """An optimizer whose step is a function of one parameter, its gradient and its state. Weight decay is decoupled."""
+class AdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), where torch's fused one does not run."""
 
     found_inf: Tensor | None = None
 
@@ -60,12 +59,11 @@ class Update(torch.optim.Optimizer, ABC):
 
     decays_in_change = False
 
-    @abstractmethod
     def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """The parameter's update before the learning rate; the state changes where `keep` is 1, and stays where it is 0."""
+        """The parameter's update before the learning rate; the state changes where `keep` is 1, and stays where it is 0.
 
-    def adam(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """Adam's change with its bias corrected (Kingma and Ba 2014, arXiv:1412.6980)."""
+        Adam's, with its bias corrected (Kingma and Ba 2014, arXiv:1412.6980).
+        """
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
@@ -79,20 +77,13 @@ class Update(torch.optim.Optimizer, ABC):
         return change
 
 
-class AdamW(Update):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), where torch's fused one does not run."""
-
-    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        return self.adam(parameter, gradient, group, keep)
-
-
-class Lamb(Update):
+class Lamb(AdamW):
     """Adam, with each matrix's update scaled to the matrix's own norm (You et al. 2019, arXiv:1904.00962, algorithm 2)."""
 
     decays_in_change = True
 
     def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        change = self.adam(parameter, gradient, group, keep)
+        change = super().change(parameter, gradient, group, keep)
         if not group["matrix"]:
             return change
         change = change + group["weight_decay"] * parameter
@@ -102,7 +93,7 @@ class Lamb(Update):
         return scaled
 
 
-class Muon(Update):
+class Muon(AdamW):
     """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all else.
 
     A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal. Those of one shape are made
@@ -132,9 +123,6 @@ class Muon(Update):
         straight *= MATCH * max(parameters[0].shape) ** 0.5
         whole_again = (matrix if is_flat(each) else matrix.T for matrix, each in zip(straight, parameters, strict=True))
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
-
-    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        return self.adam(parameter, gradient, group, keep)
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
         """The momentum as it would be with this gradient once more, which is Nesterov's."""
@@ -196,3 +184,8 @@ def whole(tensor: Tensor) -> Tensor:
     """A tensor of several ranks, gathered."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, which shares the tensor's memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -19,12 +19,12 @@ from ...models.network import Network
 from .. import optimizer
 from ..batches import Batch, filled, join
 from ..meter import Stopwatch
+from ..updates import whole
 from ..world import PRECISIONS
 from . import blocks, context, fp8, gradients, own_weights, pipeline, tensor
 from .mesh import Mesh
 from .parts import Held
 from .pipeline import Pipeline, Stage, Tie
-from .tensor import whole
 
 
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from ..updates import local
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -110,7 +112,7 @@ def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
 
 def put(target: Tensor, found: Tensor) -> None:
     """Copies what a checkpoint has into a tensor on the device, of which it may fill the first rows alone."""
-    local = found.to_local() if isinstance(found, DTensor) else found
+    part = local(found)
     value = torch.zeros(target.shape, dtype=target.dtype)
-    (value[: len(local)] if local.ndim else value).copy_(local)
+    (value[: len(part)] if part.ndim else value).copy_(part)
     target.data.copy_(value.to(target.device))

@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor
 
 from ...models.network import Network
 from .. import optimizer as updates
 from ..batches import Batch
 from ..meter import Stopwatch
+from ..updates import local
 from .gradients import unscale
 
 State = dict[str, Any]
@@ -126,8 +126,4 @@ class Held:
         set_model_state_dict(self.model, dict(weights), options=options)
 
     def broken(self) -> list[str]:
-        return [name for name, parameter in self.model.named_parameters() if not _own(parameter).isfinite().all()]
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return [name for name, parameter in self.model.named_parameters() if not local(parameter).isfinite().all()]

@@ -13,9 +13,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from ...devices import Device
 from ...models.network import Network
+from ..updates import whole
 from .gradients import local, scaled
 from .mesh import Mesh
-from .tensor import find_tied, whole
+from .tensor import find_tied
 
 
 class Absent(nn.Module):

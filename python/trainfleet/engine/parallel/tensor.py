@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 
 from ...models.network import Network, Total
 from ...models.parallel_plan import Plan
+from ..updates import whole
 
 PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
 
@@ -69,11 +70,6 @@ class Gather(ParallelStyle):
 
         module.register_forward_pre_hook(gather)
         return module
-
-
-def whole(loss: Tensor) -> Tensor:
-    """A loss of slices of the vocabulary as a plain tensor."""
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
 
 def find_tied(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
