@@ -62,7 +62,7 @@ def taken(step: int, ranks: int, micro_batch: int) -> list[int]:
     parts = [Batches(Numbered(), Part(train), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
     found = [int(row[0]) for part in parts for _, batch in part.of(step) for row in batch.inputs]
     for part in parts:
-        part.close()
+        part.reader.shutdown(cancel_futures=True)
     return found
 
 
@@ -74,7 +74,7 @@ def test_a_step_takes_the_same_samples_however_it_is_shared_out(ranks: int, micr
 def test_what_was_read_ahead_is_used_only_for_its_step() -> None:
     part = Batches(Numbered(), Part(TRAIN), 0, 1, Cpu())  # type: ignore[arg-type]
     steps = [[int(row[0]) // 8 + 1 for _, batch in part.of(step) for row in batch.inputs] for step in (1, 2, 7, 3)]
-    part.close()
+    part.reader.shutdown(cancel_futures=True)
     assert [set(rows) for rows in steps] == [{1}, {2}, {7}, {3}]
 
 
@@ -97,7 +97,7 @@ def test_batches_say_where_documents_end_when_that_is_asked_for(separate: bool) 
     part = Batches(Packed(), config, 0, 1, Cpu())  # type: ignore[arg-type]
     trained = [batch for _, batch in part.of(1)]
     validated = list(batches.validation(Packed(), config, 0, 1, Cpu()))  # type: ignore[arg-type]
-    part.close()
+    part.reader.shutdown(cancel_futures=True)
     for batch in (*trained, validated[0]):
         if separate:  # an end is the last token of its document
             assert batch.documents is not None and batch.documents.dtype == torch.int32

@@ -97,7 +97,8 @@ def put_piece(folder: Path, name: str, value: object) -> None:
 
 def fill_model(folder: Path) -> torch.nn.Module:
     model = models.build(load_resolved(folder / "config.yaml").model)
-    load_model(Folder(folder / "checkpoints"), STEP, model)
+    store = Folder(folder / "checkpoints")
+    load_model(store, catalogue.read(store, STEP), model)
     return model
 
 

@@ -105,9 +105,6 @@ class Batches:
         first = (step - 1) * train.global_batch + self.offset
         return self.samples.batch("train", first, self.count, train.sequence_length, train.seed)
 
-    def close(self) -> None:
-        self.reader.shutdown(cancel_futures=True)
-
 
 def validation(samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> Iterator[Batch]:
     """A rank's part of the validation sequences, which are the same at every validation and for any number of ranks."""

@@ -183,9 +183,9 @@ def load(run: Run) -> tuple[Network, Dataset]:
     if found is None:
         raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
     store, step = found
-    require_fit(catalogue.read(store, step), config, store.address(step))
+    require_fit(commit := catalogue.read(store, step), config, store.address(step))
     model = models.build(config.model)
-    load_model(store, step, model)
+    load_model(store, commit, model)
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
     return model.to(devices.nearest().torch_device).eval(), dataset

@@ -150,8 +150,3 @@ class Stopwatch:
     def stages(self) -> dict[str, float]:
         """Seconds of each stage of this attempt; the last is their sum and what comes after training."""
         return {"startup": self.startup or self.total, "train": self.training, **self.apart, "total": self.total}
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Trained numbers; a tied one counts once."""
-    return sum(parameter.numel() for parameter in model.parameters())

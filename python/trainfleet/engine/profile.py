@@ -70,7 +70,9 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
     return {
         "seconds": total / 1e6,
         "parts": {
-            name: sum(length([_span(e)]) for e in regions if e.name == name) / 1e6 for name in PARTS if _has(regions, name)
+            name: length(_span(event) for event in regions if event.name == name) / 1e6
+            for name in PARTS
+            if any(event.name == name for event in regions)
         },
         "communication": {"seconds": length(talking) / 1e6, "not_hidden": (length(talking) - together) / 1e6},
         "top": _top(work, bool(kernels)),
@@ -94,10 +96,6 @@ def length(spans: Iterable[Span]) -> float:
 
 def _span(event: Any) -> Span:
     return event.time_range.start, event.time_range.end
-
-
-def _has(regions: list[Any], name: str) -> bool:
-    return any(event.name == name for event in regions)
 
 
 def _top(work: list[Any], kernels: bool) -> list[dict[str, Any]]:

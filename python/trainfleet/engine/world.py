@@ -59,10 +59,6 @@ class World:
         """A tree of all ranks, by which they vote beside training. All ranks call it together; `name` must be new."""
         return Tree(self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store()))
 
-    def wait(self) -> None:
-        """A barrier of all ranks."""
-        dist.barrier(group=self.hosts)
-
 
 @contextmanager
 def join(device: Device, apart: str = "") -> Iterator[World]:

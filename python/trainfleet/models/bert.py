@@ -58,9 +58,6 @@ class Encoder(Network):
         return x
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return self.hidden_loss(x, targets, reduction)
-
-    def hidden_loss(self, x: Tensor, targets: Tensor, reduction: str) -> Tensor:
         return hidden_token_loss(x, self.head, targets, self.guesses(targets), self.parts, reduction, self.surprise)
 
     def guesses(self, targets: Tensor) -> int:
@@ -85,7 +82,7 @@ class Bert(Encoder):
         """The loss of features. A sum counts every sequence as often as its guesses: over these, it is the mean."""
         first = self.positions_of(targets)[:1] == 0  # whether this rank has the token that says it
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
-        hidden: Tensor = self.total(self.hidden_loss(x, words, reduction))
+        hidden: Tensor = self.total(super().loss(x, words, reduction))
         labels = targets[:, 0]
         surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[:, 0]  # cross-entropy of two scores
         follows = torch.where(first & (labels != IGNORED), surprise, 0).sum()

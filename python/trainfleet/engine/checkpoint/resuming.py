@@ -126,15 +126,13 @@ def load_nxd(tag: Path, parts: Parts, config: Config) -> None:
     initial.fill(parts, config.model, lambda sizes: nxd_files.load(tag, config.model, sizes))
 
 
-def load_model(store: Store, step: int, model: nn.Module) -> Commit:
-    """Loads a whole model's weights from a checkpoint, in this process alone; returns the checkpoint's marker."""
-    commit = catalogue.read(store, step)
-    if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, step, name, file))]:
-        raise Broken("; ".join(faults), where=store.address(step))
+def load_model(store: Store, commit: Commit, model: nn.Module) -> None:
+    """Loads a whole model's weights from a checkpoint, in this process alone, after its checksums are verified."""
+    if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, commit.step, name, file))]:
+        raise Broken("; ".join(faults), where=store.address(commit.step))
     weights = model.state_dict()
     fill({"model": weights}, Reader(store, commit))
     model.load_state_dict(weights)
-    return commit
 
 
 def newest(run: Run, config: Config) -> tuple[Store, int] | None:

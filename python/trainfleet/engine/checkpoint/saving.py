@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from ...checkpoints import catalogue
@@ -61,7 +62,8 @@ def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy
         peers.one("can't commit a checkpoint", finish)
     except CheckpointError:
         if peers.first:
-            abandon(store, step)
+            with suppress(OSError):  # then the next save at this step or the next start removes what was written
+                store.abandon(step)
         raise
     peers.one("can't remove old checkpoints", lambda: catalogue.retain(store, step, policy.keep, policy.keep_every))
 
@@ -73,11 +75,3 @@ def begin(store: Store, step: int, size: int) -> None:
     if free is not None and free < needed:
         why = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free"
         raise OSError(errno.ENOSPC, why)
-
-
-def abandon(store: Store, step: int) -> None:
-    """Removes what a failed save has written; if that fails too, the next save at this step or the next start removes it."""
-    try:
-        store.abandon(step)
-    except OSError:
-        pass
