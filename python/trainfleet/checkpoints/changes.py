@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..config import Config
+from ..config import Config, flat
 from ..config.families import FAMILIES
 from ..errors import RunError
 from .marker import Commit
@@ -29,15 +28,7 @@ SILENT = ("name", "fleet.", "data.", "budget.")  # what changes here changes not
 
 def flatten(config: Config) -> dict[str, Any]:
     """The config as dotted keys and plain JSON values."""
-    return dict(_leaves(json.loads(json.dumps(asdict(config))), ""))
-
-
-def _leaves(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, dict):
-            yield from _leaves(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
+    return dict(flat(json.loads(json.dumps(asdict(config)))))
 
 
 def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any, Any]]:

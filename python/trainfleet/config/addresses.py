@@ -27,8 +27,9 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
     for key, address in (("data.store", config.data.store), ("checkpoint.destination", config.checkpoint.destination)):
         if address and (fault := _fault(address, (S3,))):
             yield key, fault
-    if config.train.init_from:
-        yield from _beginning(config, config.train.init_from)
+    source = config.train.init_from
+    if source and (fault := fault_of(source) if source.startswith(HUB) else _fault(source, (S3,), up=True)):
+        yield "train.init_from", fault
     if config.fleet.ssh.jump:
         try:
             parse_host(config.fleet.ssh.jump)
@@ -67,11 +68,6 @@ def _too_wide(source: str) -> str | None:
         return None
     top = f"/{os.path.abspath(Path(*fixed)).lstrip('/')}"  # noqa: PTH100  resolves `..` without asking the disk
     return f"{source!r} means all of {top}: name the folder that has the text" if NO_TEXT.fullmatch(top) else None
-
-
-def _beginning(config: Config, address: str) -> Iterator[tuple[str, str]]:
-    if fault := fault_of(address) if address.startswith(HUB) else _fault(address, (S3,), up=True):
-        yield "train.init_from", fault
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:

@@ -97,13 +97,13 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "train.layout",
             f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x {config.fleet.ranks_per_node} ranks);"
-            f" products that do: {_listed(_divisors(world))}",
+            f" products that do: {_listed(divisors(world))}",
         )
     elif config.data_parallel % layout.shard:
         ways = config.data_parallel
         yield (
             "train.layout.shard",
-            f"{layout.shard} does not divide the {ways} data-parallel ranks; what does: {_listed(_divisors(ways))}",
+            f"{layout.shard} does not divide the {ways} data-parallel ranks; what does: {_listed(divisors(ways))}",
         )
 
 
@@ -116,9 +116,9 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
         both = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         more = [f"{degree} ({copies})" for degree, copies in neuron.copies(config).items()]
         copied = f"; and with each key-value head on (so many) ranks: {', '.join(more)}" if more else ""
-        yield "train.layout.tensor", f"{tensor} does not divide {both}; what does: {_listed(_divisors(heads))}{copied}"
+        yield "train.layout.tensor", f"{tensor} does not divide {both}; what does: {_listed(divisors(heads))}{copied}"
     elif model.intermediate_size % tensor:
-        fit = _divisors(math.gcd(heads, model.intermediate_size))
+        fit = divisors(math.gcd(heads, model.intermediate_size))
         yield (
             "train.layout.tensor",
             f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; what does: {_listed(fit)}",
@@ -145,7 +145,7 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
     part = train.global_batch // max(1, config.data_parallel)
     passes = part // train.micro_batch
     if not part % train.micro_batch and not fills(passes, layout):
-        fit = [size for size in _divisors(part) if fills(part // size, layout)]
+        fit = [size for size in divisors(part) if fills(part // size, layout)]
         whole = config.data_parallel * layout.pipeline
         few = passes < layout.pipeline
         needed = f"fewer than the {layout.pipeline} stages" if few else "which interleaved rounds must divide"
@@ -227,8 +227,7 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
     train, ways = config.train, config.data_parallel
     if ways and not train.global_batch % ways and train.global_batch % (train.micro_batch * ways):
         part = train.global_batch // ways
-        fit = [size for size in range(1, part + 1) if part % size == 0]
-        near = sorted(sorted(fit, key=lambda size: abs(size - train.micro_batch))[:3])
+        near = sorted(sorted(divisors(part), key=lambda size: abs(size - train.micro_batch))[:3])
         yield (
             "train.micro_batch",
             f"{train.micro_batch} does not divide a rank's {part} sequences; nearest that do: {', '.join(map(str, near))}",
@@ -313,8 +312,9 @@ def _profile(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+def divisors(number: int) -> list[int]:
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({size for one in low for size in (one, number // one)})
 
 
 def _listed(sizes: list[int]) -> str:

@@ -19,6 +19,7 @@ from .memory import memory_of
 from .neuron import is_xla
 from .pace import as_device, work_of
 from .precision import is_half, usable_bytes
+from .rules import divisors
 from .speed import Step, step_of
 from .types import Config, Layout
 
@@ -127,11 +128,6 @@ def sizes(config: Config) -> list[int]:
 
 def smallest(config: Config) -> int:
     return sizes(config)[0]
-
-
-def divisors(number: int) -> list[int]:
-    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return sorted({size for one in low for size in (one, number // one)})
 
 
 def _layouts(config: Config, asked: Set[str], device: hardware.Accelerator) -> Iterator[Layout]:

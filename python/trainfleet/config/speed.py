@@ -111,7 +111,8 @@ def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
     block = _block(work, device, c)
     head = _head(work, device, c)
     whole = work.pipeline == 1 or work.even  # the output layer, on one stage
-    share = 1.0 if whole else _pace(layers * block, head) / (layers * block)
+    # of the slowest stage's products: engines balance the output layer against blocks, which leaves half of it
+    share = 1.0 if whole else (layers * block + head / 2) / (layers * block)
     ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
     # of attention all, as only a block's last product is spared; with selective recomputation what engines differ in
@@ -176,11 +177,6 @@ def _launches(work: Work, device: Device, c: Constants, blocks: float, computing
     if work.zero == 3 and work.shard > 1:
         seconds += layers * host.gathered + host.gathering * numbers / device.memory
     return seconds + (host.passed if work.pipeline > 1 else 0.0)
-
-
-def _pace(blocks: float, head: float) -> float:
-    """Seconds of the slowest stage: engines balance the output layer against blocks, which leaves half of it."""
-    return blocks + head / 2
 
 
 def _attention(work: Work, device: Device, c: Constants) -> float:
