@@ -23,7 +23,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -283,13 +283,6 @@ def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: in
         raise InputError(error.what, where=f"{path}:{number}", key=error.key, next=next) from error
 
 
-def parse_lines(lines: Iterable[bytes], check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
-    """The records of those lines that are whole, and what `check` takes."""
-    for line in lines:
-        with suppress(InputError):
-            yield check(door.parse_line(line, ""))
-
-
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
     """The lines behind byte `start` of a file that is still being written, and where they end; none when it is not there.
 
@@ -321,7 +314,9 @@ class Lines:
             lines, end = whole_lines(self.path, self.offset)
             if end == self.offset:
                 break
-            found += parse_lines(lines, self.check)
+            for line in lines:
+                with suppress(InputError):
+                    found.append(self.check(door.parse_line(line, "")))
             self.offset = end
         return found
 

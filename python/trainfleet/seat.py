@@ -59,10 +59,10 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
     )  # fmt: skip
 
 
-def require_numbers(*names: str, environment: Environment = os.environ) -> None:
+def require_numbers(*names: str) -> None:
     """Refuses a job whose variables are not the numbers that they should be, before anything of it has started."""
     for name in names:
-        if (value := environment.get(name)) and not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", value):
+        if (value := os.environ.get(name)) and not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", value):
             raise BackendError(f"{name} is {value[:80]!r}, which is no number", next=_NEXT)
 
 

@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 from . import door, fence, temporary
+from .beats import replace_file
 from .cloudwatch import forwarding
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
@@ -145,9 +146,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
 
 def write(path: Path, text: str) -> None:
     """Replaces a small file atomically; its last line ends with a newline."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(f"{text.rstrip()}\n")
-    temporary.replace(path)
+    replace_file(path, f"{text.rstrip()}\n".encode())
 
 
 def read(path: Path) -> str:

@@ -80,7 +80,7 @@ class Dataset:
 
     def samples(self, split: str, sequence_length: int) -> int:
         """How many samples of `sequence_length` inputs one epoch of a split has."""
-        return sum(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._tokens(split))
+        return sum(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
 
     def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.int64]:
         """Samples [first, first + count) of the global order: int64 [count, sequence_length + 1].
@@ -97,7 +97,7 @@ class Dataset:
         """As `batch`, but without prefetching."""
         import numpy as np
 
-        rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._tokens(split)
+        rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._splits[split]
         for row, source, position in zip(rows, *self.positions(split, first, count, sequence_length, seed), strict=True):
             tokens[source].read(int(position) * sequence_length, row)
         return rows
@@ -123,7 +123,7 @@ class Dataset:
     def _order(self, split: str, sequence_length: int, seed: int) -> Order:
         from .order import Order
 
-        tokens = self._tokens(split)
+        tokens = self._splits[split]
         counts = tuple(max(0, (len(source) - 1) // sequence_length) for source in tokens)
         for source, count in zip(tokens, counts, strict=True):
             if not count:
@@ -137,9 +137,6 @@ class Dataset:
             return Order(seed, counts, weights)
         block = max(1, BLOCK_BYTES // (sequence_length * ITEM_BYTES[self.manifest.dtype]))
         return Order(seed, counts, weights, block, max(1, self.window * MEBIBYTE // BLOCK_BYTES))
-
-    def _tokens(self, split: str) -> list[Tokens]:
-        return self._splits[split]
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
@@ -167,4 +164,4 @@ class Dataset:
         for ahead in range(first + step, first + AHEAD * step + 1, step) if step > 0 else ():
             sources, positions = self.positions(split, ahead, count, sequence_length, seed)
             for source, position in zip(sources, positions, strict=True):
-                self._tokens(split)[source].expect(int(position) * sequence_length, sequence_length + 1)
+                self._splits[split][source].expect(int(position) * sequence_length, sequence_length + 1)

@@ -269,9 +269,7 @@ def _first_byte(row_group: Any) -> int:
 
 def _first_line(piece: Piece) -> int:
     """How many lines end before the first one of a piece: read again only when there is an error to report."""
-    if not piece.start:
-        return 0
-    return _line_at(piece, piece.start - 1)
+    return _line_at(piece, piece.start - 1) if piece.start else 0
 
 
 def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:

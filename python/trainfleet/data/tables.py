@@ -26,7 +26,7 @@ def read_json(piece: Piece, text_field: str) -> Iterator[Document]:
             "is too large to be read whole", where=piece.path, why=f"it has more than {LONGEST / 2**20:.0f} MiB",
             next=f"write a line for each text: jq -c '.[]' {piece.path} > texts.jsonl",
         )  # fmt: skip
-    text = next(iter([decoded(content, piece, 0, 0)])).text.removeprefix("\ufeff")
+    text = decoded(content, piece, 0, 0).text.removeprefix("\ufeff")
     try:
         found = json.loads(text)
     except RecursionError as error:

@@ -31,7 +31,9 @@ def check_opening(store: Store, manifest: Manifest) -> None:
     _check_tokenizer(store, manifest)
     if isinstance(store, Folder):
         for shard, block in _some_blocks(manifest.shards):
-            _check_block(store, shard, block)
+            with open(store.folder / f"{shard.path}.bin", "rb") as file:
+                file.seek(block * BLOCK)
+                check_block(file.read(BLOCK), shard, block, store)
 
 
 def verify(store: Store, manifest: Manifest) -> Iterator[str]:
@@ -62,10 +64,3 @@ def _some_blocks(shards: tuple[Shard, ...]) -> list[tuple[Shard, int]]:
     draw = random.SystemRandom()
     chosen = draw.choices(shards, weights=[len(shard.blocks) for shard in shards], k=SAMPLED)
     return [(shard, draw.randrange(len(shard.blocks))) for shard in chosen]
-
-
-def _check_block(store: Folder, shard: Shard, block: int) -> None:
-    path = store.folder / f"{shard.path}.bin"
-    with open(path, "rb") as file:
-        file.seek(block * BLOCK)
-        check_block(file.read(BLOCK), shard, block, store)
