@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from requirement import need
@@ -140,6 +140,7 @@ def test_the_newest_stay_and_every_kth_for_good(steps: list[int], keep: int, kee
     assert sorted(catalogue.stays(steps, keep, keep_every)) == left
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(some.sets(some.integers(1, 10**6), max_size=30), some.integers(1, 5), some.none() | some.integers(1, 10**5))
 def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(new: set[int], keep: int, keep_every: int | None) -> None:
     kept: Sequence[int] = []
