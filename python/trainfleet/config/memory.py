@@ -10,10 +10,9 @@ are summed. So each moment that can be the fullest is reckoned (_moments), and t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from operator import attrgetter
 
 from .activations import Flow, flow_of
 from .families import FAMILIES
@@ -68,8 +67,8 @@ def memory_of(config: Config, half: bool) -> Memory:
     flow = flow_of(config, width)
     stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
     if is_xla(config):  # where a compiler orders what a step does: as if all parts were at their fullest at once
-        stages = [[Memory(*map(max, zip(*map(astuple, moments), strict=True)))] for moments in stages]
-    return max(chain.from_iterable(stages), key=attrgetter("total"))
+        stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
+    return Memory(*max(chain.from_iterable(stages), key=sum))
 
 
 def _stages(config: Config) -> list[Stage]:
@@ -182,8 +181,8 @@ def _looked_up(config: Config, width: int, stage: Stage) -> int:
     return whole - whole // part if stage.first and not is_xla(config) else 0
 
 
-def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[Memory]:
-    """The moments of a step that may be the fullest: of the loss, of the backward passes of blocks, of the end, of the update."""
+def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[tuple[int, ...]]:
+    """`Memory` at the moments of a step that may be the fullest: the loss, blocks' backward passes, the end, the update."""
     held = _held(config, width, stage)
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
     busy, part = flow.again + flow.work, config.train.layout.tensor
@@ -191,8 +190,8 @@ def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[M
     # to a pass's end the output layer's gradient waits, and a block's first one until the block has all
     waiting = width * (stage.output + matrix) if held.reduced else 0
 
-    def memory(gradients: int, blocks: int, activations: float, reducing: float) -> Memory:
-        return Memory(held.weights, gradients, held.moments, held.copies(blocks), int(activations), int(reducing))
+    def memory(gradients: int, blocks: int, activations: float, reducing: float) -> tuple[int, ...]:
+        return held.weights, gradients, held.moments, held.copies(blocks), int(activations), int(reducing)
 
     if stage.last:
         yield memory(held.before, 1, kept + flow.entering, _loss(config, width, flow))
@@ -204,7 +203,7 @@ def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[M
     if held.reduced:
         around = (width + REDUCED) * stage.around + _looked_up(config, width, stage) + held.reduced
         yield memory(held.after, 1, kept - stage.blocks * flow.kept + 2 * flow.hidden, around + stage.blocks * held.replicated)
-    yield Memory(held.weights, held.weights, held.moments, 0, 0, _updating(config, stage))
+    yield held.weights, held.weights, held.moments, 0, 0, _updating(config, stage)
 
 
 def _moments_of(config: Config, stage: Stage, numbers: int) -> int:
