@@ -129,29 +129,11 @@ def fuse(found: Names, shape: Model, size: int) -> Names:
 
 
 class Stored(Protocol):
-    """A tensor in a file, of which nothing but its kind has been read."""
+    """A tensor in a file, which says its size and number format, as safetensors' do, before it is read."""
 
-    @property
-    def size(self) -> tuple[int, ...]: ...
-
-    @property
-    def kind(self) -> str: ...
-
+    def get_shape(self) -> tuple[int, ...]: ...
+    def get_dtype(self) -> str: ...
     def read(self) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a file says of a tensor before it is read, as safetensors does."""
-
-    size: tuple[int, ...]
-    kind: str
-
-    def get_shape(self) -> list[int]:
-        return list(self.size)
-
-    def get_dtype(self) -> str:
-        return self.kind
 
 
 class Whole:
@@ -165,12 +147,11 @@ class Whole:
     def keys(self) -> list[str]:
         return list(self.sources)
 
-    def get_slice(self, name: str) -> Kind:
+    def get_slice(self, name: str) -> Stored:
         key, _ = self.sources[name]
         if missing := [rank for rank, found in enumerate(self.ranks) if key not in found]:
             raise RunError(f"lacks {key} of tensor rank {missing[0]}", where=self.where, next="copy the checkpoint again")
-        first = self.ranks[0][key]
-        return Kind(first.size, first.kind)
+        return self.ranks[0][key]
 
     def get_tensor(self, name: str) -> Tensor:
         key, pick = self.sources[name]

@@ -67,7 +67,7 @@ def stored(path: Path, archive: Archive, made: object) -> nxd.Stored:
         if type(number := state.get("tid")) is not int or not 0 <= number < 10**6:
             raise ValueError("it refers to no tensor")
         return Apart(path.with_name(f"{path.name}.tensors") / f"tensor_{number}.pt")
-    return Inside(path, archive, numbers_of(made))
+    return Inside(archive, numbers_of(made))
 
 
 def archive_of(path: Path, stream: BinaryIO) -> Archive:
@@ -82,16 +82,13 @@ def unreadable(path: Path, error: Exception) -> RunError:
 class Inside:
     """A tensor in the file that names it."""
 
-    path: Path
     archive: Archive
     numbers: Numbers
 
-    @property
-    def size(self) -> tuple[int, ...]:
+    def get_shape(self) -> tuple[int, ...]:
         return self.numbers.size
 
-    @property
-    def kind(self) -> str:
+    def get_dtype(self) -> str:
         return KINDS.get(self.numbers.dtype, str(self.numbers.dtype))
 
     def read(self) -> Tensor:
@@ -104,15 +101,13 @@ class Apart:
 
     path: Path
 
-    @property
-    def size(self) -> tuple[int, ...]:
+    def get_shape(self) -> tuple[int, ...]:
         with self._opened() as found:
-            return found.size
+            return found.get_shape()
 
-    @property
-    def kind(self) -> str:
+    def get_dtype(self) -> str:
         with self._opened() as found:
-            return found.kind
+            return found.get_dtype()
 
     def read(self) -> Tensor:
         with self._opened() as found:
@@ -123,7 +118,7 @@ class Apart:
         try:
             with door.open_regular(self.path) as stream:
                 archive = archive_of(self.path, stream)
-                yield Inside(self.path, archive, numbers_of(archive.content()))
+                yield Inside(archive, numbers_of(archive.content()))
         except FileNotFoundError as error:
             raise RunError("is missing", where=str(self.path), next=COPY) from error
         except ValueError as error:
