@@ -8,9 +8,10 @@ from itertools import chain
 
 from ..config.types import Data
 from ..config.vocabulary import END_OF_DOCUMENT, MASK, PADDING
+from ..door import MEBIBYTE
 from ..errors import DataError
 from .documents import read_piece
-from .sources import MEBIBYTE, UnitPlan
+from .sources import UnitPlan
 
 SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
 SAMPLE_BYTES = 10 * MEBIBYTE

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .. import runs
 from ..config.types import Data
+from ..door import MEBIBYTE
 from ..errors import DataError
 from .dataset_store import Bucket, Store, open_store
 from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-MEBIBYTE = 2**20
 BLOCK_BYTES = 8 * MEBIBYTE  # that lie together in the windowed order: large enough that a disk or S3 delivers them at full speed
 REMOTE_WINDOW = 1024  # MiB
 AHEAD = 4  # batches that are fetched before they are asked for

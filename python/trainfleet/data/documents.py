@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from ..config.hub import HUB
 from ..s3 import SCHEME
 from . import archives, formats, tables
 from .formats import BadText, Document
-from .hub import HUB
 from .source_files import check_unchanged, is_stdlib
 from .sources import ARROW, JSON, LINES, PACKED_LINES, PACKED_TEXT, PARQUET, SEPARATED, TAR, Piece, Unit, is_long_text
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..config.hub import HUB
 from ..errors import DataError
 from ..origin import installing
 from .source_files import File
-
-HUB = "hf://"
 
 
 def list_shards(source: str) -> list[File]:

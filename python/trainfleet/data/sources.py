@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 
+from ..config.hub import HUB
 from ..config.types import Data, Source
+from ..door import KIBIBYTE, MEBIBYTE
 from ..errors import DataError, NoSource
-from .hub import HUB, list_shards
+from .hub import list_shards
 from .source_files import File, is_remote, left_out, list_files, open_file, unreadable
 
 TEXT = (".txt", ".md", ".py")
@@ -27,7 +29,6 @@ TAR_TEXT = TEXT  # of a tar's members
 PACKED_TEXT = tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst"))
 SUFFIXES = TEXT + LINES + PACKED_LINES + PARQUET + JSON + SEPARATED + ARROW + TAR + PACKED_TEXT
 
-KIBIBYTE, MEBIBYTE = 2**10, 2**20
 POINTER = b"version https://git-lfs"
 POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
 GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut into documents of about this size
