@@ -118,7 +118,9 @@ class Device(Protocol):
 class Usual:
     """What most devices do alike, for the classes of `Device`."""
 
-    lazy, executes = False, True
+    gradient_sums, loss_sums = torch.float32, torch.float64
+    fused_adamw = executes = True
+    casts = lazy = False
 
     def joined(self, rank: int, size: int) -> None:
         pass

@@ -22,8 +22,6 @@ class Cpu(Usual):
     backend = "gloo"
     native_fp16 = native_fp8 = False
     costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
-    gradient_sums, loss_sums = torch.float32, torch.float64
-    fused_adamw = True
     casts = True  # elementwise operations on bf16 are slow where nothing is compiled
 
     def __init__(self, index: int = 0) -> None:

@@ -28,9 +28,6 @@ class Cuda(Usual):
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     }
-    gradient_sums, loss_sums = torch.float32, torch.float64
-    fused_adamw = True
-    casts = False
 
     def __init__(self, index: int) -> None:
         """The GPU number `index` of those that this process sees.

@@ -35,7 +35,7 @@ class Core(Usual):
 
     costly: frozenset[object] = COSTLY
     # Nothing on the chip has 64 bits: such sums go by fp32, and the host adds the ranks' up.
-    gradient_sums, loss_sums = torch.float32, torch.float32
+    loss_sums = torch.float32
     fused_adamw = False  # none takes `found_inf`, by which a step is left out
     native_bf16, native_fp16, native_fp8 = True, False, False
 
@@ -57,7 +57,6 @@ class Core(Usual):
 
 class Neuron(Core):
     kind = "neuron"
-    casts = False
 
     def __init__(self, index: int) -> None:
         """The core number `index` of this node; the runtime is not touched before `start`.

@@ -28,7 +28,6 @@ TORCH = (2, 9)  # the only one of SDK 2.29 to 2.31
 class NeuronXla(Core):
     kind = "neuron_xla"
     backend = "xla"
-    casts = False
     lazy = True
 
     def __init__(self, index: int) -> None:
