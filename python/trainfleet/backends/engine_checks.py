@@ -20,7 +20,7 @@ from ..errors import BackendError, CloudError
 from ..plan.job import Job
 from ..plan.request import Request
 from .bodies import bodies
-from .waiting import environments, most_nodes
+from .waiting import enabling, environments, most_nodes
 
 ABSENT = ("NoSuchEntity", "NoSuchEntityException")
 NEEDED = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")  # of a job's role
@@ -41,30 +41,23 @@ def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
     """Raises BackendError unless the queue takes jobs, and has an environment for that many such nodes."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues", ())
     if not found:
-        raise BackendError(
-            "there is no such job queue", where=queue, next="make setup makes one; or fleet.batch.queue names yours"
-        )
+        next = "make setup makes one; or fleet.batch.queue names yours"
+        raise BackendError("there is no such job queue", where=queue, next=next)
     if found[0].get("state") == "DISABLED":
-        raise BackendError(
-            "the job queue is disabled", where=queue, next=f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
-        )
+        raise BackendError("the job queue is disabled", where=queue, next=enabling(queue))
     if found[0].get("status") == "INVALID":
         raise BackendError("the job queue is invalid", where=queue, why=found[0].get("statusReason", ""), next="make setup")
     unfit = [(environment, unfitness(config, environment)) for environment in environments(calls, found[0])]
     if all(why for _, why in unfit):
         rows = "\n".join(f"  {environment['computeEnvironmentName']}: {why}" for environment, why in unfit)
-        raise BackendError(
-            f"no compute environment of the queue can run this job\n{rows}",
-            where=queue,
-            next="make setup; or another fleet.batch.queue",
-        )
+        what, next = f"no compute environment of the queue can run this job\n{rows}", "make setup; or another fleet.batch.queue"
+        raise BackendError(what, where=queue, next=next)
     vcpus = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus
     most = max(most_nodes(environment, vcpus) for environment, why in unfit if not why)
     if most < job.nodes:
+        what = f"{job.nodes} nodes are wanted, the queue has {most}"
         next = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
-        raise BackendError(
-            f"{job.nodes} nodes are wanted, the queue has {most}", where=queue, why=f"maxvCpus over {vcpus} a node", next=next
-        )
+        raise BackendError(what, where=queue, why=f"maxvCpus over {vcpus} a node", next=next)
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
@@ -111,9 +104,8 @@ def require_role(calls: Calls, arn: str, service: str, config: Config | None) ->
         role = calls("iam", "GetRole", RoleName=name)["Role"]
         trust = role.get("AssumeRolePolicyDocument", {})
         document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
-        if service not in json.dumps(
-            [part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]
-        ):
+        allowed = [part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]
+        if service not in json.dumps(allowed):
             next = f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole"
             raise BackendError(f"the role does not trust {service}", where=arn, why="its trust policy names others", next=next)
         if config:

@@ -91,9 +91,8 @@ class Hosts:
         try:
             return {f"{self.folder}/{folder}": count for folder, count in removal.read_measures(found, folders).items()}
         except Implausible as error:
-            raise BackendError(
-                str(implausible(error, "what du prints")), where=(self.door or self.transport.hosts[0]).name
-            ) from error
+            where = (self.door or self.transport.hosts[0]).name
+            raise BackendError(str(implausible(error, "what du prints")), where=where) from error
 
     def remove(self, folders: Iterable[str]) -> None:
         self._at_the_door(removal.remove(self.folder, [folder.removeprefix(f"{self.folder}/") for folder in folders]))
@@ -175,7 +174,6 @@ class OwnHosts:
         return [f"{host.name}: {what}" for host, answer in answers.items() for what in _traces(settled(answer))]
 
     def remove(self, purge: bool) -> None:
-        """`purge`: also that."""
         if not purge or not self.config.fleet.hosts:
             return
         with open_fleet(self.config) as transport:

@@ -200,10 +200,8 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
     if not devices or not job.torchrun:
         return {}
     if devices < job.nodes * job.ranks_per_node:
-        wanted = f"{job.nodes} nodes x {job.ranks_per_node} ranks"
-        raise BackendError(
-            f"{wanted} on {devices} accelerators", why="two ranks can't share one", next=f"make {job.kind} NODES=1"
-        )
+        what = f"{job.nodes} nodes x {job.ranks_per_node} ranks on {devices} accelerators"
+        raise BackendError(what, why="two ranks can't share one", next=f"make {job.kind} NODES=1")
     first = node * job.ranks_per_node
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + job.ranks_per_node)))}
 

@@ -218,9 +218,8 @@ class Ssh:
                     unheard.add(node)
                     lost[node] = f"no answer over SSH: {looks.trouble.get(host, f'silence for {silent:.0f} s')}"
         phase = Phase.ENDED if len(exits) == len(looks.hosts) else Phase.STOPPING if looks.asked else Phase.RUNNING
-        return Status(
-            phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=tuple(host.name for host in looks.hosts)
-        )
+        hosts = tuple(host.name for host in looks.hosts)
+        return Status(phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=hosts)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
         """On hosts that can't be reached ranks go on until they see that another attempt has begun, and end themselves."""
@@ -284,10 +283,8 @@ class Ssh:
         answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
         others = {host: ", ".join(sorted(jobs.read_marks(answer.stdout, self.mark))) for host, answer in answers.ok.items()}
         if busy := {host: names for host, names in others.items() if names}:
-            raise BackendError(
-                by_host("another run is at work on these hosts", busy),
-                next="wait for it; or make stop SET='name=...'; or fleet.exclusive: false",
-            )
+            next = "wait for it; or make stop SET='name=...'; or fleet.exclusive: false"
+            raise BackendError(by_host("another run is at work on these hosts", busy), next=next)
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
         named = {host.name: host for host in self.transport.hosts}

@@ -55,7 +55,7 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
     """What keeps a queue's jobs waiting, the nearest cause first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
-        yield f"the queue {queue} is disabled; aws batch update-job-queue --job-queue {queue} --state ENABLED"
+        yield f"the queue {queue} is disabled; {enabling(queue)}"
     for environment in environments(calls, queues[0]):
         name = environment["computeEnvironmentName"]
         if environment.get("status") == "INVALID":
@@ -65,6 +65,11 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
     ahead = calls("batch", "ListJobs", jobQueue=queue, jobStatus="RUNNING").get("jobSummaryList", ())
     if ahead:
         yield f"{len(ahead)} jobs of the queue are running"
+
+
+def enabling(queue: str) -> str:
+    """The command that has a queue take jobs."""
+    return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
 
 
 def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:

@@ -74,9 +74,8 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         verb = _verb(arguments)
         variables = read_variables(verb, VERBS[verb], arguments[1:])
-        os.environ[TYPED] = (
-            "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
-        )  # programs that a verb starts read it, too
+        # Programs that a verb starts read it, too.
+        os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         return _carried_out(verb, variables, started)
     except TrainfleetError as error:
         return tell(error)

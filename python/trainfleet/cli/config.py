@@ -23,10 +23,8 @@ def main(variables: Variables, started: float) -> int:
         print(f"{path} is the recipe {recipe.name} already")
         return 0
     if before is not None and before not in [linked(other.text, path) for other in all_recipes()] and not flag(variables, "YES"):
-        raise TrainfleetError(
-            f"{path} is not a recipe as it came: it has changes that would be lost",
-            next=f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it",
-        )
+        next = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it"
+        raise TrainfleetError(f"{path} is not a recipe as it came: it has changes that would be lost", next=next)
     write_atomic(path, text)
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
     print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")

@@ -17,10 +17,8 @@ def main(variables: Variables, started: float) -> int:
             alone = "" if place.is_running() else whereabouts.orphan_note(run, variables)
     except BackendError:
         if run.results.exists():
-            print(
-                f"{status(run)}\nthat is how it was last seen, {(started - run.results.stat().st_mtime) / 60:.0f} min ago",
-                flush=True,
-            )
+            minutes = (started - run.results.stat().st_mtime) / 60
+            print(f"{status(run)}\nthat is how it was last seen, {minutes:.0f} min ago", flush=True)
         raise
     print(status(run) + alone)
     return 0

@@ -59,9 +59,8 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
         yield Finding(f"what your credentials may do is not looked at: {error.what}", blocks=False)
         return
     if missing:
-        yield Finding(
-            f"your credentials may not do {', '.join(missing)}", "have them allowed, or use other credentials (AWS_PROFILE)"
-        )
+        next = "have them allowed, or use other credentials (AWS_PROFILE)"
+        yield Finding(f"your credentials may not do {', '.join(missing)}", next)
 
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
@@ -80,10 +79,8 @@ def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Input
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
     is_block = row.get("ReservationType") == "capacity-block"
     if is_block != (aws.capacity == "block"):
-        yield Finding(
-            f"{name} is {'a' if is_block else 'no'} capacity block",
-            f"fleet.aws.capacity: {'block' if is_block else 'reservation'}",
-        )
+        what = f"{name} is {'a' if is_block else 'no'} capacity block"
+        yield Finding(what, f"fleet.aws.capacity: {'block' if is_block else 'reservation'}")
     if row.get("InstanceType") != wanted:
         yield Finding(f"{name} is of {row.get('InstanceType')}, not {wanted}", f"fleet.instance_type: {row.get('InstanceType')}")
     if row.get("AvailabilityZone") != inputs.zone:
@@ -113,14 +110,12 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     if row.get("VpcId") != config.fleet.aws.vpc:
         yield Finding(f"{inputs.subnet} is in {row.get('VpcId')}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc")
     if row.get("AvailabilityZone") != inputs.zone:
-        yield Finding(
-            f"{inputs.subnet} is in {row.get('AvailabilityZone')}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone"
-        )
+        what = f"{inputs.subnet} is in {row.get('AvailabilityZone')}, not in {inputs.zone}"
+        yield Finding(what, "fleet.aws.subnets: one in that zone")
     each = addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - _mine(config, calls)
-    servers = (
-        1 + -(-config.fleet.fsx.size_gib // SERVER) if makes_file_system(config) and not _has_file_system(config, calls) else 0
-    )
+    makes = makes_file_system(config) and not _has_file_system(config, calls)
+    servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0
     free = int(row.get("AvailableIpAddressCount", 0))
     if new * each + servers > free:
         needed = f"{new} nodes with {each} addresses each" + (f" and {servers} for the file system" if servers else "")

@@ -35,11 +35,8 @@ def _capacity(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.spot", f"true: a {capacity} has no spot instances; false works"
     machine = MACHINES.get(config.fleet.instance_type or "")
     if machine and capacity != "reservation" and capacity not in machine.sold:
-        sold = ", ".join(sorted(machine.sold))
-        yield (
-            "fleet.aws.capacity",
-            f"{capacity}: AWS does not sell {config.fleet.instance_type} so; {sold}, or reservation, works",
-        )
+        works = f"{', '.join(sorted(machine.sold))}, or reservation, works"
+        yield "fleet.aws.capacity", f"{capacity}: AWS does not sell {config.fleet.instance_type} so; {works}"
 
 
 def _network(config: Config) -> Iterator[tuple[str, str]]:

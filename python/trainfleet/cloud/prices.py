@@ -173,5 +173,4 @@ def in_region(config: Config) -> Prices:
 
 @functools.cache
 def by_table() -> Prices:
-    """The table's prices."""
     return Prices()

@@ -76,9 +76,8 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
             what = f"{wanted} more is wanted of {quota.name!r}; you have {used} of {allowed:,.0f}"
-            yield Finding(
-                what, f"fleet.aws.vpc names one of yours; or {request_more(calls.region, service, quota.code, used + wanted)}"
-            )
+            more = request_more(calls.region, service, quota.code, used + wanted)
+            yield Finding(what, f"fleet.aws.vpc names one of yours; or {more}")
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:

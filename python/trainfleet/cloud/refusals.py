@@ -80,10 +80,8 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
     elif code in NO_REGION:
         what, next = "your account can't use this service in this region", "fleet.aws.region: one that your account has enabled"
     elif code in CAPACITY:
-        what, next = (
-            "AWS has no such machines there now",
-            "fleet.aws.zones: other zones; or fleet.aws.capacity: block or reservation",
-        )
+        what = "AWS has no such machines there now"
+        next = "fleet.aws.zones: other zones; or fleet.aws.capacity: block or reservation"
     return CloudError(what, where=where, why=why, next=next, code=code)
 
 

@@ -41,11 +41,8 @@ def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
     if fsx.efa and fsx.type == "scratch":
         yield "fleet.fsx.efa", "true: scratch file systems have no EFA; fleet.fsx.type persistent works"
     elif fsx.efa and size % (step := EFA_STEPS[fsx.throughput]):
-        fit = _near(size, step)
-        yield (
-            "fleet.fsx.size_gib",
-            f"{size}: with EFA and {fsx.throughput} MB/s a TiB it comes in multiples of {step}; {fit} works",
-        )
+        comes = f"with EFA and {fsx.throughput} MB/s a TiB it comes in multiples of {step}"
+        yield "fleet.fsx.size_gib", f"{size}: {comes}; {_near(size, step)} works"
     elif not fsx.efa and size != STEP // 2 and size % STEP:
         yield "fleet.fsx.size_gib", f"{size}: it comes in 1200 or multiples of {STEP}; {_near(size, STEP)} works"
 

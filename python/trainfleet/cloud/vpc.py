@@ -23,7 +23,6 @@ def attribute(name: str, of: str) -> dict[str, list[str]]:
 
 
 def resource(kind: str, **properties: Any) -> Resource:
-    """A resource of CloudFormation."""
     return {"Type": kind, "Properties": properties}
 
 

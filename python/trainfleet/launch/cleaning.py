@@ -39,9 +39,8 @@ def remove_remakeable() -> None:
     """Removes what can be made again; BackendError while a folder is in use."""
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
-        raise BackendError(
-            f"still at work: {', '.join(map(str, busy))}", next=f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
-        )
+        next = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
+        raise BackendError(f"still at work: {', '.join(map(str, busy))}", next=next)
     removed = sum(belongings.remove(path) for path in _remakeable())
     print(f"removed {size(removed)} that can be made again (reports, plots, caches, what was half made)")
 
@@ -153,8 +152,6 @@ def _remove(folder: Path) -> list[Path]:
 
 def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
-        raise TrainfleetError(
-            "PURGE=1 asks before it removes what holds data, and there is no terminal to ask on",
-            next="make clean PURGE=1 YES=1",
-        )
+        what = "PURGE=1 asks before it removes what holds data, and there is no terminal to ask on"
+        raise TrainfleetError(what, next="make clean PURGE=1 YES=1")
     return is_agreed(f"remove {what} for good?")

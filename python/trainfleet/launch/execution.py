@@ -152,7 +152,6 @@ def refit(run: runs.Run, config: Config) -> None:
 def tokenize(plan: Plan, request: Request, place: Place, interrupts: Interrupts, running: Handle | None = None) -> bool:
     """Whether the dataset is whole now; False after a stop."""
     if not running and runs.is_locked(request.job.folder):  # its node 0 holds the lock, on whatever machine that is
-        raise BackendError(
-            f"another command is tokenizing {request.job.name}", where=str(request.job.folder), next="wait for it, or make stop"
-        )
+        what, where = f"another command is tokenizing {request.job.name}", str(request.job.folder)
+        raise BackendError(what, where=where, next="wait for it, or make stop")
     return execute(plan, request, place, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), running)

@@ -160,9 +160,8 @@ def pass_gate(config: Config, backend: Ssh, sound: list[Host]) -> dict[str, str]
             without |= unfit
             continue
         rows = "\n".join(f"  {finding.host or 'fleet'}: {finding}" for finding in report.findings)
-        raise BackendError(
-            f"the gate is shut: the nodes are not fit to train together\n{rows}", next="make setup, then make doctor"
-        )
+        what = f"the gate is shut: the nodes are not fit to train together\n{rows}"
+        raise BackendError(what, next="make setup, then make doctor")
     return without
 
 

@@ -46,9 +46,8 @@ def require_known(tasks: str, known: list[str]) -> None:
     named = [task.strip() for task in tasks.split(",")]
     unknown = [task for task in named if known and task not in known and not any(sign in task for sign in PATTERN)]
     if unknown:
-        problems = [
-            Problem(0, "TASKS", "", f"lm-eval has no task {show(task)}; nearest: {_near(task, known)}") for task in unknown
-        ]
+        said = [f"lm-eval has no task {show(task)}; nearest: {_near(task, known)}" for task in unknown]
+        problems = [Problem(0, "TASKS", "", message) for message in said]
         raise ConfigError(problems, next=f"{sys.executable} -m lm_eval ls tasks lists them")
 
 

@@ -28,9 +28,8 @@ from ..s3 import SCHEME
 def require(config: Config) -> None:
     """Raises ConfigError with everything that can't work, and what would."""
     if found := list(problems(config)):
-        raise ConfigError(
-            [Problem(0, "", *one) for one in found], next="SET='key=value' tries a value; make plan shows what it needs"
-        )
+        next = "SET='key=value' tries a value; make plan shows what it needs"
+        raise ConfigError([Problem(0, "", *one) for one in found], next=next)
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:

@@ -182,9 +182,8 @@ class Stage:
             if process.poll() is not None or time.monotonic() > until:
                 process.kill()
                 said = process.communicate()[0]
-                raise RunError(
-                    f"the run {name} never came to step {step}", where=str(self.folder), why=said[-400:], next="make logs"
-                )
+                what = f"the run {name} never came to step {step}"
+                raise RunError(what, where=str(self.folder), why=said[-400:], next="make logs")
             time.sleep(0.05)
 
     def at_rank(self, name: str, command: str) -> str:

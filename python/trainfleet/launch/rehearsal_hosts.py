@@ -211,9 +211,8 @@ def _refuse_another(made: HostStage) -> None:
     sign = f"find {shlex.quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
     answers = made.transport.run(sign, timeout=TIMEOUT).require("these hosts can't be reached")
     if any(answer.stdout.strip() for answer in answers.ok.values()):
-        raise BackendError(
-            "another rehearsal is under way", where=made.shared, next=f"wait for it; it counts as dead after {SILENT} s"
-        )
+        next = f"wait for it; it counts as dead after {SILENT} s"
+        raise BackendError("another rehearsal is under way", where=made.shared, next=next)
 
 
 def _furnish(made: HostStage, config: Config) -> None:

@@ -107,9 +107,8 @@ def require_known(run: Run, handle: Handle, status: Status) -> None:
     """BackendError, by host, where a node can't be reached, so that it is unknown what runs there."""
     if status.lost:
         rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
-        raise BackendError(
-            f"it is not known that nothing of {run.name} runs any more\n{rows}", next="make doctor; then the same again"
-        )
+        what = f"it is not known that nothing of {run.name} runs any more\n{rows}"
+        raise BackendError(what, next="make doctor; then the same again")
 
 
 def end(variables: Variables) -> None:

@@ -115,7 +115,6 @@ def public_key(host: Host, text: str) -> str:
     """
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
-        raise BackendError(
-            "the key that it shows is no key of ours", where=host.name, why=f"{line[:80]!a}", next=f"on it: rm {KEY}*"
-        )
+        what, next = "the key that it shows is no key of ours", f"on it: rm {KEY}*"
+        raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=next)
     return line

@@ -105,8 +105,7 @@ class KnownHosts:
                 except FileNotFoundError:
                     continue
                 except Exception as error:
-                    raise BackendError(
-                        "can't read the known host keys", where=str(path), why=str(error), next=f"ssh-keygen -l -f {path}"
-                    ) from error
+                    what, next = "can't read the known host keys", f"ssh-keygen -l -f {path}"
+                    raise BackendError(what, where=str(path), why=str(error), next=next) from error
             self._keys = keys
         return self._keys

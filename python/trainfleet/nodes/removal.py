@@ -59,9 +59,8 @@ def _checked(shared: str, folders: Iterable[str]) -> str:
     """
     names = list(folders)
     if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
-        raise BackendError(
-            f"{strange[0]!a} is not the folder of a run or a dataset", next="look at name and data.name in its config"
-        )
+        what = f"{strange[0]!a} is not the folder of a run or a dataset"
+        raise BackendError(what, next="look at name and data.name in its config")
     if not shared.startswith("/") or shared.strip("/") == "" or not shared.isprintable():
         raise BackendError(f"{shared!a} is no folder that a fleet can share", next="look at fleet.shared_folder")
     return shlex.join(names)

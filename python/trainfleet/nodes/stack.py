@@ -56,13 +56,11 @@ def load_stack(name: str) -> Stack:
         stacks: dict[str, Any] = lock["stacks"]
         keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise TrainfleetError(
-            "the lock of versions can't be read", where=str(LOCK), why=str(error), next=f"git checkout {LOCK}"
-        ) from error
+        what, next = "the lock of versions can't be read", f"git checkout {LOCK}"
+        raise TrainfleetError(what, where=str(LOCK), why=str(error), next=next) from error
     if name not in stacks:
-        raise TrainfleetError(
-            f"no stack {name}; there are: {', '.join(stacks)}", where=str(LOCK), next="see fleet.stack in schema/README.md"
-        )
+        what, next = f"no stack {name}; there are: {', '.join(stacks)}", "see fleet.stack in schema/README.md"
+        raise TrainfleetError(what, where=str(LOCK), next=next)
     return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
 
 

@@ -113,9 +113,8 @@ class History:
         """A remark on a run that ended without a validation loss, which its last step has wherever there is text for it."""
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
-        return (
-            "no validation loss: too little text fell to validation; a larger data.validation_fraction, under another data.name"
-        )
+        remedy = "a larger data.validation_fraction, under another data.name"
+        return f"no validation loss: too little text fell to validation; {remedy}"
 
     @property
     def seconds_left(self) -> float | None:
@@ -177,9 +176,7 @@ def read(run: Run) -> History:
     """The run folder as it is now."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    goes_on = (
-        results.get("unattended") or read_holder(run.folder) is not None
-    )  # also while no launcher of this machine is at work
+    goes_on = results.get("unattended") or read_holder(run.folder)  # also while no launcher of this machine is at work
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended
     by_step = {line["step"]: line for line in run.read_metrics()}

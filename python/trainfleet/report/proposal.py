@@ -100,16 +100,12 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     train, fleet = config.train, config.fleet
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
     yield "layout", degrees(config)
-    yield (
-        "batch",
-        f"{train.global_batch} sequences = {config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}",
-    )
+    passes = f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}"
+    yield "batch", f"{train.global_batch} sequences = {passes}"
     if train.search_micro_batch:
         sizes = ", ".join(map(str, sizes_to_try(config)))
-        yield (
-            "",
-            f"a new run tries {sizes} sequences first and takes the fastest that fits; here is reckoned with {train.micro_batch}",
-        )
+        tries = f"a new run tries {sizes} sequences first and takes the fastest that fits"
+        yield "", f"{tries}; here is reckoned with {train.micro_batch}"
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)

@@ -36,9 +36,8 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
     lines = [f"{(WEAK if weak else STRONG).capitalize()}.", "", *(f"| {' | '.join(row)} |" for row in table)]
     write_atomic(run.folder / "scaling.md", "\n".join(lines) + "\n")
     rows = [asdict(measure) for measure in measures]
-    write_atomic(
-        run.folder / "scaling.json", json.dumps({"scaling": "weak" if weak else "strong", "sizes": rows}, indent=2) + "\n"
-    )
+    record = {"scaling": "weak" if weak else "strong", "sizes": rows}
+    write_atomic(run.folder / "scaling.json", json.dumps(record, indent=2) + "\n")
     draw(run.plots / "scaling.png", measures, weak)
 
 

@@ -92,9 +92,8 @@ class Slurm(Ssh):
     def _ask_head(self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         """What one of Slurm's commands says on the machine that has them."""
         if not self.located.fleet.hosts:
-            raise BackendError(
-                f"there is no cluster {name_of(self.config)} yet", where="fleet.slurm.create", next="make setup makes it"
-            )
+            what = f"there is no cluster {name_of(self.config)} yet"
+            raise BackendError(what, where="fleet.slurm.create", next="make setup makes it")
         host = self.transport.hosts[0]
         answer = self.transport.ask(host, f"bash -lc {shlex.quote(shlex.join(words))}", stdin=stdin, timeout=TIMEOUT)
         if isinstance(answer, Failure):

@@ -63,9 +63,8 @@ def artifacts(config: Config) -> tuple[Artifact, ...]:
     """cluster.yaml, and node.sh, which it names by its content."""
     script = node_script(config)
     text = yaml.safe_dump(cluster(config, script), sort_keys=False, width=120)
-    head = (
-        f"# The cluster {name_of(config)} as AWS ParallelCluster makes it: pcluster create-cluster --cluster-configuration {FILE}"
-    )
+    command = f"pcluster create-cluster --cluster-configuration {FILE}"
+    head = f"# The cluster {name_of(config)} as AWS ParallelCluster makes it: {command}"
     return Artifact(FILE, f"{head}\n{text}"), *([Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ())
 
 
@@ -85,12 +84,8 @@ def node_script(config: Config) -> str:
     lines = ["#!/usr/bin/env bash", f"# Sets up a node of {config.name} by scripts/*.sh, for the stack {config.fleet.stack}",
              "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
     for name, text in texts.items():
-        lines += [
-            f"cat > \"$folder/{name}\" << 'END-OF-{name}'",
-            text.rstrip("\n"),
-            f"END-OF-{name}",
-            f'chmod 755 "$folder/{name}"',
-        ]
+        lines += [f"cat > \"$folder/{name}\" << 'END-OF-{name}'", text.rstrip("\n"), f"END-OF-{name}"]
+        lines.append(f'chmod 755 "$folder/{name}"')
     lines += [step.command("$folder", is_root=True).replace("$folder/", '"$folder"/') for step in steps]
     return "\n".join([*lines, 'rm -rf "$folder"', ""])
 
@@ -151,18 +146,14 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
     aws, row, block = config.fleet.aws, hardware.instance(queue.instance_type), queue.capacity == "block"
-    taken = (
-        {"CapacityReservationTarget": {"CapacityReservationId": queue.reservation}}
-        if queue.capacity in ("reservation", "block")
-        else {}
-    )
+    target, is_reserved = {"CapacityReservationId": queue.reservation}, queue.capacity in ("reservation", "block")
     compute = {
         "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
         "Instances": [{"InstanceType": queue.instance_type}],
         "MinCount": queue.min,
         "MaxCount": queue.max,
         **({"Efa": {"Enabled": True}} if row and row.efa else {}),
-        **taken,
+        **({"CapacityReservationTarget": target} if is_reserved else {}),
     }
     return {
         "Name": queue.name,
@@ -209,10 +200,8 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if not fleet.aws.region:
         yield "fleet.aws.region", "null: the cluster's file says the region, as us-west-2"
     if not fleet.aws.subnets:
-        yield (
-            "fleet.aws.subnets",
-            "[]: ParallelCluster makes no network; a private subnet of yours works, as subnet-0123456789abcdef0",
-        )
+        works = "a private subnet of yours works, as subnet-0123456789abcdef0"
+        yield "fleet.aws.subnets", f"[]: ParallelCluster makes no network; {works}"
     if load_stack(fleet.stack).neuron_packages and not fleet.aws.bucket:
         yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
     if wanted.os == "rocky9" and not fleet.aws.image:
