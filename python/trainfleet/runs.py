@@ -109,7 +109,7 @@ class Run:
     def update_results(self, **fields: Any) -> Record:
         """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then rank 0, then launcher)."""
         results = self.read_results() | {"format": events.FORMAT} | fields
-        write_atomic(self.results, json.dumps(hide_all(results), indent=2) + "\n")
+        write_json(self.results, hide_all(results))
         return results
 
     def record(self, event: str, **fields: Any) -> None:
@@ -228,6 +228,11 @@ def append_line(path: Path, record: Record) -> None:
             file.write(b"\n" * bool(torn) + json.dumps(hide_all(record)).encode() + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def write_json(path: Path, record: object) -> None:
+    """Leaves a record as people and programs read it, as `write_atomic` does."""
+    write_atomic(path, json.dumps(record, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Record | None:

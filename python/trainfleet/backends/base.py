@@ -14,7 +14,6 @@ machines()               → Machines: what jobs run on, made ready and taken do
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -140,8 +139,8 @@ class Backend(Protocol):
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:
     """Writes to the run folder what another process needs to query this job, follow it and stop it."""
-    runs.write_atomic(run.folder / REQUEST, json.dumps(request.record(), indent=2) + "\n")
-    runs.write_atomic(run.folder / HANDLE, json.dumps(asdict(handle), indent=2) + "\n")
+    runs.write_json(run.folder / REQUEST, request.record())
+    runs.write_json(run.folder / HANDLE, asdict(handle))
 
 
 def load_job(run: Run) -> tuple[Handle, Request] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ def keep_keys(fleet: Fleet, nodes: Sequence[Node], by_agent: bool) -> tuple[Path
     keys = read_keys(folder / "keys.json")
     keys = {node.id: keys[node.id] for node in nodes if node.id in keys}
     keys |= hostkeys.learn(fleet.calls, [node.id for node in nodes if node.id not in keys])
-    runs.write_atomic(folder / "keys.json", json.dumps(keys, indent=2) + "\n")
+    runs.write_json(folder / "keys.json", keys)
     names = {node.id: {node.id} if by_agent else {node.address, node.public} - {""} for node in nodes}
     lines = [f"{name} {key}\n" for id, known in keys.items() for name in sorted(names[id]) for key in known]
     runs.write_atomic(folder / "known_hosts", "".join(lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .answers import Failure, Host
+from .answers import Host
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,3 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.message}; next: {self.next}" if self.next else self.message
-
-
-def unreachable(host: Host, failure: Failure) -> Finding:
-    """The finding for a host that could not be asked."""
-    return Finding(host, failure.kind, failure.message, failure.next)

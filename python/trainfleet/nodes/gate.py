@@ -18,11 +18,11 @@ from ..config import Config
 from ..plan.fabric import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, lone_rank, torchrun
 from . import facts as reading
-from .answers import Answers, Failure, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
+from .answers import Answers, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
 from .facts import Facts
-from .finding import Finding, unreachable
+from .finding import Finding
 from .fleet import wanted_of
-from .health import flaws
+from .health import flaws, heard, sound
 from .operations import Wanted
 from .tar import code_files, content_hash
 from .together import run_together
@@ -75,23 +75,16 @@ def examine(transport: Transport, config: Config, *, fabric: bool = True, hosts:
     """The report on these hosts (all by default). `fabric` tries the links too, which takes as long as torch takes to start."""
     began = time.monotonic()
     wanted = wanted_of(config)
-    answers = reading.read(transport, config, hosts)
-    facts = {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
-    findings = [unreachable(host, answer) for host, answer in answers.items() if isinstance(answer, Failure)]
+    facts, findings = heard(reading.read(transport, config, hosts))
     findings += flaws(facts, wanted)
     bandwidth = None
     for test in (try_shared_folder, try_port):
-        findings += test(transport, wanted, _sound(facts, findings))
-    sound = _sound(facts, findings)
-    if fabric and len(sound) > 1:
-        bandwidth, more = try_fabric(transport, wanted, sound)
+        findings += test(transport, wanted, sound(facts, findings))
+    fit = sound(facts, findings)
+    if fabric and len(fit) > 1:
+        bandwidth, more = try_fabric(transport, wanted, fit)
         findings += more
     return Report(facts, tuple(findings), bandwidth, time.monotonic() - began)
-
-
-def _sound(facts: dict[Host, Facts], findings: Sequence[Finding]) -> dict[Host, Facts]:
-    bad = {finding.host for finding in findings}
-    return {host: fact for host, fact in facts.items() if host not in bad}
 
 
 def try_shared_folder(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
@@ -237,8 +230,8 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
         return []
     slow = slow_nodes(found)
     if slow:
-        sound = [rate for a, b, rate in found.pairs if a not in slow and b not in slow]
-        usual = f", the others' {statistics.median(sound):.2f}" if sound else ""
+        others = [rate for a, b, rate in found.pairs if a not in slow and b not in slow]
+        usual = f", the others' {statistics.median(others):.2f}" if others else ""
         remedy = "on it: ip -s link; ethtool -S. Replace it when nothing is found"
         said = {hosts[node]: f"its link carries {rate:.3f} GB/s{usual}" for node, rate in slow.items()}
         return [Finding(host, "fabric", message, remedy, blames_host=True) for host, message in said.items()]

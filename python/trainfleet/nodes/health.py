@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..config.room import Room, checkpoint_bytes, lack
-from .answers import Host
+from .answers import Failure, Host
 from .facts import Facts
 from .finding import Finding
 from .operations import ON_NODES, Wanted, steps
@@ -26,6 +26,19 @@ MEMORY_SHARE = 0.9  # of an instance type's memory; the kernel keeps a few per c
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
 OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")  # who may use NeuronCores while others are looked for
 PORTABLE = ("limits.sh", "sshd.sh", "access.sh")  # these only write files: any Linux with sshd and PAM
+
+
+def heard(answers: Mapping[Host, Facts | Failure]) -> tuple[dict[Host, Facts], list[Finding]]:
+    """The facts of the hosts that have answered, and a finding for each other one."""
+    failed = {host: answer for host, answer in answers.items() if isinstance(answer, Failure)}
+    found = [Finding(host, failure.kind, failure.message, failure.next) for host, failure in failed.items()]
+    return {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}, found
+
+
+def sound(facts: FleetFacts, findings: Iterable[Finding]) -> dict[Host, Facts]:
+    """The facts of the hosts that nothing was found against."""
+    bad = {finding.host for finding in findings}
+    return {host: fact for host, fact in facts.items() if host not in bad}
 
 
 def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -78,4 +77,4 @@ class Quarantine:
             self._write({key: entry for key, entry in entries.items() if key not in gone})
 
     def _write(self, entries: dict[str, Entry]) -> None:
-        runs.write_atomic(self.path, json.dumps({address: asdict(entry) for address, entry in entries.items()}, indent=2) + "\n")
+        runs.write_json(self.path, {address: asdict(entry) for address, entry in entries.items()})

@@ -17,9 +17,9 @@ from . import facts as reading
 from .answers import Failure, Host, Result, reason
 from .board import Board
 from .facts import Facts
-from .finding import Finding, unreachable
+from .finding import Finding
 from .fleet import open_fleet, wanted_of
-from .health import interpreter, shared, unfit
+from .health import heard, interpreter, shared, sound, unfit
 from .operations import PHASES, Step, Wanted, steps
 from .tar import code_files, content_hash
 from .transport import Transport
@@ -58,12 +58,9 @@ def main(config: Config, whole: bool = True) -> int:
 
 def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
     """Reads all hosts, and plans for those that are fit. Changes nothing."""
-    answers = reading.read(transport, config)
-    found = {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
-    findings = [unreachable(host, answer) for host, answer in answers.items() if isinstance(answer, Failure)]
+    found, findings = heard(reading.read(transport, config))
     findings += unfit(found, wanted)
-    bad = {finding.host for finding in findings}
-    fit = {host: fact for host, fact in found.items() if host not in bad}
+    fit = sound(found, findings)
     plan = {host: steps(fact, wanted, head=host == transport.hosts[0]) for host, fact in fit.items()}
     return Survey(fit, plan, tuple(findings))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,8 +77,7 @@ def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[Outcome]) -
     for name in KEPT:
         if (unbroken / name).is_file():
             runs.write_atomic(run.folder / name, door.read_text(unbroken / name, 64 * door.MEBIBYTE))
-    record = asdict(Rehearsal(backend, tuple(outcomes)))
-    runs.write_atomic(run.rehearsal, json.dumps(record, indent=2) + "\n")
+    runs.write_json(run.rehearsal, asdict(Rehearsal(backend, tuple(outcomes))))
 
 
 def read(run: Run) -> Rehearsal | None:

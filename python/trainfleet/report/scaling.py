@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ..plan.measurement import Measure
-from ..runs import Run, write_atomic
+from ..runs import Run, write_atomic, write_json
 from .history import percent, quantity, table
 from .plots import BLUE, FAINT, INK, STYLE, note, save, sheet
 
@@ -36,8 +35,7 @@ def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
     lines = [f"{(WEAK if weak else STRONG).capitalize()}.", "", *(f"| {' | '.join(row)} |" for row in table)]
     write_atomic(run.folder / "scaling.md", "\n".join(lines) + "\n")
     rows = [asdict(measure) for measure in measures]
-    record = {"scaling": "weak" if weak else "strong", "sizes": rows}
-    write_atomic(run.folder / "scaling.json", json.dumps(record, indent=2) + "\n")
+    write_json(run.folder / "scaling.json", {"scaling": "weak" if weak else "strong", "sizes": rows})
     draw(run.plots / "scaling.png", measures, weak)
 
 

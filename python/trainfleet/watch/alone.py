@@ -27,7 +27,7 @@ from ..runs import Run, read_json
 from ..uplink import BUCKET, EVERY
 from .causes import Then
 from .follow import Outcome
-from .lines import DAY, stamp_of
+from .lines import DAY, stamp_of, time_of_day
 from .verdict import Start, judge
 
 SAME = 2.0  # seconds: the most by which the clocks of two AWS machines differ
@@ -66,8 +66,7 @@ def is_since(line: str, began: float) -> bool:
 
 def cut(log: Path, began: float) -> None:
     """Removes what earlier attempts left in a log: all before the first line of this one."""
-    local = time.localtime(began)
-    first = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
+    first = time_of_day(int(began))
     lines = log.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
         stamp = stamp_of(line.decode(errors="replace"))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import localtime
 
 from ..cloudwatch import FORWARDER
 from .prefixes import opened
@@ -99,6 +100,12 @@ def stamp_of(text: str) -> float | None:
 def _seconds(clock: str) -> float:
     hours, minutes, seconds = clock.split(":")
     return (int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))) % DAY
+
+
+def time_of_day(moment: float) -> float:
+    """Seconds of the local day, as stamps in logs have it; `moment`: unix time."""
+    local = localtime(moment)
+    return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
 
 
 def is_closing(text: str) -> bool:

@@ -18,7 +18,7 @@ from .causes import CAUSES, Cause, Then
 from .diagnosis import Finding, diagnose, quote
 from .evidence import SKEW
 from .follow import Outcome
-from .lines import DAY, Line, read_lines
+from .lines import Line, read_lines, time_of_day
 from .prefixes import TRACEBACK
 
 TAIL = 12  # lines
@@ -208,22 +208,16 @@ def _writer(line: Line) -> str:
     return who if line.node is None else f"{who} on node {line.node}"
 
 
-def _clock(moment: float) -> float:
-    """Seconds of the local day, as stamps in logs have it."""
-    local = time.localtime(moment)
-    return (local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + moment % 1) % DAY
-
-
 def _said_of_all(log: Path, since: Start) -> Iterator[Line]:
     """The lines of the engine's log of the job, which has no clock, but for those on nodes ended because another failed."""
     lines = read_lines(log, None, since.ends.get(log, 0))
-    moment = _clock(log.stat().st_mtime) if lines else 0.0
+    moment = time_of_day(log.stat().st_mtime) if lines else 0.0
     yield from (replace(line, time=moment) for line in lines if not FOLLOWED.search(line.text))
 
 
 def _seen(outcome: Outcome) -> Iterator[Line]:
     """What the backend and the watchdog observed, as lines with the time at which they did."""
-    now, status, alarm = _clock(time.time()), outcome.status, outcome.alarm
+    now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
     for words in status.reason.splitlines():  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
@@ -241,4 +235,4 @@ def _faults(faults: list[runs.Record]) -> Iterator[Line]:
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
         for text in (f"{TRACEBACK}:", *event.get("traceback", ())[:-1], words):
-            yield Line(_clock(event["time"]), event.get("node"), event.get("rank"), "rank", text)
+            yield Line(time_of_day(event["time"]), event.get("node"), event.get("rank"), "rank", text)
