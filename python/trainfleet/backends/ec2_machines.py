@@ -122,11 +122,7 @@ class Instances(Stacked):
         return setup.main(self.backend.located)
 
     def await_keys(self, nodes: list[Node]) -> None:
-        """Returns once every node's host key is known from AWS.
-
-        Raises:
-            BackendError: AWS does not tell it.
-        """
+        """Returns once every node's host key is known from AWS; BackendError where it does not tell one."""
         deadline, said = clock.now() + KEYS_IN, False
         while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
             if clock.now() > deadline:

@@ -125,11 +125,7 @@ class Hosts:
         return ended
 
     def _answering(self) -> Host:
-        """The first host that answers.
-
-        Raises:
-            BackendError: none does.
-        """
+        """The first host that answers; BackendError where none does."""
         failures: dict[Host, Failure] = {}
         for host in self.transport.hosts:
             if not (failure := reason(self.transport.ask(host, "true", timeout=20))):

@@ -29,11 +29,7 @@ def references(config: Config, names: Iterable[str]) -> dict[str, str]:
 
 
 def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
-    """Puts the values of those names into SSM that no ARN is given for.
-
-    Raises:
-        BackendError: one is not set here, or is too long.
-    """
+    """Puts the values of those names into SSM that no ARN is given for; BackendError where one is not set here, or too long."""
     own = {name: where for name, where in references(config, names).items() if where.startswith("/")}
     values = values_of(own)
     for name, where in own.items():

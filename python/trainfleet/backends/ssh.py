@@ -273,11 +273,7 @@ class Ssh:
         return jobs.mark_of(self.folder, self.config.name)
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
-        """One run on a fleet at a time, unless fleet.exclusive is false.
-
-        Raises:
-            BackendError: another run has processes on one of these hosts.
-        """
+        """BackendError where another run has processes on one of these hosts, unless fleet.exclusive is false."""
         if not self.fleet.exclusive:
             return
         answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)

@@ -21,11 +21,7 @@ def main(variables: Variables, started: float) -> int:
 
 
 def runs_of(text: str) -> list[Run]:
-    """The runs that RUNS names.
-
-    Raises:
-        ConfigError: fewer than two, more than can be told apart, or one that is not here.
-    """
+    """The runs that RUNS names; ConfigError for fewer than two, more than can be told apart, or one that is not here."""
     here = {run.name: run for run in listing.known()}
     names = list(dict.fromkeys(text.replace(",", " ").split()))
     problems = [Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}") for name in names if name not in here]

@@ -42,11 +42,7 @@ def main(variables: Variables, started: float) -> int:
 
 
 def chosen(names: str) -> list[Fault]:
-    """The faults by name, all of them where none is named.
-
-    Raises:
-        ConfigError: one is no fault.
-    """
+    """The faults by name, all of them where none is named; ConfigError where one is no fault."""
     wanted = names.replace(",", " ").split()
     problems = [Problem(0, "FAULTS", "", f"{name} is no fault{suggest(name, FAULTS)}") for name in wanted if name not in FAULTS]
     if problems:

@@ -134,11 +134,7 @@ def _refusal(verb: str, name: str, allowed: Sequence[str]) -> Problem:
 
 
 def flag(variables: Variables, name: str, other: str = "") -> bool:
-    """Whether a yes/no variable is on: 1, true, yes or its `other` word; 0, false, no or nothing is off.
-
-    Raises:
-        ConfigError: for any other value.
-    """
+    """Whether a yes/no variable is on: 1, true, yes or `other`; 0, false, no or nothing is off. ConfigError for all else."""
     value = variables.get(name, "").lower()
     if value in ("", "0", "false", "no"):
         return False
@@ -149,11 +145,7 @@ def flag(variables: Variables, name: str, other: str = "") -> bool:
 
 
 def amount(variables: Variables, name: str, least: float = LEAST, most: float = MOST) -> float | None:
-    """A number such as 7, 0.5 or 1e12; None where it is not given.
-
-    Raises:
-        ConfigError: for anything else.
-    """
+    """A number such as 7, 0.5 or 1e12, None where it is not given; ConfigError for anything else."""
     text = variables.get(name)
     if text is None:
         return None
@@ -164,11 +156,7 @@ def amount(variables: Variables, name: str, least: float = LEAST, most: float = 
 
 
 def amounts(variables: Variables, *names: str) -> list[float | None]:
-    """What `amount` says of each name.
-
-    Raises:
-        ConfigError: with all that is wrong.
-    """
+    """What `amount` says of each name; ConfigError with all that is wrong."""
     found, wrong = [], list[Problem]()
     for name in names:
         try:
@@ -181,11 +169,7 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
 
 
 def number(variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number from `least` to `most`.
-
-    Raises:
-        ConfigError: for anything else.
-    """
+    """A whole number from `least` to `most`; ConfigError for anything else."""
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         bounds = f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"

@@ -23,11 +23,7 @@ Check = Callable[[Config, Calls, Inputs], Iterator[Finding]]
 
 
 def require(config: Config, calls: Calls, inputs: Inputs) -> None:
-    """Checks everything that can keep the fleet from being made.
-
-    Raises:
-        CloudError: with all that does.
-    """
+    """CloudError with all that keeps the fleet from being made."""
     found = [finding for finding in findings(config, calls, inputs) if finding.blocks]
     if found:
         listed = "\n".join(f"  - {finding}" for finding in found)

@@ -106,11 +106,7 @@ def group_of(config: Config, calls: Calls) -> str | None:
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
-    """The user's own subnet in a zone; None where a network is made.
-
-    Raises:
-        ConfigError: none of those that the config names lies there.
-    """
+    """The user's own subnet in a zone, None where a network is made; ConfigError where none that is named lies there."""
     if not config.fleet.aws.subnets:
         return None
     rows = _subnets(config, calls)

@@ -30,11 +30,7 @@ class EngineFleet(Fleet):
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
-        """What the stack has made, by name.
-
-        Raises:
-            CloudError: it is not there.
-        """
+        """What the stack has made, by name; CloudError where it is not there."""
         state = self.stack.look()
         if state is None or not state.whole:
             why = f"the stack {self.stack.name} is {state.status}" if state else f"there is no stack {self.stack.name}"

@@ -52,11 +52,7 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...
 
 
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
-    """The actions that the caller may not do.
-
-    Raises:
-        CloudError: the simulator can't be asked.
-    """
+    """The actions that the caller may not do; CloudError where the simulator can't be asked."""
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
         return []  # which may do anything, and can't be simulated

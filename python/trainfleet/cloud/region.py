@@ -9,11 +9,7 @@ from ..errors import ConfigError
 
 
 def region_of(config: Config) -> str:
-    """fleet.aws.region; without it AWS_REGION, AWS_DEFAULT_REGION, or that of the profile.
-
-    Raises:
-        ConfigError: none of them names one.
-    """
+    """fleet.aws.region; without it AWS_REGION, AWS_DEFAULT_REGION, or that of the profile; ConfigError without any."""
     if config.fleet.aws.region:
         return config.fleet.aws.region
     import botocore.exceptions

@@ -231,11 +231,7 @@ class Fleet:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self) -> list[Node]:
-        """The nodes, once as many run as the config asks for.
-
-        Raises:
-            CloudError: they do not come up.
-        """
+        """The nodes, once as many run as the config asks for; CloudError where they do not come up."""
         deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
             if clock.now() > deadline:

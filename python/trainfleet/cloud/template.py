@@ -33,11 +33,7 @@ FIXED = {"Image": "image", "Root": "root", "Zone": "zone", "Created": "created",
 
 
 def render(config: Config, inputs: Inputs) -> str:
-    """The template as JSON.
-
-    Raises:
-        ConfigError: it has more nodes than one template can hold.
-    """
+    """The template as JSON; ConfigError where it has more nodes than one template can hold."""
     text = json.dumps(template(config, inputs), separators=(",", ":"))
     if len(text) > MOST_BYTES:
         works = f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} works; for more there are slurm, batch and sagemaker"

@@ -100,11 +100,7 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """The first builder that works here, and in words why not those before it.
-
-    Raises:
-        ImageError: none does.
-    """
+    """The first builder that works here, and in words why not those before it; ImageError where none does."""
     refused: list[str] = []
     for builder in BUILDERS:
         if not (why := builder.works()):

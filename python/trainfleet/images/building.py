@@ -105,11 +105,7 @@ def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
 
 
 def require(found: Found, recipe: Recipe) -> Found:
-    """The image, when it is that of the recipe.
-
-    Raises:
-        ImageError: another one has its name, or it is for another processor.
-    """
+    """The image, when it is that of the recipe; ImageError where another one has its name, or it is for another processor."""
     if found.architecture != ARCHITECTURE:
         why = f"it is for {found.architecture or 'no known processor'}, the fleet's instances are {ARCHITECTURE}"
         next = "build on x86_64, or fleet.base_image: one for linux/amd64"
@@ -136,11 +132,7 @@ def describe(found: Found) -> str:
 
 
 def run_builder(builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = "") -> None:
-    """Runs a builder's command, whose lines are shown as they come.
-
-    Raises:
-        ImageError: it failed; with its last lines, and what they mean.
-    """
+    """Runs a builder's command and shows its lines as they come; ImageError with the last of them, and what they mean."""
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", preexec_fn=die_with_parent)  # fmt: skip
     last, steps = deque[str](maxlen=KEPT), Steps(builder.name)

@@ -123,11 +123,7 @@ class Registry:
                    lifecyclePolicyText=json.dumps(POLICY))  # fmt: skip
 
     def token(self) -> tuple[str, str]:
-        """User and password for twelve hours of pulls and pushes; shown nowhere.
-
-        Raises:
-            CloudError: AWS gives none.
-        """
+        """User and password for twelve hours of pulls and pushes, shown nowhere; CloudError where AWS gives none."""
         granted = self.calls("ecr", "GetAuthorizationToken")["authorizationData"][0]
         try:
             user, _, password = base64.b64decode(granted["authorizationToken"]).decode().partition(":")

@@ -56,11 +56,7 @@ def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
 
 @contextmanager
 def held(run: runs.Run, patience: float = 0.0) -> Iterator[None]:
-    """Holds the lock of the run's folder; waits up to `patience` seconds for it.
-
-    Raises:
-        BackendError: another command is at work in it.
-    """
+    """Holds the lock of the run's folder, waiting up to `patience` seconds; BackendError where another command has it."""
     deadline = time.monotonic() + patience
     while (lock := runs.take_lock(run.folder)) is None and time.monotonic() < deadline:
         time.sleep(0.5)

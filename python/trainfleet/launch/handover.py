@@ -74,11 +74,7 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """Refuses to follow a run, or to call it finished, whose config differs from this one.
-
-    Raises:
-        RunError: naming what differs.
-    """
+    """RunError, naming what differs, where a run that is to be followed, or to be called finished, has another config."""
     was, now = changes.flatten(there), changes.flatten(config)
     keys = [key for key in now if key in was and was[key] != now[key] and not key.startswith(OF_THIS_MACHINE)]
     keys = [key for key in keys if changes.reason(key, config)] if finished else keys

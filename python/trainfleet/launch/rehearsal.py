@@ -172,11 +172,7 @@ class Stage:
         return [event for event in self.run(name).read_events() if event["time"] >= since - self.apart]
 
     def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
-        """Returns when the run has logged that step.
-
-        Raises:
-            RunError: it ended before, or the step never came.
-        """
+        """Returns when the run has logged that step; RunError where it ended before, or the step never came."""
         until = time.monotonic() + self.patience
         while max(self.losses(name), default=0) < step:
             if process.poll() is not None or time.monotonic() > until:
@@ -195,11 +191,7 @@ class Stage:
         return self.on_head(self.words_at_rank(name, command))
 
     def words_at_rank(self, name: str, command: str) -> str:
-        """The command with $p and $c, where the run's folder is at hand.
-
-        Raises:
-            RunError: rank 1 has no heartbeat.
-        """
+        """The command with $p and $c, where the run's folder is at hand; RunError where rank 1 has no heartbeat."""
         folder = self.run(name).folder
         beat = read_beats(folder, fence.current(folder).number).get(1)
         if beat is None:
@@ -211,28 +203,16 @@ class Stage:
         return subprocess.run(["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False).stdout.strip()
 
     def strike(self, name: str, whom: str, number: signal.Signals) -> None:
-        """A signal to rank 1, or to the torchrun `agent` that is its parent.
-
-        Raises:
-            RunError: it is nowhere.
-        """
+        """A signal to rank 1, or to the torchrun `agent` that is its parent; RunError where that is nowhere."""
         parent = PARENT if whom == "agent" else ""
         self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
 
     def damage(self, name: str) -> None:
-        """The largest file of the newest checkpoint loses its second half.
-
-        Raises:
-            RunError: there is none.
-        """
+        """The largest file of the newest checkpoint loses its second half; RunError where there is none."""
         self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
     def alter(self, name: str, program: str) -> None:
-        """Has the nodes' Pythons run a program when they start, until `restore`.
-
-        Raises:
-            RunError: it could not be written.
-        """
+        """Has the nodes' Pythons run a program when they start, until `restore`; RunError where it could not be written."""
         site = shlex.quote(f"{self.place}/{SITE}")
         words = f"mkdir -p {site} && printf %s {shlex.quote(program)} > {site}/sitecustomize.py && echo {STRUCK}"
         self.require(name, self.on_head(words))
@@ -264,11 +244,7 @@ class Stage:
         """Has the links be as they were."""
 
     def lose_head(self, name: str) -> str:
-        """Kills all of the run on its head, the launcher too; the head's name.
-
-        Raises:
-            RunError: the head is not this user's to kill.
-        """
+        """Kills all of the run on its head, the launcher too; the head's name. RunError where it is not this user's to kill."""
         raise RunError(f"{name} can't be played", where=self.place, why=self.lacking[name], next="make rehearse")
 
     def processes(self) -> list[int]:
@@ -355,11 +331,7 @@ def empty(made: Stage) -> None:
 
 
 def rehearse_unbroken(made: Stage) -> None:
-    """Plays the run to which nothing happens, and keeps its losses.
-
-    Raises:
-        RunError: even that one failed.
-    """
+    """Plays the run to which nothing happens, and keeps its losses; RunError where even that one fails."""
     process = made.begin("whole")
     if code := made.end(process):
         said = [str(event.get("words", "")) for event in made.events("whole") if event["event"] == "verdict"]

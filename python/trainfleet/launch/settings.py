@@ -39,11 +39,7 @@ def settings_of(variables: Variables) -> Settings:
 
 
 def run_called(name: str) -> Run:
-    """The run that RUN names, which is here.
-
-    Raises:
-        ConfigError: none is called so.
-    """
+    """The run here that RUN names; ConfigError where none is called so."""
     here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
     if name not in here:
         message = f"no run here is called {show(name)}{suggest(name, here)}"
@@ -60,11 +56,7 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 
 
 def config_of(settings: Settings) -> tuple[Config, list[Derived]]:
-    """The config with everything derived, and what was; its backend has had its say.
-
-    Raises:
-        ConfigError: with all that is wrong.
-    """
+    """The config with everything derived, and what was, as its backend has it too; ConfigError with all that is wrong."""
     return load(settings, terms_of)
 
 
@@ -74,11 +66,7 @@ def run_named(variables: Variables) -> Run:
 
 
 def run_started(variables: Variables) -> Run:
-    """The run that the config names, for verbs that need what it has made.
-
-    Raises:
-        RunError: it was never started.
-    """
+    """The run that the config names, for verbs that need what it has made; RunError where it was never started."""
     run = run_named(variables)
     if not run.config.exists():
         raise RunError("was never started", where=str(run.folder), next="make train")

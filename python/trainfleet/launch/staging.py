@@ -46,10 +46,6 @@ def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractConte
 
 
 def agree(what: str, where: str, sure: bool) -> None:
-    """Returns where somebody agrees to it.
-
-    Raises:
-        RunError: nobody does.
-    """
+    """RunError where nobody agrees to do `what` on `where`."""
     if not sure and not is_agreed(f"{what} on {where}?"):
         raise RunError("a rehearsal harms real hosts, and nobody has agreed", where=where, next="make rehearse YES=1")

@@ -107,11 +107,7 @@ def is_whole_number(value: object) -> bool:
 
 
 def number(value: object, least: float, most: float) -> float:
-    """A finite JSON number within these bounds.
-
-    Raises:
-        Implausible: it is none.
-    """
+    """A finite JSON number within these bounds; Implausible for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not math.isfinite(value):
         raise Implausible("a number that can't be")
     return float(value)

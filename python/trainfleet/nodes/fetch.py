@@ -62,11 +62,7 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
 
 
 def read_listing(text: str) -> dict[str, int]:
-    """File → bytes, of what `stat` printed.
-
-    Raises:
-        Implausible: it is another text, or names what no such folder has.
-    """
+    """File → bytes, of what `find` printed; Implausible for another text, or names that no such folder has."""
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
         match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME}(/{NAME}){{0,2}})", line)

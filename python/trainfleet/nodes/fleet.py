@@ -16,11 +16,7 @@ def hosts_of(config: Config) -> tuple[Host, ...]:
 
 
 def open_fleet(config: Config) -> Transport:
-    """A transport to all hosts; it connects when it is first used.
-
-    Raises:
-        ConfigError: the config names none, which is enough for a plan only.
-    """
+    """A transport to all hosts, which connects when it is first used; ConfigError where the config names none."""
     if not config.fleet.hosts:
         message = "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
         raise ConfigError.of("fleet.hosts", message, next="write them into config.yaml; make plan needs none")

@@ -175,11 +175,7 @@ def judge_output(
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
-    """What the bandwidth test on so many nodes measured, as its first node printed it.
-
-    Raises:
-        Implausible: that can't be.
-    """
+    """What the bandwidth test on so many nodes measured, as its first node printed it; Implausible where that can't be."""
     record = parse_json(text)
     if not isinstance(record, dict) or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys():
         raise Implausible("not the keys of a measurement")

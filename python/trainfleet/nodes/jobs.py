@@ -23,11 +23,7 @@ LAUNCHER = "TRAINFLEET_LAUNCHER"  # the same of a run's launcher and of what sta
 
 
 def mark_of(folder: str, run: str) -> str:
-    """The mark of a run's processes, unique on any fleet.
-
-    Raises:
-        BackendError: the names make none that is one line of visible letters.
-    """
+    """The mark of a run's processes, unique on any fleet; BackendError where the names make no line of visible letters."""
     return _require_mark(f"{folder}:{run}")
 
 
@@ -85,11 +81,7 @@ RUNNING = Look("running")
 
 
 def read_look(text: str) -> Look:
-    """What `look` said.
-
-    Raises:
-        Implausible: it said something else.
-    """
+    """What `look` said; Implausible where it said something else."""
     said = text.strip().rpartition("\n")[2]
     if said in ("running", "rebooted"):
         return Look(said)

@@ -65,11 +65,7 @@ class KnownHosts:
         client.set_missing_host_key_policy(Policy(self))
 
     def meet(self, name: str, key: PKey) -> None:
-        """Takes a key that the config names by its fingerprint.
-
-        Raises:
-            UnknownKey: it does not.
-        """
+        """Takes a key that the config names by its fingerprint; UnknownKey for any other."""
         if fingerprint(key) in self.fingerprints:
             self.trust({name: key})
             return

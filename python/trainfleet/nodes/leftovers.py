@@ -40,11 +40,7 @@ for path in {HARDENING} {LIMITS}; do [ ! -e "$path" ] || echo "file $path"; done
 
 
 def read(text: str) -> list[str]:
-    """What `find` printed, in words.
-
-    Raises:
-        Implausible: it printed something else.
-    """
+    """What `find` printed, in words; Implausible where it printed something else."""
     found = []
     for line in filter(None, text.split("\n")):
         kind, _, what = line.partition(" ")

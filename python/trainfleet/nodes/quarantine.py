@@ -57,11 +57,7 @@ class Quarantine:
         self._write(entries | {host.identity: Entry(host.name, host.address, against, time.time(), by)})
 
     def lift(self, name: str) -> Entry:
-        """Lets a host out, named as in fleet.hosts or by its address.
-
-        Raises:
-            BackendError: it is not in.
-        """
+        """Lets a host out, named as in fleet.hosts or by its address; BackendError where it is not in."""
         entries = self.entries()
         found = next(((key, entry) for key, entry in entries.items() if name in (key, entry.host, entry.address)), None)
         if found is None:

@@ -37,11 +37,7 @@ rm -rf --one-file-system -- {names}"""
 
 
 def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
-    """Folder → bytes, of what `measure` printed for these folders.
-
-    Raises:
-        Implausible: another folder, or no number.
-    """
+    """Folder → bytes, of what `measure` printed for these folders; Implausible for another folder, or what is no number."""
     asked, found = set(folders), {}
     for line in filter(None, text.split("\n")):
         count, _, folder = line.partition("\t")

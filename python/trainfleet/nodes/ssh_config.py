@@ -24,11 +24,7 @@ LARGEST = 1 << 20  # bytes
 
 
 def read(ssh: Ssh) -> SSHConfig:
-    """The file's settings, for a connection; empty without one.
-
-    Raises:
-        ConfigError: it can't be read, or would run what it may not.
-    """
+    """The file's settings, empty without one; ConfigError where it can't be read, or would run what it may not."""
     config, path = _parsed(ssh)
     home = Path("~/.ssh").expanduser().resolve()
     if _commands(config) and not path.resolve().is_relative_to(home):

@@ -44,11 +44,7 @@ class Stack:
 
 
 def load_stack(name: str) -> Stack:
-    """The stack called `name`.
-
-    Raises:
-        TrainfleetError: the lock file is not there, or has no such stack.
-    """
+    """The stack called `name`; TrainfleetError where the lock file is not there, or has no such stack."""
     import yaml
 
     try:

@@ -182,11 +182,7 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
 
 
 def require_own(folder: Path) -> None:
-    """Refuses a folder that has something else than an earlier plan: your config.yaml would be overwritten.
-
-    Raises:
-        ConfigError: it is no folder, or one with other files.
-    """
+    """ConfigError for a folder with something else than an earlier plan: your config.yaml would be overwritten."""
     why = no_place(folder)
     if folder.exists() and not folder.is_dir():
         why = "it is no folder"

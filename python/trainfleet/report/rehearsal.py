@@ -81,10 +81,6 @@ def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[Outcome]) -
 
 
 def read(run: Run) -> Rehearsal | None:
-    """The rehearsal that a run's folder holds; None where it holds none.
-
-    Raises:
-        InputError: the file is not what a rehearsal leaves.
-    """
+    """The rehearsal that a run's folder holds, None where it holds none; InputError where the file is not what one leaves."""
     record = runs.read_json(run.rehearsal)
     return None if record is None else fit(Rehearsal, record, str(run.rehearsal), "make rehearse again")

@@ -18,11 +18,7 @@ WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
 def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapping[str, str]) -> None:
-    """Returns where the cluster can take the job.
-
-    Raises:
-        BackendError: it can't; with what it has.
-    """
+    """BackendError where the cluster can't take the job; with what it has."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
@@ -96,11 +92,7 @@ def explained(engine: Engine, error: BackendError) -> BackendError:
 
 
 def require_private(engine: Engine) -> None:
-    """Refuses secrets on a cluster whose accounting keeps every job's environment.
-
-    Raises:
-        BackendError: it does.
-    """
+    """BackendError where secrets are given to a cluster whose accounting keeps every job's environment."""
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
         why = "AccountingStoreFlags has job_env: the cluster's database would keep their values"

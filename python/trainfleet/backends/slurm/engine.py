@@ -97,22 +97,14 @@ class Engine:
         self.nodes, self.nodes_until = dict[str, str](), 0.0  # those that take no job, and until when that is known
 
     def run(self, *words: str) -> str:
-        """What a command prints.
-
-        Raises:
-            BackendError: it ends badly; with its message, in plain words where these are known.
-        """
+        """What a command prints; BackendError where it ends badly, in plain words where its message is known."""
         said = self.ask(words, "", None)
         if said.code:
             raise refused(words[0], said.error or said.out)
         return said.out
 
     def look(self, number: str) -> Job:
-        """The job as it was seen last, at the pace at which jobs change.
-
-        Raises:
-            BackendError: slurmctld has never answered.
-        """
+        """The job as it was seen last, at the pace at which jobs change; BackendError while slurmctld has never answered."""
         new = number not in self.watched
         self.watched.add(number)
         if new or time.monotonic() >= self.next_look:

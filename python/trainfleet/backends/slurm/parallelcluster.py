@@ -88,11 +88,7 @@ class Cluster:
         return () if UNCHANGED in json.dumps(said) else wanted
 
     def apply(self) -> int:
-        """Makes the cluster, or changes it, and follows until it stands.
-
-        Raises:
-            BackendError: it could not be made; with the first thing that failed.
-        """
+        """Makes the cluster, or changes it, and follows until it stands; BackendError with the first thing that failed."""
         state = self.look()
         if state and state.passes:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
@@ -177,11 +173,7 @@ class Cluster:
         return State(str(said["clusterStatus"]), address, str(reasons[0].get("failureReason") or ""))
 
     def head(self) -> str:
-        """The address of the cluster's head; "" while there is no cluster.
-
-        Raises:
-            BackendError: it is not ready.
-        """
+        """The address of the cluster's head, "" while there is no cluster; BackendError where it is not ready."""
         state = self.look()
         if state is None:
             return ""
