@@ -21,7 +21,7 @@ JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: EngineFleet, body: Body) -> Body:
-    """A body in which the stack's placeholders are replaced by what it has made; CloudError where it is not there."""
+    """A body in which the stack's placeholders are replaced by what it has made; CloudError where there is none."""
     text = json.dumps(body)
     wanted = [name for name in OUTPUTS if name in text]
     found = cloud.outputs() if wanted else {}

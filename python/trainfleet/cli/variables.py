@@ -71,7 +71,7 @@ def read_variables(
             problems.append(Problem(0, f"make {verb}", "", f"{show(word)} is not VARIABLE=value"))
         else:
             given[name] = value
-    problems += [problem for name in given if name not in allowed for problem in [_refusal(verb, name, allowed)]]
+    problems += [_refusal(verb, name, allowed) for name in given if name not in allowed]
     empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]
     problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
     problems += [Problem(0, name, "", f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine")

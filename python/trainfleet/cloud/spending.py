@@ -74,9 +74,8 @@ def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
     if whole is None:
         yield f"  {'all':{width}}  {'unknown':>10}  no list price for {', '.join(row.what for row in found if row.usd is None)}"
     else:
-        yield f"  {'all':{width}}  {whole:>10,.2f}  " + (
-            "an hour" if hours is None else f"about ${whole * hours:,.2f} in {hours:,.1f} h"
-        )
+        span = "an hour" if hours is None else f"about ${whole * hours:,.2f} in {hours:,.1f} h"
+        yield f"  {'all':{width}}  {whole:>10,.2f}  {span}"
     for source in dict.fromkeys(row.source for row in found):
         yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
     yield f"  S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"

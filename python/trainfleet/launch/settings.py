@@ -56,7 +56,7 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 
 
 def config_of(settings: Settings) -> tuple[Config, list[Derived]]:
-    """The config with everything derived, and what was, as its backend has it too; ConfigError with all that is wrong."""
+    """The config with everything derived, and what was, by its backend's rules too; ConfigError with all that is wrong."""
     return load(settings, terms_of)
 
 

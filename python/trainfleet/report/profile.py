@@ -8,7 +8,7 @@ from ..errors import RunError
 from ..records import Profile
 from ..runs import Run, read_json
 from ..shapes import fit
-from .history import duration
+from .history import duration, percent
 
 WIDTH = 24  # characters of the longest bar
 ROWS = 12
@@ -33,21 +33,17 @@ def describe(run: Run) -> Iterator[str]:
         yield _bar(name, seconds, total)
     talk = found["communication"]
     yield ""
-    spent, shown = _share(talk["seconds"], total), _share(talk["not_hidden"], total)
+    spent, shown = percent(talk["seconds"] / total), percent(talk["not_hidden"] / total)
     yield f"communication  {spent:>7}  of the time, {shown} with nothing computed meanwhile"
     yield ""
     width = max((len(row["name"][:60]) for row in found["top"]), default=0)
     for row in found["top"][:ROWS]:
         name, seconds = row["name"][:60], row["seconds"]
-        yield f"{name:<{width}}  {_share(seconds, total):>7}  {duration(seconds):>8}  {row['calls']:>6,} calls"
+        yield f"{name:<{width}}  {percent(seconds / total):>7}  {duration(seconds):>8}  {row['calls']:>6,} calls"
     yield ""
     yield f"trace  {run.profile}/trace.json.gz  (drop it on ui.perfetto.dev)"
     yield "next   make train, or make profile SET='...' to see what another setting changes"
 
 
 def _bar(name: str, seconds: float, total: float) -> str:
-    return f"{name:<14} {_share(seconds, total):>7}  {duration(seconds):>8}  {'█' * round(WIDTH * seconds / total)}".rstrip()
-
-
-def _share(seconds: float, total: float) -> str:
-    return f"{100 * seconds / total:.1f} %"
+    return f"{name:<14} {percent(seconds / total):>7}  {duration(seconds):>8}  {'█' * round(WIDTH * seconds / total)}".rstrip()
