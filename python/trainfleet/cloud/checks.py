@@ -12,7 +12,6 @@ from . import permissions, quotas
 from .calls import Calls
 from .discovery import reservation_of
 from .inputs import Inputs
-from .instances import capacity_of
 from .kinds import instances, is_ours, tags_of
 from .machines import addresses
 from .quotas import Finding
@@ -61,13 +60,11 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     """Whether the reservation has room for the nodes now, of their type and in their zone."""
-    name = config.fleet.aws.reservation
-    if not name or capacity_of(config) not in ("reservation", "block"):
-        return
     if row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
-    else:
-        yield Finding(f"there is no {name} in {calls.region}", "fleet.aws.reservation, or fleet.aws.region")
+    elif row is not None:
+        what = f"there is no {config.fleet.aws.reservation} in {calls.region}"
+        yield Finding(what, "fleet.aws.reservation, or fleet.aws.region")
 
 
 def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:

@@ -58,11 +58,11 @@ def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
     return list(calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets)))
 
 
-def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any]:
-    """The reservation that the nodes are taken from, as EC2 has it; nothing without one, or where it is not there (checks.py)."""
+def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
+    """The reservation that the nodes are taken from, as EC2 has it; None without one, {} where it is not there (checks.py)."""
     name = config.fleet.aws.reservation
     if not name or capacity_of(config) not in ("reservation", "block"):
-        return {}
+        return None
     try:
         found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get("CapacityReservations", [])
     except CloudError as error:
@@ -102,7 +102,7 @@ def group_of(config: Config, calls: Calls) -> str | None:
     """The placement group that a reservation was made in: only nodes in that very group fill it."""
     if capacity_of(config) != "reservation":
         return None
-    return str(reservation_of(config, calls).get("PlacementGroupArn") or "").rpartition("/")[2] or None
+    return str((reservation_of(config, calls) or {}).get("PlacementGroupArn") or "").rpartition("/")[2] or None
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:

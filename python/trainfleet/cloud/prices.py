@@ -128,19 +128,13 @@ def _dollars(text: Any, usage: str) -> Iterator[float]:
         product = parse_json(text, API) if isinstance(text, str) else text
         if usage and not re.fullmatch(f"([A-Z0-9]+-)?{re.escape(usage)}", product["product"]["attributes"]["usagetype"]):
             return
-        for term in _values(product, "terms", "OnDemand"):
-            for part in _values(term, "priceDimensions"):
+        for term in product["terms"]["OnDemand"].values():
+            for part in term["priceDimensions"].values():
                 usd = float(part["pricePerUnit"]["USD"])
                 if part["unit"] == "Hrs" and 0 < usd < 10_000:
                     yield usd
     except (ValueError, TypeError, KeyError, AttributeError):
         return  # it is no product
-
-
-def _values(record: Any, *keys: str) -> Iterator[Any]:
-    for key in keys:
-        record = record[key]
-    return iter(record.values())
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:

@@ -30,13 +30,13 @@ from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
 from ..watch.follow import ENDS
+from ..watch.interrupts import SIGNALS
 from . import execution
 
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
 TO_BEGIN = 60.0  # seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for long
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
-DETACHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
@@ -191,7 +191,7 @@ def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> 
     def leave(number: int, frame: FrameType | None) -> None:
         raise LeftAlone
 
-    before = [signal.signal(number, leave) for number in DETACHED]
+    before = [signal.signal(number, leave) for number in SIGNALS]
     try:
         code = follow_launcher(place, words)
         backend.learn(place.run)
@@ -204,7 +204,7 @@ def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> 
         print("next: make train looks on again; make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED
     finally:
-        for number, handler in zip(DETACHED, before, strict=True):
+        for number, handler in zip(SIGNALS, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -137,12 +137,12 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]
     """
     whole = {name: value for name, value in variables.items() if name != "NODES"}
     settings = settings_of(whole)
-    counts = counts_of(variables.get("NODES", ""), config_of(settings)[0].fleet.nodes)
-    first = config_of(settings)[0].train.global_batch
+    config, _ = config_of(settings)
+    counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
         short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}  # a size of its own, or none
         if weak:
-            short["WEAK"] = ("train.global_batch", str(first * count // counts[0]))
+            short["WEAK"] = ("train.global_batch", str(config.train.global_batch * count // counts[0]))
         sizes.append(config_of(replace(settings, short=short)))
     return sizes
