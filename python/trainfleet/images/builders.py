@@ -70,8 +70,8 @@ class Builder:
 
     def names(self, label: str) -> list[str]:
         """The images on this machine that have a label, the newest first."""
-        name = "{{.Name}}" if self.name == "buildah" else "{{.Repository}}"
-        said = self.run("images", f"--filter=label={label}", f"--format={name}:{{{{.Tag}}}}")
+        form = "{{.Name}}:{{.Tag}}" if self.name == "buildah" else "{{.Repository}}:{{.Tag}}"
+        said = self.run("images", f"--filter=label={label}", f"--format={form}")
         return [line for line in said.stdout.splitlines() if "<none>" not in line]
 
     def login(self, host: str, user: str, token: str) -> subprocess.CompletedProcess[str]:
