@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,6 @@ NOTHING = ("name", "model.preset")  # keys whose difference says nothing of its 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One run in the table, and when it was last heard of."""
-
-    row: tuple[str, ...]
-    heard: float
-
-
 def known(root: Path = RUNS) -> list[Run]:
     """The run folders here, by name."""
     return [Run(path.parent) for path in sorted(root.glob("*/results.json")) if path.is_file()]
@@ -34,25 +26,22 @@ def known(root: Path = RUNS) -> list[Run]:
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
     """A line a run, those heard of last at the end; of one on a fleet as it was last seen here."""
-    entries = sorted((_entry(run) for run in runs), key=lambda entry: entry.heard)
-    yield from table(HEAD, [entry.row for entry in entries], ("run", "state"))
+    yield from table(HEAD, [row for _, row in sorted(map(_entry, runs), key=lambda entry: entry[0])], ("run", "state"))
 
 
-def _entry(run: Run) -> Entry:
+def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
+    """When a run was last heard of, and its row in the table."""
     try:
         history, heard = read(run), run.results.stat().st_mtime
     except (TrainfleetError, OSError) as error:
-        return Entry((run.name, f"unreadable: {error.what if isinstance(error, TrainfleetError) else error}", *[""] * 6), 0.0)
+        return 0.0, (run.name, f"unreadable: {error.what if isinstance(error, TrainfleetError) else error}", *[""] * 6)
     if run.metrics.exists():
         heard = max(heard, run.metrics.stat().st_mtime)
     usd = history.results.get("usd")
-    return Entry(
-        (
-            run.name, history.status, f"{history.step:,} of {history.steps_total:,}", _loss(history),
-            decimal(history.measured("valid_loss")), quantity(history.measured("tokens_per_second")),
-            f"${usd:,.2f}" if usd else "", f"{duration(time.time() - heard)}",
-        ),
-        heard,
+    return heard, (
+        run.name, history.status, f"{history.step:,} of {history.steps_total:,}", _loss(history),
+        decimal(history.measured("valid_loss")), quantity(history.measured("tokens_per_second")),
+        f"${usd:,.2f}" if usd else "", duration(time.time() - heard),
     )  # fmt: skip
 
 
