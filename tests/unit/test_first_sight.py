@@ -101,7 +101,7 @@ def test_a_cluster_that_answers_with_no_partitions_is_none(said: str) -> None:
         return Said(0, said, "")
 
     with pytest.raises(BackendError, match="this is no Slurm"):
-        Partitions(None, Engine(ask)).apply()  # type: ignore[arg-type]
+        Partitions(Engine(ask)).apply()
 
 
 @pytest.mark.parametrize(

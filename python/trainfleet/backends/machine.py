@@ -1,4 +1,4 @@
-"""This machine as the machines of the local backend: nothing is set up, and nothing is left."""
+"""Machines that nobody has to make; and this machine as those of the local backend."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from .. import hardware
 from ..plan.request import Artifact
 
 
-class Machine:
-    """Machines (base.py) of this machine, which simulates `nodes` nodes."""
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
+class Standing:
+    """Machines (base.py) that are there already: nothing is set up, and nothing is left; `apply` says what they are."""
 
     def changes(self) -> tuple[Artifact, ...]:
         return ()
+
+    def left(self) -> list[str]:
+        return []
+
+    def remove(self, purge: bool) -> None: ...
+
+
+class Machine(Standing):
+    """This machine, which simulates `nodes` nodes."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
 
     def apply(self) -> int:
         """Says what there is to train on."""
@@ -35,8 +44,3 @@ class Machine:
             print(f"note: {self.nodes} nodes share {hardware.local_cores()} cores; that works, and each is slower")
         print("ready; nothing else needs setting up on the local backend\nnext: make train")
         return 0
-
-    def left(self) -> list[str]:
-        return []
-
-    def remove(self, purge: bool) -> None: ...

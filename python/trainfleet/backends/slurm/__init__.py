@@ -261,7 +261,7 @@ class Slurm(Ssh):
         return Host(name, name)  # as Slurm says it
 
     def machines(self) -> Machines:
-        cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.config, self.engine)
+        cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)
         return Entrance(self, cluster) if self.hands_over else cluster
 
 

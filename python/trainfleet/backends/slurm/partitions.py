@@ -1,24 +1,20 @@
-"""An existing Slurm cluster as machines: nothing is set up, and nothing is left."""
+"""An existing Slurm cluster as machines."""
 
 from __future__ import annotations
 
 import re
 
-from ...config import Config
 from ...door import show
 from ...errors import BackendError
-from ...plan.request import Artifact
+from ..machine import Standing
 from .engine import Engine, read_partitions
 
 
-class Partitions:
-    """Machines (base.py) of a cluster that others administer."""
+class Partitions(Standing):
+    """Those of a cluster that others administer."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
-        self.config, self.engine = config, engine
-
-    def changes(self) -> tuple[Artifact, ...]:
-        return ()
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
     def apply(self) -> int:
         """Says what the cluster has."""
@@ -34,8 +30,3 @@ class Partitions:
                   f"{'' if row.is_up else ', takes no jobs now'}")  # fmt: skip
         print("the cluster is set up by whoever looks after it\nnext: make train")
         return 0
-
-    def left(self) -> list[str]:
-        return []
-
-    def remove(self, purge: bool) -> None: ...
