@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Self, TextIO
 
 from .. import fence
 from ..beats import newest_step
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..data.progress import Progress
 
 Part = tuple[str, str]  # a name, which may be empty, and its figure
-ASelf = TypeVar("ASelf", bound="Shown")
 REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/dataset_store.py)
 AFTER_A_STEP = ("checkpointed", "stopped", "finished")  # what comes of a step is said below its line
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -116,7 +115,7 @@ class Shown(ABC):
     def update(self, waits_for: str = "") -> None:
         """Reads what is new and draws it; or, while nothing runs yet, what it waits for."""
 
-    def __enter__(self: ASelf) -> ASelf:
+    def __enter__(self) -> Self:
         if self.line.fancy:
             self.line.area.start()
         return self
