@@ -404,7 +404,7 @@ def test_planning_twice_is_planning_once(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", PROBE_ME="yes")
     assert bench.backend.plan(request.job, {}) == request
     assert [artifact.name for artifact in request.artifacts] == list(bench.artifacts)
-    said = request.artifacts[-1].text
+    said = request.artifacts[-1].text.replace(" \\\n  ", " ")  # a checkout with a long path folds the line elsewhere
     assert ("export PROBE_ME=yes" in said and "-- probe exit 0 0" in said) or ('"PROBE_ME"' in said and '"exit",' in said)
 
 
