@@ -29,11 +29,7 @@ def streams(calls: Calls, group: str, prefix: str) -> list[str]:
 
 
 def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[str], str]:
-    """The lines behind `token`, each with its time of day; and the token behind them.
-
-    Raises:
-        CloudError: CloudWatch Logs refuses.
-    """
+    """The lines behind `token`, each with its time of day, and the token behind them; CloudError where AWS refuses."""
     lines: list[str] = []
     for _ in range(PAGES):
         where: dict[str, Any] = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}

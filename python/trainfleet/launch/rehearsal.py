@@ -297,11 +297,7 @@ def can_unshare() -> bool:
 
 @contextmanager
 def own_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder of this user's rehearsals, for one of them at a time; it goes with the block.
-
-    Raises:
-        BackendError: another rehearsal of this user is under way.
-    """
+    """A folder of this user's rehearsals, which goes with the block; BackendError while another of them is under way."""
     folder = (parent or Path(tempfile.gettempdir()).resolve()) / f"trainfleet-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():

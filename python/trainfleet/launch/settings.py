@@ -74,11 +74,7 @@ def run_started(variables: Variables) -> Run:
 
 
 def store_named(variables: Variables) -> tuple[str, Store]:
-    """The run that the config names, and where its checkpoints lie, as it was trained last.
-
-    Raises:
-        RunError: it was never started.
-    """
+    """The run that the config names, and where its checkpoints lie, as trained last; RunError where it was never started."""
     run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
 

@@ -78,11 +78,7 @@ def bytes_written(run: Run) -> int:
 
 
 def nodes_at_work(variables: Variables) -> tuple[str, ...]:
-    """The nodes on which something of the run that the config names is at work, with a launcher or without one.
-
-    Raises:
-        BackendError: a node can't be asked.
-    """
+    """The nodes on which something of the run is at work, with a launcher or without; BackendError where one can't be asked."""
     run = run_named(variables)
     if (backend := backend_known(run, variables)) is None:
         return ()

@@ -90,11 +90,7 @@ def bring_all(transport: Transport, host: Host, there: str, part: Path, sizes: d
 
 
 def bring(transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance) -> None:
-    """Writes a file of a host to `file`.
-
-    Raises:
-        BackendError: it has not the bytes that the host said, or the link was lost.
-    """
+    """Writes a file of a host to `file`; BackendError where other bytes come than the host said, or the link is lost."""
     complaints: list[bytes] = []
 
     def take(data: bytes) -> None:

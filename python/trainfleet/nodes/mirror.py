@@ -125,11 +125,7 @@ class Mirror:
 
 
 def read_news(text: str, known: Known) -> News:
-    """What a node's answer says, where it can be true of a run folder of which `known` was brought.
-
-    Raises:
-        Implausible: it can't.
-    """
+    """What a node's answer says of a run folder of which `known` was brought; Implausible where that can't be true."""
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
         raise Implausible("not the four keys of an answer")
