@@ -1,4 +1,4 @@
-"""The same exceptions as others print them: rich, IPython, loguru, a colourful Python, exception groups, wrappers of a program's own."""
+"""The same exceptions as others print them: rich, IPython, loguru, a colourful Python, Windows, groups, a program's own wrappers."""
 
 from __future__ import annotations
 
@@ -81,6 +81,10 @@ def grouped(frames: list[Frame], error: str) -> Iterator[str]:
     yield "    +------------------------------------"
 
 
+def windows(frames: list[Frame], error: str) -> Iterator[str]:
+    yield from python([replace(at, file="C:" + at.file.replace("/", "\\")) for at in frames], error)
+
+
 def wrapped(frames: list[Frame], error: str) -> Iterator[str]:
     yield from python(frames, error)
     yield from ("", "The above exception was the direct cause of the following exception:", "")
@@ -102,7 +106,7 @@ def in_cleanup(frames: list[Frame], error: str) -> Iterator[str]:
 # Forms, and how many in a hundred of what is read in Python's own may be lost to each.
 FORMS: dict[str, tuple[Callable[[list[Frame], str], Iterator[str]], float]] = {
     "coloured": (coloured, 0.0), "rich": (rich, 0.01), "ipython": (ipython, 0.02), "loguru": (loguru, 0.01), "a group": (grouped, 0.01),
-    "wrapped": (wrapped, 0.01), "in a handler's exception": (in_cleanup, 0.04),
+    "windows": (windows, 0.01), "wrapped": (wrapped, 0.01), "in a handler's exception": (in_cleanup, 0.04),
 }  # fmt: skip
 
 

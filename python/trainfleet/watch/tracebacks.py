@@ -157,7 +157,7 @@ class Tracebacks:
         frame = _IN.match(stripped.lstrip("│|+ "))
         if frame or not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4] or _POINTED.match(stripped):
             if frame:
-                self.frames.append(" ".join(filter(None, frame.groups())))
+                self.frames.append(" ".join(filter(None, frame.groups())).replace("\\", "/"))
                 self.source = ""
             elif stripped.strip("^~ "):
                 self.source = stripped
