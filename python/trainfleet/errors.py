@@ -54,9 +54,8 @@ class TrainfleetError(Exception):
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def __str__(self) -> str:
-        return "\n".join(
-            [self.head, *(f"  why: {self.why}" for _ in [0] if self.why), *(f"  next: {self.next}" for _ in [0] if self.next)]
-        )
+        why = f"\n  why: {self.why}" if self.why else ""
+        return self.head + why + (f"\n  next: {self.next}" if self.next else "")
 
 
 def tell(error: TrainfleetError) -> int:
