@@ -24,18 +24,13 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .output import COMMANDS, hide, visible
+from .output import completed, hide, visible
 
-TYPED = "TRAINFLEET_TYPED"  # has the words of the command that say which config and run it is about (cli)
-LONGEST = 500  # characters that a next command takes over from the one that was typed
 MOST = 25  # problems of a config that are printed
-OF_NO_RUN = ("config", "recipes", "runs", "compare", "ls")
 
 
 class TrainfleetError(Exception):
@@ -64,14 +59,6 @@ def tell(error: TrainfleetError) -> int:
     error.next = completed(error.next)
     print(f"error: {hide(visible(error))}", file=sys.stderr, flush=True)
     return error.exit_code
-
-
-def completed(next: str) -> str:
-    """The commands in it with the config or run that was typed; without, they would be about the one in config.yaml."""
-    typed = os.environ.get(TYPED, "")
-    if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", next):
-        return next
-    return COMMANDS.sub(lambda command: command[0] + (typed if command[1] not in OF_NO_RUN else ""), next)
 
 
 def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:

@@ -29,6 +29,10 @@ COMMANDS = re.compile(  # of our Makefile, wherever a text names one
     r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|stop"
     r"|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
+TYPED = "TRAINFLEET_TYPED"  # has the words of the command that say which config and run it is about (cli)
+LONGEST = 500  # characters that a next command takes over from the one that was typed
+OF_NO_RUN = ("config", "recipes", "runs", "compare", "ls")
+NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
 IN_ADDRESS = re.compile(r"(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)")  # user:password@ of a proxy
 # Control characters except newline and tab; characters that change the direction of text; Unicode line separators.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
@@ -158,8 +162,18 @@ class Stream:
             self._stream.flush()
 
 
+def completed(next: str) -> str:
+    """The commands in it with the config or run that was typed; without, they would be about the one in config.yaml."""
+    typed = os.environ.get(TYPED, "")
+    if not typed or len(typed) > LONGEST or re.search("(CONFIG|RUN|SET)=", next):
+        return next
+    return COMMANDS.sub(lambda command: command[0] + (typed if command[1] not in OF_NO_RUN else ""), next)
+
+
 def _as_typed(text: str) -> str:
-    """The text with commands as their user types them: `trainfleet train` where that is installed."""
+    """The text with commands as their user types them: `trainfleet train` where that is installed, and about the same config."""
+    if "next: " in text:
+        text = NEXT.sub(lambda line: completed(line[0]), text)
     command = os.environ.get("TRAINFLEET_COMMAND")
     if command != "trainfleet":
         return text

@@ -199,6 +199,10 @@ def unwritable(path: Path, error: OSError) -> RunError:
     remedy = f"make {path.parent} writable for you: ls -ld {path.parent}"
     if error.errno == errno.ENOSPC:
         remedy = "free some space (df -h .), then run the same command again"
+    elif error.errno == errno.EFBIG:
+        remedy = "ulimit -f unlimited, as a limit on files' sizes is set; then run the same command again"
+    elif error.errno == errno.EROFS:
+        remedy = f"work in a folder that can be written: its disk is mounted read-only (findmnt -T {path.parent})"
     elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
         remedy = f"look at what is in its place: ls -ld {path.parent} {path}"
     return RunError(f"can't write {path}", why=why, next=remedy)

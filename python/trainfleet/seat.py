@@ -63,7 +63,7 @@ def require_numbers(*names: str) -> None:
     """Refuses a job whose variables are not the numbers that they should be, before anything of it has started."""
     for name in names:
         if (value := os.environ.get(name)) and not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", value):
-            raise BackendError(f"{name} is {value[:80]!r}, which is no number", next=_NEXT)
+            raise BackendError(f"{name} is {value[:80]!r}, which is no number", next=f"unset {name}; or {_NEXT}")
 
 
 def lone_rank(seat: Seat) -> dict[str, str]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import shlex
 from pathlib import Path
 
 import pytest
 
+import verbs
 from trainfleet.cli.variables import read_variables
-from trainfleet.config import Settings, exports, load
+from trainfleet.config import Settings, dump_resolved, exports, load
 from trainfleet.config.positions import read
 from trainfleet.errors import ConfigError, InputError, RunError
+from trainfleet.report import plots
 from trainfleet.report.proposal import require_own
+from trainfleet.runs import unwritable
 
 
 @pytest.mark.parametrize(
@@ -85,3 +92,75 @@ def test_what_a_backend_lacks_is_told_by_its_own_name(tmp_path: Path, backend: s
     (tmp_path / "config.yaml").write_text("name: base\ndata: {sources: [stdlib]}\n")
     with pytest.raises(ConfigError, match=f"the {backend} backend needs a folder"):
         load(Settings(tmp_path / "config.yaml", f"fleet.backend={backend}"), terms_of)
+
+
+def test_a_setting_that_is_no_number_is_told(tmp_path: Path) -> None:
+    said = verbs.enter(tmp_path, "runs", code=1, variables={"TRAINFLEET_STARTED": "abc"})
+    assert "TRAINFLEET_STARTED is 'abc', which is no number" in said and "next: unset TRAINFLEET_STARTED" in said
+
+
+@pytest.mark.parametrize(
+    "number, remedy", [(errno.EFBIG, "ulimit -f"), (errno.EROFS, "read-only"), (errno.EACCES, "writable for")]
+)
+def test_each_cause_of_what_can_t_be_written_has_its_remedy(number: int, remedy: str) -> None:
+    assert remedy in unwritable(Path("runs/x/lock"), OSError(number, os.strerror(number))).next
+
+
+@pytest.mark.parametrize("verb", ["sample", "eval", "export OUT=m"])
+def test_a_run_without_a_checkpoint_is_told_before_anything_is_loaded(tmp_path: Path, verb: str) -> None:
+    """Nothing of torch: the message comes from the control plane."""
+    (tmp_path / "runs/base").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("name: base\ndata: {sources: [stdlib]}\n")
+    (tmp_path / "runs/base/config.yaml").write_text(dump_resolved(load(Settings(tmp_path / "config.yaml"))[0]))
+    said = verbs.enter(tmp_path, *verb.split(), code=1)
+    assert "error: base: has no checkpoint yet" in said and not (tmp_path / "m").exists()
+
+
+def test_the_next_command_is_about_the_config_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("a few words\n" * 100)
+    (tmp_path / "other.yaml").write_text("name: other\ndata: {sources: [text]}\n")
+    assert verbs.enter(tmp_path, "plan", "CONFIG=other.yaml").endswith("\nnext: make train CONFIG=other.yaml\n")
+    (tmp_path / "other.yaml").rename(tmp_path / "config.yaml")
+    assert verbs.enter(tmp_path, "plan").endswith("\nnext: make train\n")
+
+
+def test_what_sizes_a_fleet_says_a_command_that_does(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: base\ndata: {sources: [stdlib]}\n")
+    said = verbs.enter(tmp_path, "plan", "TOKENS=1e12", code=2)
+    command = shlex.split(said.partition("next: make ")[2].partition("; ")[0])
+    assert "answer: NODES=" in verbs.enter(tmp_path, *command)
+
+
+def test_a_run_whose_results_are_no_file_is_listed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "runs/odd/results.json").mkdir(parents=True)
+    assert "unreadable: is a folder, not a file" in verbs.enter(tmp_path, "runs")
+
+
+def test_curves_without_a_number_are_drawn_without_a_word_of_the_library_s(recwarn: pytest.WarningsRecorder) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.01, 0.01), layout="constrained")
+    figure.subplots().set_title("loss")
+    assert plots.svg(figure, "loss").startswith("<svg") and not recwarn.list
+
+
+@pytest.mark.parametrize("lost", ["config.yaml", "half a config.yaml", "checkpoints"])
+def test_what_a_finished_run_has_lost_comes_back_or_is_told(tmp_path: Path, lost: str) -> None:
+    """The next command that other verbs name, make train, has to help."""
+    (tmp_path / "config.yaml").write_text("name: base\ndata: {sources: [text]}\ntrain: {steps: 4, sequence_length: 16}\n")
+    verbs.write_text(tmp_path / "text")
+    run = tmp_path / "runs/base"
+    (run / "checkpoints/step-00000004").mkdir(parents=True)
+    told = {"status": "finished", "steps": 4, "last_checkpoint": "runs/base/checkpoints/step-00000004"}
+    (run / "results.json").write_text(json.dumps(told))
+    if lost == "checkpoints":
+        (run / "checkpoints/step-00000004").rmdir()
+        assert "is finished, and its checkpoints are gone" in verbs.enter(tmp_path, "train", code=1)
+        return
+    if lost.startswith("half"):
+        (run / "config.yaml").write_text("name: base\ntrain: [")
+    else:
+        assert "has lost its config.yaml\n  next: make train" in verbs.enter(tmp_path, "checkpoints", code=1)
+    assert "nothing is left to do" in verbs.enter(tmp_path, "train")
+    assert "has no committed.json" in verbs.enter(tmp_path, "checkpoints", code=1)

@@ -12,7 +12,8 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.cli.variables import flag, number, read_variables
-from trainfleet.errors import TYPED, ConfigError, completed
+from trainfleet.errors import ConfigError
+from trainfleet.output import TYPED, completed
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = ("NODES", "CONFIG", "SET", "PROMPT")

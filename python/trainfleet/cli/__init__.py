@@ -13,12 +13,14 @@ from pathlib import Path
 
 from .. import origin
 from ..door import printable, shortened
-from ..errors import TYPED, NoSource, RunError, TrainfleetError, tell
-from ..output import guarded
+from ..errors import NoSource, RunError, TrainfleetError, tell
+from ..output import TYPED, guarded
 from ..runs import unwritable
+from ..seat import require_numbers
 from ..spelling import suggest
 from .variables import VARIABLES, Variables, read_variables, typed
 
+STARTED = "TRAINFLEET_STARTED"
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
 
 NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)  # of what can't be such a file
@@ -62,8 +64,9 @@ OF_A_CHECKOUT = ("test", "check")
 
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
-    started = float(os.environ.get("TRAINFLEET_STARTED") or time.time())  # given where a fleet's head acts for a command
     try:
+        require_numbers(STARTED)
+        started = float(os.environ.get(STARTED) or time.time())  # given where a fleet's head acts for a command
         if list(arguments) == ["-"]:
             from ..nodes.errand import received  # on a host of a fleet: another machine sends the verb
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..launch.harness import evaluate
-from ..launch.settings import run_started
+from ..launch.settings import run_trained
 from ..launch.whereabouts import forwarded
 from ..processes import run_module
 from .variables import Variables
@@ -14,4 +14,4 @@ def main(variables: Variables, started: float) -> int:
         return evaluate(variables, variables["TASKS"])
     if (code := forwarded("eval", variables)) is not None:
         return code
-    return run_module("trainfleet.engine.evaluate", str(run_started(variables).folder))
+    return run_module("trainfleet.engine.evaluate", str(run_trained(variables).folder))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..launch.settings import run_started
+from ..launch.settings import run_trained
 from ..launch.whereabouts import forwarded
 from ..processes import run_module
 from .variables import Variables, amount, number
@@ -13,11 +13,11 @@ LONGEST = 10**6  # tokens of a sample
 def main(variables: Variables, started: float) -> int:
     if (code := forwarded("sample", variables)) is not None:
         return code
-    run = run_started(variables)
     length, temperature = number(variables, "LENGTH", 200, 1, LONGEST), amount(variables, "TEMPERATURE", least=0)
     top_p = amount(variables, "TOP_P", most=1)
     words = {"--tokens": length, "--temperature": temperature, "--top-p": top_p, "--seed": seed(variables)}
     options = [str(word) for name, value in words.items() if value is not None for word in (name, value)]
+    run = run_trained(variables)
     # After `--` all is data: a prompt may begin with a dash.
     return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), variables.get("PROMPT", "def "))
 

@@ -22,6 +22,7 @@ from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
+from ..seat import require_numbers
 from ..watch.attempts import persevere
 from ..watch.budget import Budget
 from ..watch.follow import ENDS, Follower, Sequel
@@ -127,6 +128,7 @@ def execute(
         follower.progress = lambda: live.progress
     if request.job.ahead:  # what compiles says little
         follower.progress, follower.still = (lambda: sum(runs.size_of(log) for log in request.logs)), COMPILES
+    require_numbers(ENDS)
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.instance_type = plan.config.fleet.instance_type
     follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel

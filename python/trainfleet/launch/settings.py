@@ -69,7 +69,8 @@ def run_started(variables: Variables) -> Run:
     """The run that the config names, for verbs that need what it has made; RunError where it was never started."""
     run = run_named(variables)
     if not run.config.exists():
-        raise RunError("was never started", where=str(run.folder), next="make train")
+        what = "has lost its config.yaml" if run.results.exists() else "was never started"
+        raise RunError(what, where=str(run.folder), next="make train")
     return run
 
 
@@ -77,6 +78,18 @@ def store_named(variables: Variables) -> tuple[str, Store]:
     """The run that the config names, and where its checkpoints lie, as trained last; RunError where it was never started."""
     run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
+
+
+def run_trained(variables: Variables) -> Run:
+    """The run that the config names, for verbs that load its model.
+
+    Raises:
+        RunError: it was never started, or has no checkpoint yet.
+    """
+    name, store = store_named(variables)
+    if not store.steps() and not store.broken():
+        raise RunError("has no checkpoint yet", where=name, next="make train")
+    return run_of(name)
 
 
 def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:

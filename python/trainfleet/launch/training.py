@@ -11,9 +11,9 @@ from ..backends.base import Can, Handle
 from ..backends.place import Place
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
-from ..checkpoints.store import store_of
-from ..config import Config, dump_given, dump_resolved, exports
-from ..errors import InputError, JobFailed, RunError, TrainfleetError
+from ..checkpoints.store import store_at, store_of
+from ..config import Config, dump_given, dump_resolved, exports, load_resolved
+from ..errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
 from ..lease import Holder, Lease
 from ..plan.plan import Plan
 from ..plan.request import Request
@@ -42,6 +42,8 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
     place.refresh()
     require_same(plan.config, run)
     if execution.is_finished(plan, run):
+        if backend.is_here:
+            mend_finished(plan, run)
         return execution.say_finished(plan, run)
     require_able(plan.config, run)
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
@@ -75,6 +77,22 @@ def require_same(config: Config, run: Run) -> None:
             continue  # the ranks set it aside
         changes.check(commit, config, commit.dataset, store.address(step))
         return
+
+
+def mend_finished(plan: Plan, run: Run) -> None:
+    """Writes a finished run's config.yaml anew where it was lost or damaged: the verbs that use its model need it.
+
+    Raises:
+        RunError: all its checkpoints are gone.
+    """
+    saved = str(run.read_results().get("last_checkpoint") or "")
+    if saved and not store_at(saved.rpartition("/")[0]).steps():
+        next = "bring them back; or train it anew: make clean PURGE=1, then make train"
+        raise RunError("is finished, and its checkpoints are gone", where=str(run.folder), why=f"the last was {saved}", next=next)
+    try:
+        load_resolved(run.config)
+    except ConfigError:
+        prepare(plan, run)
 
 
 def require_able(config: Config, run: Run) -> None:

@@ -14,7 +14,7 @@ from ..config import Config, exports, load_resolved
 from ..errors import BackendError, ConfigError, RunError
 from ..processes import run_module
 from ..runs import Run, is_locked
-from .settings import Variables, config_of, run_named, run_started, settings_of
+from .settings import Variables, config_of, run_named, run_trained, settings_of
 
 PATIENCE, LONGEST = 120.0, 1800.0  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
 
@@ -42,7 +42,7 @@ def export(variables: Variables) -> int:
     if (code := forwarded("export", variables)) is not None:
         return code
     form = variables.get("FORMAT") or exports.HUGGINGFACE
-    return run_module("trainfleet.engine.export", str(run_started(variables).folder), variables["OUT"], form)
+    return run_module("trainfleet.engine.export", str(run_trained(variables).folder), variables["OUT"], form)
 
 
 def stop(place: Place, run: Run, variables: Variables) -> bool:

@@ -59,7 +59,9 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
         kind = config.fleet.instance_type
         what = f"{kind} has no accelerator" if kind else "without a type there is nothing to count nodes of"
         asks = "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes"
-        next = "make plan DAYS=7 TOKENS=1e10 SET='fleet.instance_type=p5.48xlarge'; of this machine: make plan"
+        next = (
+            "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'; of this machine: make plan"
+        )
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=next)
     if wish.usd is not None and price is None:
         what = f"no list price of {config.fleet.instance_type}, so USD can't be turned into nodes"

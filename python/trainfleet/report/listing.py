@@ -21,7 +21,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 def known(root: Path = RUNS) -> list[Run]:
     """The run folders here, by name."""
-    return [Run(path.parent) for path in sorted(root.glob("*/results.json")) if path.is_file()]
+    return [Run(path.parent) for path in sorted(root.glob("*/results.json"))]
 
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:

@@ -10,6 +10,8 @@ import io
 import math
 import os
 import re
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from statistics import median
@@ -76,7 +78,7 @@ def save(figure: Figure, path: Path) -> None:
         raise RunError(what, where=str(folder), next=f"rm {quote(str(folder))}")
     make_folder(folder)
     path.unlink(missing_ok=True)
-    figure.savefig(path, dpi=160, facecolor=PAPER)
+    quietly(lambda: figure.savefig(path, dpi=160, facecolor=PAPER))
 
 
 def figures(history: History) -> dict[str, Figure]:
@@ -87,6 +89,13 @@ def figures(history: History) -> dict[str, Figure]:
         return {"loss": _draw_loss(history), "throughput": _draw_throughput(history)}
 
 
+def quietly(draw: Callable[[], object]) -> None:
+    """Draws without what matplotlib warns of: where there is next to nothing to draw, that its layout came to nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        draw()
+
+
 def svg(figure: Figure, title: str) -> str:
     """A figure as one <svg> element that scales with the page, in its font, coloured by its CSS variables."""
     import matplotlib
@@ -94,7 +103,7 @@ def svg(figure: Figure, title: str) -> str:
     os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib takes it for a number, whatever it is; no date is kept here
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        quietly(lambda: figure.savefig(file, format="svg", transparent=True, metadata={"Date": None}))
     text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
