@@ -24,7 +24,7 @@ LEFT_BY_A_RUN = (
 OF_A_DATASET = (
     r"(plan|manifest|tokenizer)\.json", r"lock", r"lengths\.png", r"(train|validation)/\d{5,}\.(bin|idx|\d+\.partial)",
     r"units/\d{5,}\.json", r"progress/\d+-\d+\.(json|partial)", r"logs/(node|engine)-\d+\.log", r"logs/node-\d+\.parts/.*",
-    r"nodes/node-\d+(\.sh|\.exit)?",
+    r"nodes/node-\d+(\.(sh|exit|said))?",
     re.escape(STATE), r"cache/[0-9a-f]{16}-\d+(\.\d+\.partial)?", r"(units/)?\.[a-z0-9]+\.json\.\d+",
 )  # fmt: skip
 SIGNATURE_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json", STATE)
