@@ -14,7 +14,7 @@ from .meaning import firmer, implied, stated
 from .tracebacks import BUGS, PROGRAM, Block
 
 RESTORING = re.compile(
-    r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|torch/distributed/checkpoint/"
+    r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|(?:torch/distributed/checkpoint|/orbax|/tensorstore)/"
     r"|torch/serialization\.py \w*load"
 )
 STARTING = re.compile(
@@ -32,9 +32,14 @@ LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?!torch/(?:nn/modules/module|multiprocessing|utils/data)|torch_xla)"
 )  # but what calls back
 MISFIT = re.compile(  # a library that calls another, which is older or newer than it takes it for
-    r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but|module '[\w.]+' has no attribute"
+    r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but"
+    r"|(?:module|type object) '[\w.]+' has no attribute"
+    r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object has no attribute"
 )
 KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")  # a line that takes a checkpoint apart
+CALLED = re.compile(  # torch and numpy as they check what they were called with: all else that can fail in them has words
+    r"/(?:site|dist)-packages/(?:torch/(?:functional|_tensor\.py|autograd|optim|amp|linalg|fft|nn/(?!parallel))|numpy/|einops/)"
+)
 WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
 RAISED = ("Exception", "RuntimeError", "ValueError")  # by a program itself, where its own line is the innermost
 TELLING = {"unknown": 0, "code": 1}  # causes that are named where nothing says more
@@ -103,7 +108,7 @@ def _guess(blank: Evidence, block: Block, text: str, root: bool) -> Evidence:
     """
     if block.panicked:
         return replace(blank, cause="code")
-    if block.name == "KeyError" and KEYS.search(block.source):
+    if block.name == "KeyError" and (KEYS.search(block.source) or "state_dict" in text):
         return replace(blank, cause="checkpoint")
     if block.name in PROGRAM and _misfits(block, text):
         return replace(blank, cause="environment")
@@ -114,7 +119,11 @@ def _guess(blank: Evidence, block: Block, text: str, root: bool) -> Evidence:
         return replace(blank, cause="checkpoint")
     own = root and block.name in RAISED and OWN.match(block.frames.rpartition("\n")[2])
     known = (
-        own or (block.name == "ValueError" and block.frames) or block.name == "AssertionError" or first_sign(("program",), text)
+        own
+        or (block.name == "ValueError" and block.frames)
+        or block.name == "AssertionError"
+        or (block.name in RAISED and CALLED.search(block.frames.rpartition("\n")[2]))
+        or first_sign(("program",), text)
     )
     return replace(blank, cause="code") if known else blank
 

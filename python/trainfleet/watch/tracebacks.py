@@ -34,6 +34,7 @@ _FOREIGN = re.compile(  # how others than Python's begin their last words: C++, 
 _PANIC = re.compile(
     r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
 )  # a bug, where they say no more
+_WOVEN = re.compile(r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*")  # ranks that write over each other
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
 _IN = re.compile(  # a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
     r'(?:> )?File "([^"]+)", line \d+(?:, in (\S+))?|File (\S+?):\d+, in ([\w.<>]+)|(?:Cell|Input) In ?\[\d+\]'
@@ -109,6 +110,8 @@ class Tracebacks:
 
     def take(self, line: Line, index: int, text: str) -> bool:
         """Whether the line was a part of a traceback or of an exception's message."""
+        if text.count("Error") > 1:
+            text = _WOVEN.sub(r"\1\2: ", text)
         if TRACEBACK in text:
             head, *pieces = text[text.index(TRACEBACK) :].split("\\n") if "\\n" in text else [text]
             self._open(head)
