@@ -12,6 +12,7 @@ from cockpit import NODES, STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
 from trainfleet.backends.base import load_job
+from trainfleet.lease import PATIENCE
 
 FAULT_AT = 60  # the step
 
@@ -37,6 +38,44 @@ def test_a_frozen_agent_keeps_no_run_from_its_end(nodes: Lab, whole: dict[int, f
     assert cockpit.losses() == whole
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
     told("a torchrun agent stopped (`SIGSTOP`)", noticed, 0, 0, "equal", "all ranks have ended: finished, and the agent is ended")
+
+
+@pytest.mark.timeout(300)
+def test_what_is_frozen_on_a_node_that_does_not_answer_is_ended_once_it_does(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "agent-frozen-unseen")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    freeze_agents(nodes, 1)
+    nodes.shut(1)
+    try:
+        log = cockpit.run.folder / "logs" / "launcher.log"
+        cockpit.until("it waits for the node", lambda: "no answer from node1" in log.read_text(), 120)
+    finally:
+        nodes.open(1)
+    output = looker.communicate(timeout=90)[0]
+    assert looker.returncode == 0 and "make clean ends" not in output, output + cockpit.words()
+    assert cockpit.losses() == whole
+    assert not cockpit.leftovers()
+
+
+@pytest.mark.timeout(300)
+def test_of_a_finished_run_without_a_launcher_nothing_is_left_once_it_is_typed_again(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
+    cockpit = Cockpit(nodes, tmp_path, "frozen-alone")
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    freeze_agents(nodes, 1)
+    cockpit.kill_launchers()
+    looker.kill()
+    looker.communicate()
+    cockpit.until("the ranks finish", lambda: cockpit.events("finished"), 90)
+    assert cockpit.leftovers()
+    time.sleep(PATIENCE)
+    assert "nothing is left to do" in cockpit.type("train")
+    assert not cockpit.leftovers() and cockpit.losses() == whole
 
 
 @pytest.mark.timeout(300)

@@ -27,6 +27,7 @@ WAITING = (Phase.QUEUED, Phase.STARTING)
 STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest stretch without progress
 ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
 CUT_OFF = 143  # the exit code of SIGTERM
+SILENT_GRACE = 60.0  # seconds that a node which does not answer gets once the ranks are done
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
 
@@ -99,6 +100,8 @@ class Follower:
             self.place.refresh()
             if outcome.failed:
                 self._supplement(request)
+            if outcome.concluded:
+                self._await_silent(handle, request, outcome.status.silent)
             return outcome
         finally:
             self.backend.stop(handle, at_once=True)
@@ -134,6 +137,17 @@ class Follower:
         return Outcome(
             status, alarm, alive, concluded
         )  # as it was before the rest were stopped: that they were killed says nothing
+
+    def _await_silent(self, handle: Handle, request: Request, silent: frozenset[int]) -> None:
+        """Waits for nodes that do not answer while the ranks are done: what is left on them can be ended only once they do."""
+        deadline, who = time.monotonic() + SILENT_GRACE, ", ".join(str(request.host(node)) for node in sorted(silent))
+        if silent:
+            self.say(f"no answer from {who}: waiting up to {SILENT_GRACE:.0f} s, to end what is left there")
+        while silent and time.monotonic() < deadline:
+            time.sleep(POLL)
+            silent = self.backend.status(handle).silent
+        if silent:
+            self.say(f"still no answer from {who}: make clean ends what is left there")
 
     def _with_cut_off(self, status: Status, request: Request) -> Status:
         """The status; where another user had the engine end the job, ranks that had not concluded count as cut off."""
