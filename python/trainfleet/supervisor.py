@@ -78,6 +78,9 @@ def run_part(part: Callable[[], int]) -> int:
     except TrainfleetError as error:
         code = error.exit_code
         raise
+    except SystemExit as left:  # asked to leave before its command had begun
+        code = left.code if isinstance(left.code, int) else 1
+        raise
     finally:
         if exit_file:
             with contextlib.suppress(OSError):  # where that is full too, the missing file says that it failed (nodes/jobs.py)

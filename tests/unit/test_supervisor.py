@@ -354,3 +354,13 @@ def test_a_rank_dies_with_its_agent_even_while_it_loads(tmp_path: Path, monkeypa
     process.wait(10)
     await_gone(rank)
     assert (tmp_path / "rank.log").read_text() == ("" if loads else "trains\n")
+
+
+def test_a_part_that_is_asked_to_leave_before_its_command_begins_leaves_that_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(supervisor.EXIT, str(tmp_path / "exit"))
+    monkeypatch.setattr(supervisor, "die_with_parent", lambda: None)
+    with pytest.raises(SystemExit):
+        supervisor.run_part(lambda: sys.exit(128 + signal.SIGTERM))
+    assert (tmp_path / "exit").read_text() == "143\n"
