@@ -137,7 +137,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.close(started)
         return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
     os.setsid()
-    said_by_script = os.open(file.with_name(f"{file.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    said_by_script = os.open(said_file(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
@@ -164,6 +164,11 @@ def process_in(file: Path) -> tuple[int, str, str]:
     """Pid, identity and token from a node's file (`pid start boot token`); 0 and empty texts if it has none."""
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
+
+
+def said_file(file: Path) -> Path:
+    """Where a node's part prints what does not go into its log."""
+    return file.with_name(f"{file.name}.said")
 
 
 def told(said: str) -> str:

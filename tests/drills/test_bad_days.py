@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -23,12 +24,18 @@ def freeze_agents(nodes: Lab, node: int) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
+def train_with_a_frozen_agent(cockpit: Cockpit, node: int) -> subprocess.Popen[str]:
+    """`make train`, in whose middle a node's agent is stopped."""
+    looker = cockpit.start("train")
+    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
+    freeze_agents(cockpit.nodes, node)
+    return looker
+
+
 @pytest.mark.timeout(300)
 def test_a_frozen_agent_keeps_no_run_from_its_end(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
     cockpit = Cockpit(nodes, tmp_path, "agent-frozen")
-    looker = cockpit.start("train")
-    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
-    freeze_agents(nodes, 1)
+    looker = train_with_a_frozen_agent(cockpit, 1)
     cockpit.until("the ranks finish", lambda: cockpit.events("finished"), 90)
     finished = time.time()
     output = looker.communicate(timeout=90)[0]
@@ -45,9 +52,7 @@ def test_what_is_frozen_on_a_node_that_does_not_answer_is_ended_once_it_does(
     nodes: Lab, whole: dict[int, float], tmp_path: Path
 ) -> None:
     cockpit = Cockpit(nodes, tmp_path, "agent-frozen-unseen")
-    looker = cockpit.start("train")
-    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
-    freeze_agents(nodes, 1)
+    looker = train_with_a_frozen_agent(cockpit, 1)
     nodes.shut(1)
     try:
         log = cockpit.run.folder / "logs" / "launcher.log"
@@ -65,9 +70,7 @@ def test_of_a_finished_run_without_a_launcher_nothing_is_left_once_it_is_typed_a
     nodes: Lab, whole: dict[int, float], tmp_path: Path
 ) -> None:
     cockpit = Cockpit(nodes, tmp_path, "frozen-alone")
-    looker = cockpit.start("train")
-    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
-    freeze_agents(nodes, 1)
+    looker = train_with_a_frozen_agent(cockpit, 1)
     cockpit.kill_launchers()
     looker.kill()
     looker.communicate()
@@ -81,9 +84,7 @@ def test_of_a_finished_run_without_a_launcher_nothing_is_left_once_it_is_typed_a
 @pytest.mark.timeout(300)
 def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
     cockpit = Cockpit(nodes, tmp_path, "stop-frozen")
-    looker = cockpit.start("train")
-    cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
-    freeze_agents(nodes, 2)
+    looker = train_with_a_frozen_agent(cockpit, 2)
     began = time.time()
     assert "stopped; nothing runs any more" in cockpit.type("stop", timeout=150)
     ended = time.time()

@@ -29,7 +29,7 @@ from ..plan.request import Artifact, Request
 from ..processes import die_with_parent, identity, signal_group
 from ..runs import Run
 from ..seat import LOOPBACK, Seat
-from ..supervisor import EXIT, process_in, read, told, write
+from ..supervisor import EXIT, process_in, read, said_file, told, write
 from .base import Can, Handle, Machines, Phase, Status
 from .machine import Machine
 from .node import node_script, values_of
@@ -107,7 +107,7 @@ class Local:
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         script.write_text(artifact.text, encoding="utf-8")
-        with open(_said(file), "wb") as said:  # what it prints before it has a log, or beside it
+        with open(said_file(file), "wb") as said:  # what it prints before it has a log, or beside it
             process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)},
                                        stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
                                        preexec_fn=die_with_parent)  # fmt: skip
@@ -173,14 +173,10 @@ def _file(handle: Handle, node: int) -> Path:
     return Path(handle.id) / "nodes" / f"node-{node}"
 
 
-def _said(file: Path) -> Path:
-    return file.with_name(f"{file.name}.said")
-
-
 def _read_said(handle: Handle, node: int) -> str:
     """What a node's part has printed beside its log; "" where that can't be read."""
     with suppress(OSError, InputError):
-        return read(_said(_file(handle, node)))
+        return read(said_file(_file(handle, node)))
     return ""
 
 
