@@ -19,7 +19,7 @@ TYPES: dict[str, tuple[str, str, float]] = {
     "AWS::EC2::FlowLog": ("flow-log", "fl-", 3),
     "AWS::FSx::FileSystem": ("file-system", "fs-", storage.FORMATTED + 5),
     "AWS::FSx::DataRepositoryAssociation": ("data-repository-association", "dra-", 40),
-    "AWS::S3::Bucket": ("bucket", "", 22), "AWS::ECR::Repository": ("repository", "", 2), "AWS::Logs::LogGroup": ("log-group", "", 2),
+    "AWS::S3::Bucket": ("bucket", "", 22), "AWS::Logs::LogGroup": ("log-group", "", 2),
     "AWS::IAM::Role": ("role", "", 18), "AWS::IAM::InstanceProfile": ("instance-profile", "", 125),
 }  # fmt: skip
 # Not things of their own, but something about others.
@@ -27,7 +27,7 @@ JOINS = {
     "AWS::EC2::VPCGatewayAttachment", "AWS::EC2::SubnetRouteTableAssociation", "AWS::EC2::Route", "AWS::EC2::SecurityGroupIngress",
     "AWS::EC2::SecurityGroupEgress", "AWS::S3::BucketPolicy", "AWS::IAM::Policy", "AWS::IAM::RolePolicy",
 }  # fmt: skip
-NAMES = {"placement-group": "GroupName", "bucket": "BucketName", "repository": "RepositoryName", "log-group": "LogGroupName",
+NAMES = {"placement-group": "GroupName", "bucket": "BucketName", "log-group": "LogGroupName",
          "role": "RoleName", "instance-profile": "InstanceProfileName"}  # fmt: skip
 MAKERS: dict[str, Callable[[Account, str, str, Mapping[str, Any], Mapping[str, str]], str]] = {}  # more types, from other files
 REMOVERS: dict[str, Callable[[Account, str], bool]] = {}
@@ -148,8 +148,6 @@ def remove(account: Account, type_: str, physical: str, properties: Mapping[str,
             del account.things[physical]
         case "bucket":
             storage.delete_bucket(account, physical)
-        case "repository":
-            storage.delete_repository(account, physical, bool(properties.get("EmptyOnDelete")))
         case "nat-gateway":
             if thing.state != "deleting":
                 compute.remove(account, "nat-gateway", physical)
@@ -188,7 +186,7 @@ def attribute(account: Account, type_: str, physical: str, name: str) -> Any:
         "AllocationId": physical, "LatestVersionNumber": str(thing.more.get("LatestVersionNumber", 1)), "DefaultVersionNumber": "1",
         "DNSName": f"{physical}.fsx.{account.region}.amazonaws.com", "LustreMountName": thing.more.get("mount", ""),
         "PrivateIp": thing.more.get("address", ""), "PublicIp": thing.more.get("public", ""), "CidrBlock": thing.properties.get("CidrBlock", ""),
-        "GroupName": physical, "RepositoryUri": f"{account.number}.dkr.ecr.{account.region}.amazonaws.com/{physical}", "DomainName": f"{physical}.s3.amazonaws.com",
+        "GroupName": physical, "DomainName": f"{physical}.s3.amazonaws.com",
         "PublicIpAddress": thing.more.get("public", ""), "AvailabilityZone": thing.properties.get("AvailabilityZone", ""), "AssociationId": physical,
         "ResourceARN": storage.arn_of(account, thing), "KeyPairId": physical, "LaunchTemplateId": physical, "NatGatewayId": physical, "SubnetId": physical,
         "DefaultSecurityGroup": f"{physical}-default", "InternetGatewayId": physical, "RouteTableId": physical, "Id": physical, "RoleId": "AROA0123456789ABCDEF",

@@ -184,35 +184,83 @@ def delete_bucket(account: Account, Bucket: str) -> dict[str, Any]:
 # ECR, logs
 
 
+@answers("ecr", "CreateRepository")
+def create_repository(
+    account: Account, repositoryName: str, tags: Iterable[Mapping[str, str]] = (), **more: Any
+) -> dict[str, Any]:
+    if repositoryName in account.things:
+        raise Refused("RepositoryAlreadyExistsException", f"The repository with name '{repositoryName}' already exists")
+    account.add("repository", repositoryName, more, {tag["Key"]: tag["Value"] for tag in tags}, images={})
+    return {}
+
+
+@answers("ecr", "PutLifecyclePolicy")
+def put_lifecycle_policy(account: Account, repositoryName: str, **_: Any) -> dict[str, Any]:
+    _repository(account, repositoryName)
+    return {}
+
+
 @answers("ecr", "DescribeRepositories")
-def describe_repositories(account: Account, **_: Any) -> dict[str, Any]:
-    return {"repositories": [{"repositoryName": thing.id, "repositoryArn": arn_of(account, thing), "createdAt": moment_of(thing.since)}
-                             for thing in account.of("repository")]}  # fmt: skip
+def describe_repositories(account: Account, repositoryNames: Iterable[str] = (), **_: Any) -> dict[str, Any]:
+    wanted = list(repositoryNames)
+    rows = [thing for thing in account.of("repository") if not wanted or thing.id in wanted]
+    if len(rows) < len(wanted):
+        raise Refused("RepositoryNotFoundException", f"The repository with name '{wanted[0]}' does not exist")
+    return {"repositories": [{"repositoryName": thing.id, "repositoryArn": arn_of(account, thing), "createdAt": moment_of(thing.since),
+                              "imageTagMutability": thing.properties.get("imageTagMutability", "MUTABLE")} for thing in rows]}  # fmt: skip
+
+
+def _repository(account: Account, name: str) -> Thing:
+    """Its images are in more["images"]: digest → tags."""
+    return account.get("repository", name, "RepositoryNotFoundException")
 
 
 @answers("ecr", "ListTagsForResource")
 def repository_tags(account: Account, resourceArn: str) -> dict[str, Any]:
-    return {
-        "tags": tag_list(account.get("repository", resourceArn.partition(":repository/")[2], "RepositoryNotFoundException").tags)
-    }
+    return {"tags": tag_list(_repository(account, resourceArn.partition(":repository/")[2]).tags)}
+
+
+def _images(account: Account, name: str, status: str) -> list[tuple[str, set[str]]]:
+    images = _repository(account, name).more.get("images", {})
+    return [(digest, tags) for digest, tags in images.items() if status == "ANY" or bool(tags) == (status == "TAGGED")]
 
 
 @answers("ecr", "ListImages")
-def list_images(account: Account, repositoryName: str, **_: Any) -> dict[str, Any]:
-    images = account.get("repository", repositoryName, "RepositoryNotFoundException").more.get("images", [])
-    return {"imageIds": [{"imageDigest": image} for image in images]}
+def list_images(account: Account, repositoryName: str, filter: Mapping[str, str], **_: Any) -> dict[str, Any]:
+    found = _images(account, repositoryName, filter["tagStatus"])
+    return {
+        "imageIds": [
+            {"imageDigest": digest} | ({"imageTag": tag} if tag else {}) for digest, tags in found for tag in tags or [""]
+        ]
+    }
 
 
 @answers("ecr", "DescribeImages")
-def describe_images(account: Account, repositoryName: str, **_: Any) -> dict[str, Any]:
-    images = account.get("repository", repositoryName, "RepositoryNotFoundException").more.get("images", [])
-    return {"imageDetails": [{"imageDigest": image, "imageSizeInBytes": 2**30} for image in images]}
+def describe_images(account: Account, repositoryName: str, filter: Mapping[str, str], **_: Any) -> dict[str, Any]:
+    found = _images(account, repositoryName, filter["tagStatus"])
+    return {
+        "imageDetails": [{"imageDigest": digest, "imageTags": sorted(tags), "imageSizeInBytes": 2**30} for digest, tags in found]
+    }
+
+
+@answers("ecr", "BatchDeleteImage")
+def delete_images(account: Account, repositoryName: str, imageIds: Iterable[Mapping[str, str]], **_: Any) -> dict[str, Any]:
+    """A tag goes, and an image with its last tag; by its digest an image goes with all of them."""
+    images = _repository(account, repositoryName).more.get("images", {})
+    for one in imageIds:
+        for digest, tags in list(images.items()):
+            if one.get("imageTag") in tags:
+                tags.discard(one["imageTag"])
+            elif one.get("imageDigest") != digest or "imageTag" in one:
+                continue
+            if "imageTag" not in one or not tags:
+                del images[digest]
+    return {"imageIds": list(imageIds), "failures": []}
 
 
 @answers("ecr", "DeleteRepository")
 def delete_repository(account: Account, repositoryName: str, force: bool = False, **_: Any) -> dict[str, Any]:
-    thing = account.get("repository", repositoryName, "RepositoryNotFoundException")
-    if thing.more.get("images") and not force:
+    if _repository(account, repositoryName).more.get("images") and not force:
         raise Refused("RepositoryNotEmptyException", "The repository cannot be deleted because it still contains images")
     del account.things[repositoryName]
     return {}

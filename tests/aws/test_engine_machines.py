@@ -16,7 +16,9 @@ from aws.world import aws, strangers
 from trainfleet.backends import BACKENDS, terms_of
 from trainfleet.backends.engines import Engine
 from trainfleet.cloud import prices
+from trainfleet.cloud.inputs import own_tags
 from trainfleet.config import Config, Settings, load
+from trainfleet.launch import imaging
 
 ENGINES = ("batch", "sagemaker")
 
@@ -45,10 +47,35 @@ def test_all_is_made_found_and_taken_down_and_what_others_have_stays(engine: str
     assert [artifact.name for artifact in machines.changes()] == ["stack.yaml", "requests/01-cloudformation-CreateStack.json"]
     assert machines.apply() == 0 and machines.changes() == ()
     kinds = {thing.kind for thing in mine(account)}
-    assert {"role", "repository", "log-group"} <= kinds and ("job-queue" in kinds) == (engine == "batch")
+    assert {"role", "log-group"} <= kinds and ("job-queue" in kinds) == (engine == "batch")
     assert machines.left()
     machines.remove(purge=False)
     assert not mine(account) and not machines.left() and untouched(account)
+
+
+def test_a_config_s_clean_leaves_the_image_that_another_config_holds(account: Account, tmp_path: Path) -> None:
+    machines = BACKENDS["batch"](engine_config(tmp_path, "batch", image="build")).machines()
+    held = {"sha256:1": {"cloudy.cpu-1", "bob.cpu-1"}, "sha256:2": {"cloudy.cpu-2"}}
+    account.add("repository", "trainfleet", {}, own_tags("cloudy"), images=held)
+    assert len(machines.left()) == 2 and all("image" in line and "cloudy.cpu-" in line for line in machines.left())
+    machines.remove(purge=False)
+    assert held == {"sha256:1": {"bob.cpu-1"}} and not machines.left()
+    others = BACKENDS["batch"](replace(engine_config(tmp_path, "batch"), name="bob")).machines()
+    others.remove(purge=False)
+    assert "trainfleet" not in account.things, "the repository goes with the last image"
+
+
+@pytest.mark.parametrize("name", ["batch", "sagemaker"])
+@pytest.mark.parametrize("image", ["build", "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/x:1"])
+def test_the_role_that_pulls_may_pull_the_image_of_the_job(name: str, image: str, account: Account, tmp_path: Path) -> None:
+    config = engine_config(tmp_path, name, image=image)
+    (stack, *_) = BACKENDS[name](config).machines().changes()
+    policies = yaml.safe_load(stack.text)["Resources"]["JobRole"]["Properties"]["Policies"]
+    statements = [one for policy in policies for one in policy["PolicyDocument"]["Statement"]]
+    (pulls,) = [one["Resource"] for one in statements if "ecr:BatchGetImage" in one["Action"]]
+    host, _, path = imaging.named(config).fleet.image.partition("/")
+    number, region = host.split(".")[0], host.split(".")[3]
+    assert pulls == [f"arn:aws:ecr:{region}:{number}:repository/{path.partition(':')[0]}"]
 
 
 @pytest.mark.parametrize("name", ["batch", "sagemaker"])

@@ -173,7 +173,7 @@ def test_what_fails_is_told_in_plain_words_and_leaves_nothing(account: Account, 
     assert ours(account) == {} and untouched(account)
 
 
-@pytest.mark.parametrize("type_", ["AWS::EC2::SecurityGroup", "AWS::EC2::VPC", "AWS::EC2::Subnet", "AWS::IAM::Role", "AWS::EC2::PlacementGroup", "AWS::ECR::Repository",
+@pytest.mark.parametrize("type_", ["AWS::EC2::SecurityGroup", "AWS::EC2::VPC", "AWS::EC2::Subnet", "AWS::IAM::Role", "AWS::EC2::PlacementGroup",
                                    "AWS::EC2::InternetGateway", "AWS::EC2::LaunchTemplate", "AWS::Logs::LogGroup", "AWS::EC2::NatGateway", "AWS::EC2::EIP",
                                    "AWS::IAM::InstanceProfile", "AWS::EC2::RouteTable", "AWS::EC2::VPCEndpoint", "AWS::EC2::Instance"])  # fmt: skip
 @pytest.mark.parametrize("times", [1, 100])

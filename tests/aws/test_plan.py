@@ -21,6 +21,7 @@ from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
 from trainfleet.cloud import reading
 from trainfleet.cloud.changeset import compare, describe
+from trainfleet.cloud.inputs import own_tags
 from trainfleet.cloud.inventory import weighed
 from trainfleet.cloud.stack_nodes import Fleet
 from trainfleet.cloud.storage import LOG_DAYS
@@ -204,15 +205,15 @@ def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_
 def test_what_is_paid_by_what_is_stored_is_weighed_for_people(account: Account, tmp_path: Path) -> None:
     fleet = Fleet(config_of(tmp_path))
     fleet.make(frozenset(), lambda *row: None, lambda text: None)
-    own = {thing.kind: thing for thing in account.ours() if thing.kind in ("bucket", "repository", "log-group")}
+    own = {thing.kind: thing for thing in account.ours() if thing.kind in ("bucket", "log-group")}
     own["bucket"].more |= {"objects": {"runs/a": 1}, "size": 730 * 2**30}
-    own["repository"].more["images"] = ["sha256:1", "sha256:2"]
+    account.add("repository", "trainfleet", {}, own_tags("alice"), images={"sha256:1": {"cloudy.cpu-1", "alice.cpu-1"}})
     own["log-group"].more["bytes"] = 2**30
     found = {one.kind: one for one in weighed(fleet.calls, fleet.left())}
     assert "$0.55 a day" in found["bucket"].line() and "730.0 GiB" in found["bucket"].line()
-    assert found["repository"].what == "2.0 GiB" and found["log group"].what == "1.0 GiB"
+    assert found["image"].what == "1.0 GiB, shared with 1 other config" and found["log group"].what == "1.0 GiB"
     assert None not in [one.usd for one in found.values()]
     del own["bucket"].more["size"]  # CloudWatch tells of a new bucket on the next day
     assert [one.usd for one in weighed(fleet.calls, fleet.left()) if one.kind == "bucket"] == [None]
-    account.denied |= {"ecr:DescribeImages", "cloudwatch:GetMetricStatistics"}
-    assert [one.usd for one in weighed(fleet.calls, found.values()) if one.kind == "repository"] == [found["repository"].usd]
+    account.denied |= {"cloudwatch:GetMetricStatistics"}
+    assert [one.usd for one in weighed(fleet.calls, found.values()) if one.kind == "bucket"] == [found["bucket"].usd]

@@ -139,7 +139,7 @@ def test_an_update_keeps_what_would_replace_every_node() -> None:
 def test_what_is_kept_holds_data_and_costs_nothing_else() -> None:
     config, _ = CASES["kept"]
     kinds = {entry["Type"] for entry in template(config, replace(INPUTS, kept=True, slots=()))["Resources"].values()}
-    assert not kinds & {"AWS::EC2::Instance", "AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::ECR::Repository", "AWS::IAM::Role"}
+    assert not kinds & {"AWS::EC2::Instance", "AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::IAM::Role"}
     assert kinds >= {"AWS::S3::Bucket", "AWS::FSx::FileSystem", "AWS::EC2::Subnet"}
 
 

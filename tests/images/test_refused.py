@@ -100,10 +100,11 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
 
         def send(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
-            found = registry.manifests.get(recipe.tag, b"").decode()
+            found = registry.manifests.get(f"mine.{recipe.tag}", b"").decode()
             token = base64.b64encode(f"{USER}:{TOKEN}".encode()).decode()
             return {
                 "DescribeRepositories": {"repositories": [{"imageTagMutability": "IMMUTABLE"}]},
+                "DescribeImages": {"imageDetails": [{"imageTags": list(registry.manifests)}]},
                 "BatchGetImage": {"images": [{"imageManifest": found}] if found else []},
                 "GetAuthorizationToken": {"authorizationData": [{"authorizationToken": token}]},
                 "GetDownloadUrlForLayer": {"downloadUrl": f"http://{registry.host}/signed/{request.get('layerDigest')}"},
@@ -116,14 +117,14 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
 def push(registry: Registry, recipe: Recipe, said: list[str]) -> str:
     theirs = ecr.Registry(Calls("us-east-1"), "1" * 12)
     theirs.host = registry.host
-    return theirs.push(recipe, Builder("buildah"), said.append, {})
+    return theirs.push(recipe, Builder("buildah"), said.append, {}, "mine")
 
 
 def test_a_push_sends_the_image_once(pushed: tuple[Registry, Recipe], capfd: pytest.CaptureFixture[str]) -> None:
     registry, recipe = pushed
     said: list[str] = []
-    assert push(registry, recipe, said) == f"{registry.host}/trainfleet:{recipe.tag}"
-    manifest = json.loads(registry.manifests[recipe.tag])
+    assert push(registry, recipe, said) == f"{registry.host}/trainfleet:mine.{recipe.tag}"
+    manifest = json.loads(registry.manifests[f"mine.{recipe.tag}"])
     assert {layer["digest"] for layer in [*manifest["layers"], manifest["config"]]} == registry.blobs.keys()
     held = dict(registry.blobs)
     push(registry, recipe, said)

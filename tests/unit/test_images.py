@@ -20,11 +20,12 @@ from botocore.exceptions import ClientError
 
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
+from trainfleet.cloud.repository import HOST
 from trainfleet.config import Config, Settings, load
 from trainfleet.errors import CloudError, ConfigError, ImageError
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
-from trainfleet.images.ecr import HOST, Registry
+from trainfleet.images.ecr import MANIFESTS, Registry
 from trainfleet.images.recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
 from trainfleet.images.steps import Steps
 from trainfleet.launch import imaging
@@ -392,13 +393,22 @@ class Account:
         (identity,) = request["imageIds"]
         if (self.folder / "bin" / "pushed").exists():
             tag = (self.folder / "bin" / "pushed").read_text().strip().rpartition(":")[2]
-            self.images[tag] = {"org.opencontainers.image.version": tag}
+            self.images.setdefault(tag, {"org.opencontainers.image.version": tag.partition(".")[2]})
         if (tag := identity.get("imageTag") or identity["imageDigest"]) not in self.images:
             return {"images": [], "failures": [{"failureCode": "ImageNotFound"}]}
         config = {"architecture": self.architecture, "config": {"Labels": self.images[tag]}}
         (self.folder / "config.json").write_text(json.dumps(config))
         manifest = {"config": {"digest": "sha256:" + "c" * 64}, "layers": [{"size": 400_000_000}, {"size": 2_000_000}]}
-        return {"images": [{"imageManifest": json.dumps(manifest)}]}
+        return {"images": [{"imageManifest": json.dumps(manifest), "imageManifestMediaType": MANIFESTS[0]}]}
+
+    def DescribeImages(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._there("DescribeImages")
+        return {"imageDetails": [{"imageTags": [tag]} for tag in self.images]}
+
+    def PutImage(self, request: dict[str, Any]) -> dict[str, Any]:
+        (same,) = {json.dumps(labels) for labels in self.images.values()}
+        self.images[request["imageTag"]] = json.loads(same)
+        return {}
 
     def GetDownloadUrlForLayer(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"downloadUrl": (self.folder / "config.json").as_uri()}
@@ -430,8 +440,8 @@ def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
     path: Path, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, said, log = recipe(), list[str](), pusher(path)
-    target = registry().push(made, Builder("docker"), said.append, {"trainfleet:project": "trainfleet"})
-    assert target == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/trainfleet:{made.tag}"
+    target = registry().push(made, Builder("docker"), said.append, {"trainfleet:project": "trainfleet"}, "mine")
+    assert target == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/trainfleet:mine.{made.tag}"
     requests = dict(account.sent)
     assert requests["CreateRepository"]["imageTagMutability"] == "IMMUTABLE"
     assert requests["CreateRepository"]["imageScanningConfiguration"] == {"scanOnPush": True}
@@ -447,9 +457,18 @@ def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
     assert (path / "stdin").read_text() == "canary-token-55" and "canary" not in words + "".join(said) + capsys.readouterr().out
     log.unlink()
     account.sent.clear()
-    assert registry().push(made, Builder("docker"), said.append, {}) == target
+    assert registry().push(made, Builder("docker"), said.append, {}, "mine") == target
     assert not log.exists() and "GetAuthorizationToken" not in dict(account.sent), "it is there: nothing is sent"
     assert "is there: 402 MB" in said[-1]
+
+
+def test_an_image_that_another_config_holds_is_held_too_and_not_sent_again(path: Path, account: Account) -> None:
+    made, said, log = recipe(), list[str](), pusher(path)
+    registry().push(made, Builder("docker"), said.append, {}, "alice")
+    log.unlink()
+    assert registry().push(made, Builder("docker"), said.append, {}, "bob").endswith(f":bob.{made.tag}")
+    assert not log.exists() and said[-1].endswith("402 MB, shared with alice")
+    assert set(account.images) == {f"alice.{made.tag}", f"bob.{made.tag}"}
 
 
 PUSHED = {
@@ -466,29 +485,29 @@ def test_a_push_that_is_refused_is_explained(path: Path, account: Account, words
     made = recipe()
     pusher(path, push=f'echo "{words}"; exit 1')
     with pytest.raises(ImageError) as caught:
-        registry().push(made, Builder("docker"), lambda _: None, {})
+        registry().push(made, Builder("docker"), lambda _: None, {}, "mine")
     assert PUSHED[words] in caught.value.why and words in caught.value.why and made.tag not in account.images
 
 
 def test_a_denied_repository_names_the_action(path: Path, account: Account) -> None:
     account.refuse["CreateRepository"] = "AccessDeniedException"
     with pytest.raises(CloudError) as caught:
-        registry().push(recipe(), Builder("docker"), lambda _: None, {})
+        registry().push(recipe(), Builder("docker"), lambda _: None, {}, "mine")
     assert "ecr:CreateRepository" in str(caught.value)
 
 
 def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(path: Path, account: Account) -> None:
     account.repository = {"repositoryName": "trainfleet", "imageTagMutability": "MUTABLE"}
     with pytest.raises(ImageError, match="not as this program makes it") as caught:
-        registry().push(recipe(), Builder("docker"), lambda _: None, {})
+        registry().push(recipe(), Builder("docker"), lambda _: None, {}, "mine")
     assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(account.sent)
 
 
 def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Account) -> None:
     made = recipe()
-    account.repository, account.images[made.tag] = {"imageTagMutability": "IMMUTABLE"}, {}
+    account.repository, account.images[f"mine.{made.tag}"] = {"imageTagMutability": "IMMUTABLE"}, {}
     with pytest.raises(ImageError, match="other content") as caught:
-        registry().push(made, Builder("docker"), lambda _: None, {})
+        registry().push(made, Builder("docker"), lambda _: None, {}, "mine")
     assert "batch-delete-image" in caught.value.next
 
 
@@ -515,10 +534,10 @@ def test_an_image_s_name_tells_its_registry() -> None:
 def test_build_becomes_the_name_in_ecr(account: Account, tmp_path: Path) -> None:
     given = config(tmp_path, image="build", aws={"region": REGION})
     named = imaging.named(given)
-    assert named.fleet.image == registry().name(imaging.recipe_for(given).tag)
+    assert named.fleet.image == registry().name(f"x.{imaging.recipe_for(given).tag}")
     assert imaging.named(given, ["a/b:1"]).fleet.image == "a/b:1", "on a head, that of the job that it was given"
     account.refuse["GetCallerIdentity"] = "ExpiredToken"
-    assert imaging.named(given).fleet.image.startswith(f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:cpu-")
+    assert imaging.named(given).fleet.image.startswith(f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:x.cpu-")
 
 
 def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_runs(account: Account, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
 FIXED = {
     "AWS::EC2::VPC": {"CidrBlock"}, "AWS::EC2::Subnet": {"CidrBlock", "AvailabilityZone", "VpcId"},
     "AWS::EC2::Instance": {"LaunchTemplate"}, "AWS::EC2::KeyPair": {"KeyName", "PublicKeyMaterial"},
-    "AWS::EC2::PlacementGroup": {"Strategy"}, "AWS::S3::Bucket": {"BucketName"}, "AWS::ECR::Repository": {"RepositoryName"},
+    "AWS::EC2::PlacementGroup": {"Strategy"}, "AWS::S3::Bucket": {"BucketName"},
     "AWS::Logs::LogGroup": {"LogGroupName"}, "AWS::FSx::FileSystem": {"SubnetIds", "SecurityGroupIds", "FileSystemTypeVersion"},
     "AWS::FSx::DataRepositoryAssociation": {"FileSystemId", "FileSystemPath", "DataRepositoryPath"},
 }  # fmt: skip

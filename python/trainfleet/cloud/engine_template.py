@@ -1,7 +1,7 @@
 """The CloudFormation template behind AWS Batch and SageMaker: what all of their jobs share. Pure.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement group, and its queue. SageMaker
-makes machines itself and needs a role. Both: the roles of containers, a repository, a log group. The definition of a job is none
+makes machines itself and needs a role. Both: the roles of containers, a log group. The definition of a job is none
 of these: it holds the image, and is registered with the job (backends/definition.py).
 
 What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it has been made in an account.
@@ -20,7 +20,7 @@ from .inputs import Inputs, stack_name, tags_of
 from .instances import hardened, newest
 from .machines import interfaces
 from .roles import AGENT, allow, role, statements
-from .storage import repository
+from .storage import logs
 from .template import assemble
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
@@ -39,8 +39,8 @@ def render(config: Config, inputs: Inputs, engine: str) -> str:
 def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
     """The template as data."""
     made = MAKERS[engine](config, inputs)
-    values = {"JobRole": attribute("JobRole", "Arn"), "RepositoryUri": attribute("Repository", "RepositoryUri"),
-              "LogGroup": ref("Log"), "In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}  # fmt: skip
+    values: dict[str, Any] = {"JobRole": attribute("JobRole", "Arn"), "LogGroup": ref("Log")}
+    values |= {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
     if "ExecutionRole" in made:
         values["ExecutionRole"] = attribute("ExecutionRole", "Arn")
     about = f"trainfleet {config.name}: {engine} on {config.fleet.instance_type}"
@@ -67,7 +67,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
     )  # fmt: skip
     reads = [_parameters(config, inputs), *_secrets(config)]
     return {
-        **network(config, inputs), **walls(config, inputs), **repository(config),
+        **network(config, inputs), **walls(config, inputs), **logs(config),
         "Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster"),
         "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, tags)),
         "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
@@ -82,7 +82,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
     """What SageMaker's training jobs need: their role, which also pulls the image, writes the log and reads secrets."""
     allowed = [*statements(config, inputs), _parameters(config, inputs), *_secrets(config), *_of_sagemaker(config, inputs)]
-    return {**repository(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", allowed)}
+    return {**logs(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", allowed)}
 
 
 MAKERS = {"batch": batch, "sagemaker": sagemaker}

@@ -68,7 +68,7 @@ def weighed(calls: Calls, found: Iterable[Found]) -> Iterator[Found]:
     """The same things, those that are paid by what is in them with size and price: for people, as it takes more requests."""
     for one in found:
         try:
-            size = _size(calls, one) if one.kind in ("bucket", "repository") else None
+            size = _size(calls, one) if one.kind == "bucket" else None
         except CloudError:  # who may not ask for it, or came too late, has it listed without a price
             size = None
         what, usd = (one.what, one.usd) if size is None else worth.stored(one.kind, size)
@@ -76,10 +76,7 @@ def weighed(calls: Calls, found: Iterable[Found]) -> Iterator[Found]:
 
 
 def _size(calls: Calls, one: Found) -> float | None:
-    """Bytes in a bucket, which CloudWatch reports a day later, or in a repository."""
-    if one.kind == "repository":
-        images = calls.pages("ecr", "DescribeImages", "imageDetails", repositoryName=one.id)
-        return float(sum(image.get("imageSizeInBytes", 0) for image in images))
+    """Bytes in a bucket, which CloudWatch reports a day later."""
     if not one.holds_data:
         return 0.0
     now, days = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC), datetime.timedelta(days=3)

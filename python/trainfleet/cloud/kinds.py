@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CloudError
+from . import repository
 from .calls import Calls
 from .cloudformation import CONFIG, OURS, PROJECT
 from .inputs import own_tags, slug
@@ -194,11 +195,21 @@ def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
     return [{"Key": row["Key"], "VersionId": row["VersionId"]} for row in rows]
 
 
+def _images(calls: Calls, config: str | None) -> Things:
+    """The images that a config holds in the account's repository, or that any config does."""
+    for tag, row in repository.holders(calls):
+        owner, dot, _ = tag.partition(".")
+        if dot and (config is None or owner == slug(config)):
+            yield tag, own_tags(config or owner), row
+
+
 def _repositories(calls: Calls, config: str | None) -> Things:
-    for row in calls.pages("ecr", "DescribeRepositories", "repositories"):
-        tags = tags_from(lambda row=row: calls("ecr", "ListTagsForResource", resourceArn=row["repositoryArn"]).get("tags"))  # type: ignore[misc]
-        if is_ours(tags, config):
-            yield row["repositoryName"], tags, row
+    """The account's repository, as its maker's, where nobody holds an image in it."""
+    with passing(repository.GONE):
+        rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])["repositories"]
+        tags = tags_of(calls("ecr", "ListTagsForResource", resourceArn=rows[0]["repositoryArn"]).get("tags"))
+        if is_ours(tags, config) and next(repository.holders(calls), None) is None:
+            yield repository.NAME, tags, rows[0]
 
 
 def _log_groups(calls: Calls, config: str | None) -> Things:
@@ -233,7 +244,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("instance profile", _profiles, _remove_profile),
     Kind("role", _roles, _remove_role),
     Kind("log group", _log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
-    Kind("repository", _repositories,
-         lambda calls, which, row: calls("ecr", "DeleteRepository", repositoryName=which, force=True)),
+    Kind("image", _images, repository.release_image),
+    Kind("repository", _repositories, repository.remove_repository),
     Kind("bucket", _buckets, _remove_bucket),
 )  # fmt: skip

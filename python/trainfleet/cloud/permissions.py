@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from ..config import Config
 from ..errors import CloudError
+from . import repository
 from .calls import Calls
-from .inputs import Inputs, bucket_of, slug, stack_name
+from .inputs import Inputs, bucket_of, stack_name
 from .storage import log_group, makes_file_system
 
 STACK = ("CreateChangeSet", "ExecuteChangeSet", "DescribeStacks", "DescribeStackEvents", "UpdateStack", "DeleteStack")
@@ -32,7 +33,11 @@ ROLES = (
 )  # fmt: skip
 BUCKET = ("CreateBucket", "PutEncryptionConfiguration", "PutBucketPublicAccessBlock", "PutLifecycleConfiguration",
           "PutBucketPolicy", "PutBucketTagging", "PutBucketOwnershipControls", "DeleteBucket")  # fmt: skip
-REPOSITORY = ("CreateRepository", "DeleteRepository", "PutLifecyclePolicy")
+REPOSITORY = (
+    "CreateRepository", "DescribeRepositories", "DeleteRepository", "PutLifecyclePolicy", "TagResource", "ListTagsForResource",
+    "DescribeImages", "ListImages", "BatchGetImage", "GetDownloadUrlForLayer", "BatchDeleteImage", "PutImage",
+    "BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload",
+)  # fmt: skip
 LOGS = ("CreateLogGroup", "DeleteLogGroup", "PutRetentionPolicy")
 MOST = 50  # actions in one request to the simulator
 
@@ -43,7 +48,9 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...
     yield "cloudformation", STACK, here % ("cloudformation", f"stack/{stack_name(config)}/x")
     yield "ec2", MACHINES + (() if config.fleet.aws.vpc else NETWORK), "*"
     yield "iam", ROLES, f"arn:{inputs.partition}:iam::{inputs.account}:role/{stack_name(config)}-NodeRole-x"
-    yield "ecr", REPOSITORY, here % ("ecr", f"repository/trainfleet/{slug(config.name)}")
+    if config.fleet.image == repository.BUILD:
+        yield "ecr", ("GetAuthorizationToken",), "*"
+        yield "ecr", REPOSITORY, here % ("ecr", f"repository/{repository.NAME}")
     yield "logs", LOGS, here % ("logs", f"log-group:{log_group(config)}")
     if makes_file_system(config):
         yield "fsx", FILE_SYSTEM, "*"

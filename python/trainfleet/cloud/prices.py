@@ -31,7 +31,7 @@ WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one kn
 MONTH = 730.0  # hours, as AWS reckons
 GIB_MONTH = {  # a GiB for a month; the pages are aws.amazon.com's, their figures as public copies had them at READ
     "gp3": 0.08, "gp2": 0.10, "io2": 0.125, "snapshot": 0.05,  # /ebs/pricing
-    "bucket": 0.023, "repository": 0.10, "log group": 0.03,  # /s3/pricing, /ecr/pricing, /cloudwatch/pricing
+    "bucket": 0.023, "image": 0.10, "log group": 0.03,  # /s3/pricing, /ecr/pricing, /cloudwatch/pricing
     "SCRATCH_2": 0.140, "PERSISTENT_2-125": 0.145, "PERSISTENT_2-250": 0.210, "PERSISTENT_2-500": 0.340,  # /fsx/lustre/pricing
     "PERSISTENT_2-1000": 0.600, "training volume": 0.14,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from .. import s3
 from ..config import Config
 from .inputs import Inputs, bucket_of
+from .repository import pulled
 from .vpc import Resource, Resources, attribute, ref, resource
 
 READ = ["s3:GetObject"]
@@ -52,8 +53,9 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         if arns:
             yield allow(LIST, arns)
             yield allow(actions, [f"{arn}/*" for arn in arns])
-    yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
-    yield allow(PULL, [attribute("Repository", "Arn")])
+    if source := pulled(config, inputs):
+        yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
+        yield allow(PULL, [source])
     yield allow(["logs:CreateLogStream", "logs:PutLogEvents"], [attribute("Log", "Arn")])
 
 

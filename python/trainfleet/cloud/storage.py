@@ -1,4 +1,4 @@
-"""Where data lives: the bucket, the FSx for Lustre file system with its links to S3, the image repository, the log group.
+"""Where data lives: the bucket, the FSx for Lustre file system with its links to S3, the log group.
 
 Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", and CreateFileSystem's StorageCapacity (read
 2026-11-22).
@@ -6,7 +6,6 @@ Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,7 +20,7 @@ SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}  # GiB: with EFA the size is a multiple, by MB/s a TiB
 STEP = 2400  # GiB
 KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}  # never with a stack that somebody deletes
-LOG_DAYS, IMAGE_DAYS, PART_DAYS = 30, 14, 7
+LOG_DAYS, PART_DAYS = 30, 7
 
 
 def makes_file_system(config: Config) -> bool:
@@ -117,15 +116,6 @@ def log_group(config: Config) -> str:
     return f"/trainfleet/{slug(config.name)}"
 
 
-def repository(config: Config) -> Resources:
-    """Where images are pushed and the nodes' logs go. Images that lost their tag are gone after a while."""
-    old = {"tagStatus": "untagged", "countType": "sinceImagePushed", "countUnit": "days", "countNumber": IMAGE_DAYS}
-    rules = [{"rulePriority": 1, "selection": old, "action": {"type": "expire"}}]
-    return {
-        "Repository": resource(
-            "AWS::ECR::Repository", RepositoryName=f"trainfleet/{slug(config.name)}", EmptyOnDelete=True,
-            ImageScanningConfiguration={"ScanOnPush": True}, EncryptionConfiguration={"EncryptionType": "AES256"},
-            LifecyclePolicy={"LifecyclePolicyText": json.dumps({"rules": rules})},
-        ),
-        "Log": resource("AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS),
-    }  # fmt: skip
+def logs(config: Config) -> Resources:
+    """Where the nodes' logs go."""
+    return {"Log": resource("AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS)}

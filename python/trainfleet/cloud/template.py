@@ -1,7 +1,7 @@
 """The CloudFormation template of a fleet: a pure function of config, tables and what the account has.
 
 Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its security group; Vpc,
-PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Repository, Log; NodeRole; Head. What must not change while
+PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log; NodeRole; Head. What must not change while
 nodes live (another image would replace them all) stands in the stack's parameters: `read_back` gives an update what was there.
 
 What is covered: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles). What is not: no
@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from .inputs import Inputs, bucket_of, pairs, tags_of
 from .instances import machines
 from .roles import roles
-from .storage import bucket, file_system, makes_file_system, repository
+from .storage import bucket, file_system, logs, makes_file_system
 from .vpc import Resources, attribute, network, ref, walls
 
 MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
@@ -70,7 +70,7 @@ def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources
         kept |= network(config, inputs) | walls(config, inputs)
     if inputs.kept:
         return kept
-    return kept | repository(config) | roles(config, inputs) | machines(config, inputs, tags)
+    return kept | logs(config) | roles(config, inputs) | machines(config, inputs, tags)
 
 
 def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
     if "FileSystem" in made:
         values |= {"FileSystemId": ref("FileSystem"), "FileSystemDns": attribute("FileSystem", "DNSName")}
         values |= {"FileSystemMount": attribute("FileSystem", "LustreMountName")}
-    if "Repository" in made:
-        values |= {"RepositoryUri": attribute("Repository", "RepositoryUri"), "LogGroup": ref("Log")}
+    if "Log" in made:
+        values |= {"LogGroup": ref("Log")}
     if "Head" in made:
         values |= {"HeadPublicAddress": ref("HeadAddress")}
     return {name: {"Value": value} for name, value in values.items()}

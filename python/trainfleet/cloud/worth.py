@@ -8,7 +8,7 @@ from .prices import of as listed
 FREE = {
     "endpoint", "flow log", "network interface", "internet gateway", "route table", "subnet", "launch template",
     "placement group", "security group", "VPC", "key pair", "instance profile", "role", "association", "stack",
-    "job queue", "environment", "job definition", "parameter",
+    "job queue", "environment", "job definition", "parameter", "repository",
 }  # fmt: skip
 
 
@@ -28,14 +28,24 @@ def of(kind: str, row: Row) -> tuple[str, float | None]:
             return _file_system(row)
         case "log group":
             return stored(kind, float(row.get("storedBytes", 0)))
+        case "image":
+            return _image(row)
         case "training job":
             return _training_job(row)
     return "", 0.0 if kind in FREE else None
 
 
 def stored(kind: str, size: float) -> tuple[str, float | None]:
-    """The same of what is paid by the bytes that are in it: a bucket, a repository or a log group."""
+    """The same of what is paid by the bytes that are in it: a bucket, an image or a log group."""
     return f"{size / 2**30:,.1f} GiB", listed(kind, "", size / 2**30)
+
+
+def _image(row: Row) -> tuple[str, float | None]:
+    """An image that several configs hold is paid by each in equal parts."""
+    others = len(row.get("imageTags", ())) - 1
+    what, usd = stored("image", float(row.get("imageSizeInBytes", 0)))
+    shared = f", shared with {others} other config{'s' * (others > 1)}" if others else ""
+    return what + shared, None if usd is None else usd / (others + 1)
 
 
 def _instance(row: Row) -> tuple[str, float | None]:

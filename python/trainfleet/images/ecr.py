@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,13 @@ from typing import Any
 from ..cloud.calls import Calls
 from ..cloud.inputs import pairs
 from ..cloud.refusals import passing
+from ..cloud.repository import GONE, HOST, NAME, held_as, holders
 from ..door import parse_json
 from ..errors import CloudError, ImageError, InputError
 from .builders import Builder, last_line
 from .building import PUSHES, Say, run_builder
-from .recipe import NAME, Recipe
+from .recipe import Recipe
 
-HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 MANIFESTS = ["application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json"]
 UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
 CONFIG = 1 << 20  # bytes of an image's configuration at most
@@ -75,10 +74,25 @@ class Registry:
         """
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
         images: list[Any] = []
-        with passing("RepositoryNotFoundException"):
+        with passing(GONE):
             images = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
                                 imageIds=[identity], acceptedMediaTypes=MANIFESTS).get("images") or []  # fmt: skip
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
+
+    def holder(self, image: str, owner: str = "") -> str | None:
+        """A tag by which a config holds the image of this recipe's tag, the owner's if there is one; None if nobody does."""
+        held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
+        mine = held_as(owner, image)
+        return mine if mine in held else min(held, default=None)
+
+    def _share(self, theirs: str, mine: str) -> None:
+        """Puts one tag more on an image, so that it stays when another config lets go of it."""
+        answer = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
+                            imageIds=[{"imageTag": theirs}], acceptedMediaTypes=MANIFESTS)  # fmt: skip
+        for image in answer.get("images", ()):
+            manifest = {key: image[key] for key in ("imageManifest", "imageManifestMediaType")}
+            with passing("ImageAlreadyExistsException", "ImageTagAlreadyExistsException"):
+                self.calls("ecr", "PutImage", repositoryName=self.repository, imageTag=mine, **manifest)
 
     def _stored(self, text: str, tag: str) -> Stored:
         try:
@@ -103,7 +117,7 @@ class Registry:
         try:
             described = self.calls("ecr", "DescribeRepositories", registryId=self.account, repositoryNames=[self.repository])
         except CloudError as error:
-            if error.code != "RepositoryNotFoundException":
+            if error.code != GONE:
                 raise
             self._create(tags)
             say(f"made the repository {self.host}/{self.repository}: scanned, immutable tags, {KEPT_IMAGES} images kept")
@@ -131,18 +145,33 @@ class Registry:
             raise ImageError("AWS returned an invalid token", where=self.host, next="the same again") from error
         return user, password
 
-    def push(self, recipe: Recipe, builder: Builder, say: Say, tags: Mapping[str, str]) -> str:
-        """The name of a recipe's image in the registry, where it is from now on; nothing is sent when it is there.
+    def push(self, recipe: Recipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str) -> str:
+        """The name by which the config `owner` holds a recipe's image in the registry from now on.
+
+        Nothing is sent when any config holds it already.
 
         Raises:
-            CloudError, ImageError: it is not, and nothing has its tag that was not there.
+            CloudError, ImageError: it is not there, and nothing has its tag that had not.
         """
-        target = self.name(recipe.tag)
+        mine = held_as(owner, recipe.tag)
+        target = self.name(mine)
         self.provide(say, tags)
-        if stored := self.find(recipe.tag):
+        if theirs := self.holder(recipe.tag, owner):
+            if stored := self.find(theirs):
+                require_content(stored, recipe, self.name(theirs))
+            if theirs != mine:
+                self._share(theirs, mine)
+        if stored := self.find(mine):
             require_content(stored, recipe, target)
-            say(f"{target} is there: {stored.size / 1e6:,.0f} MB")
+            say(f"{target} is there: {stored.size / 1e6:,.0f} MB{_shared(theirs, mine)}")
             return target
+        self._send(recipe, builder, target)
+        if not (stored := self.find(mine)):
+            raise ImageError("was pushed, and the registry does not have it", where=target, next="make push again")
+        say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")
+        return target
+
+    def _send(self, recipe: Recipe, builder: Builder, target: str) -> None:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
@@ -150,10 +179,10 @@ class Registry:
             raise ImageError("the registry takes no login", where=self.host, why=last_line(said.stderr), next=next)
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"{target} could not be pushed", PUSHES)
-        if not (stored := self.find(recipe.tag)):
-            raise ImageError("was pushed, and the registry does not have it", where=target, next="make push again")
-        say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")
-        return target
+
+
+def _shared(theirs: str | None, mine: str) -> str:
+    return "" if theirs in (None, mine) else f", shared with {str(theirs).partition('.')[0]}"
 
 
 def _download(address: str) -> str:
@@ -168,5 +197,6 @@ def require_content(stored: Stored, recipe: Recipe, where: str) -> None:
     """ImageError when what has the tag was not made from the recipe: tags are immutable, so no push can put that right."""
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"its label says {said or 'nothing'}: somebody has pushed it by hand"
-        remedy = f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids imageTag={recipe.tag}"
+        tag = where.rpartition(":")[2]
+        remedy = f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids imageTag={tag}"
         raise ImageError("has this tag, and other content", where=where, why=why, next=remedy)

@@ -10,16 +10,17 @@ from ..cloud.calls import Calls
 from ..cloud.cloudformation import CREATED
 from ..cloud.inputs import own_tags
 from ..cloud.region import region_of
+from ..cloud.repository import BUILD, NAME, held_as
 from ..config import Config
 from ..errors import CloudError, ConfigError, ImageError
 from ..images import building
 from ..images.builders import Builder, choose
 from ..images.ecr import Registry, Stored
-from ..images.recipe import ARCHITECTURE, NAME, Recipe, recipe_of
+from ..images.recipe import ARCHITECTURE, Recipe, recipe_of
 from ..nodes.operations import lock_name
 from ..nodes.stack import load_stack
 
-NONE, BUILD = "none", "build"  # of fleet.image
+NONE = "none"  # of fleet.image
 
 
 def recipe_for(config: Config) -> Recipe:
@@ -43,10 +44,11 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
     """
     if config.fleet.image != BUILD:
         return config
+    tag = held_as(config.name, recipe_for(config).tag)
     try:
-        image = next(iter(given), "") or registry_for(config).name(recipe_for(config).tag)
+        image = next(iter(given), "") or registry_for(config).name(tag)
     except (CloudError, ConfigError):
-        image = f"ACCOUNT.dkr.ecr.{config.fleet.aws.region or 'REGION'}.amazonaws.com/{NAME}:{recipe_for(config).tag}"
+        image = f"ACCOUNT.dkr.ecr.{config.fleet.aws.region or 'REGION'}.amazonaws.com/{NAME}:{tag}"
     return replace(config, fleet=replace(config.fleet, image=image))
 
 
@@ -81,13 +83,13 @@ def push(config: Config) -> int:
 def provide(config: Config) -> str:
     """The name of the config's image in its registry, where it is from now on."""
     registry, recipe = registry_for(config), recipe_for(config)
-    if registry.find(recipe.tag) is None:
+    if registry.holder(recipe.tag) is None:
         recipe, builder = _begin(config)
         building.build(recipe, builder, building.commit_of(), print)
     else:
         builder = Builder("")  # nothing is built and nothing sent
     tags = own_tags(config.name) | {CREATED: time.strftime("%Y-%m-%d")}
-    return registry.push(recipe, builder, print, tags)
+    return registry.push(recipe, builder, print, tags, config.name)
 
 
 def _begin(config: Config) -> tuple[Recipe, Builder]:

@@ -1,0 +1,68 @@
+"""The account's one image repository: its name, the tags by which configs hold images in it, and how both are removed.
+
+All configs of an account share the repository, as most run the same image. A config holds an image by a tag that begins with its
+name, `<config>.<image>`. ECR keeps an image while any tag is on it and deletes it with the last one
+(https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23), so that one config's `make clean`
+never takes an image that another still uses. The repository goes with the last image.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..config import Config
+from .calls import Calls
+from .inputs import Inputs, slug
+from .refusals import passing
+
+NAME = "trainfleet"
+HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+BUILD = "build"  # fleet.image: the image that this program builds and pushes
+GONE = "RepositoryNotFoundException"
+
+
+def held_as(config: str, image: str) -> str:
+    """The tag by which the config of this name holds an image: at most 128 letters, ECR's limit."""
+    return f"{slug(config)}.{image}"
+
+
+def pulled(config: Config, inputs: Inputs) -> str | None:
+    """The ARN of the repository that the config's image comes from; None if that is not in ECR."""
+    image = config.fleet.image
+    if image == BUILD:
+        return _arn(inputs.partition, inputs.region, inputs.account, NAME)
+    host, _, rest = image.partition("/")
+    match = HOST.fullmatch(host)
+    if match is None:
+        return None
+    return _arn(inputs.partition, match[2], match[1], rest.partition("@")[0].partition(":")[0])
+
+
+def _arn(partition: str, region: str, account: str, name: str) -> str:
+    return f"arn:{partition}:ecr:{region}:{account}:repository/{name}"
+
+
+def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(tag, image) for every tag in the repository; nothing where there is no repository."""
+    with passing(GONE):
+        for row in calls.pages("ecr", "DescribeImages", "imageDetails", repositoryName=NAME, filter={"tagStatus": "TAGGED"}):
+            yield from ((str(tag), row) for tag in row.get("imageTags", ()))
+
+
+def release_image(calls: Calls, tag: str, row: Mapping[str, Any]) -> object:
+    """Takes a config's tag from its image, and the repository away if that was the last."""
+    calls("ecr", "BatchDeleteImage", repositoryName=NAME, imageIds=[{"imageTag": tag}])
+    return remove_repository(calls, NAME, row)
+
+
+def remove_repository(calls: Calls, name: str, row: Mapping[str, Any]) -> object:
+    """Removes the repository with what no tag holds; ECR refuses while any tag does, and then it stays."""
+    with passing(GONE, "RepositoryNotEmptyException"):
+        if next(holders(calls), None) is None:
+            untagged = {"tagStatus": "UNTAGGED"}
+            for image in list(calls.pages("ecr", "ListImages", "imageIds", repositoryName=name, filter=untagged)):
+                calls("ecr", "BatchDeleteImage", repositoryName=name, imageIds=[image])
+            calls("ecr", "DeleteRepository", repositoryName=name)
+    return None
