@@ -4,7 +4,8 @@ runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
   events/<writer>.jsonl  what happened (events.py); events.jsonl in runs that began before format 2
   heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stack_dumps.py
-  given.yaml   config.yaml without what was derived: to resume the run on other nodes, or for more steps
+  given.yaml   what was asked for: the user's config with SET and NODES in it, from which all else is derived again when the run
+               goes on, on other nodes or for more steps
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/consoles.py)
   profile/
@@ -70,6 +71,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.name
+
+    @property
+    def document(self) -> Path:
+        """The config by which a command goes on with this run: as it was asked for; where that is lost, as it was resolved."""
+        return self.given if self.given.exists() else self.config
 
     def ask_to_stop(self, engine: str = "") -> None:
         """Asks the ranks to save and stop at their next step: for a person, or for the engine's reason."""

@@ -183,7 +183,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
     ("checkpoint: {destination: ../../etc}", "checkpoint.destination"), ("data: {name: ../../other}", "data.name"), ("data: {name: A}", "data.name"), ("data: {tokenizer: none.json}", "data.tokenizer"),
     ("data: {sources: [{path: a, weight: 1}, {path: b}]}", "data.sources"), ("data: {sources: [{weight: 1}]}", "data.sources"), ("data: {sources: [{path: a, wieght: 1}]}", "data.sources"),
     ("data: {sources: [{path: a, weight: .inf}]}", "data.sources"), ("data: {sources: [{path: a, weight: -1}]}", "data.sources"), ("data: {sources: [{path: a, weight: 0}]}", "data.sources"),
-    *[(f"data: {{sources: [{word}]}}", "data.sources") for word in ("/", "//", "'/*'", "'/**'", "'/**/*.txt'", "/proc", "/sys/x", "'../../../../../../../../../../**'", "hf://", "'hf://:train'", "'hf://a/b/c'", "'hf://a b'")],
+    *[(f"data: {{sources: [{word}]}}", "data.sources") for word in ("/", "//", "'/*'", "'/**'", "'/**/*.txt'", "/proc", "/sys/x", "'../../../../../../../../../../**'", "hf://", "'hf://:train'", "'hf://a/b/c/d'", "'hf://a/b:train[:10%]'", "'hf://a b'")],
     *[(f"data: {{sources: [{word}]}}", "data.sources") for word in BUCKETS if not word.startswith("s3:/b")],
     *[(f"data: {{store: {word}}}", "data.store") for word in BUCKETS], *[(f"checkpoint: {{destination: {word}}}", "checkpoint.destination") for word in BUCKETS],
     *[(f"fleet: {{backend: ssh, nodes: 1, shared_folder: {word}}}", "fleet.shared_folder") for word in PATHS], *[(f"fleet: {{{SSH}, python: {word}}}", "fleet.python") for word in PATHS],

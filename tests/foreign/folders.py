@@ -20,7 +20,7 @@ from report_runs import make_run
 
 from trainfleet.checkpoints.marker import Commit, File, render
 from trainfleet.cli import main
-from trainfleet.config import Settings, dump_given, dump_resolved, load_resolved
+from trainfleet.config import Settings, dump_asked, dump_resolved, load_resolved
 from trainfleet.data import __main__ as tokenizing
 from trainfleet.data import inspect
 from trainfleet.data.dataset_store import Folder
@@ -90,7 +90,7 @@ def template() -> Path:
         config, derived = config_of(Settings(Path("config.yaml")))
         run = make_run(Path("runs"), name=NAME, steps=20)
         run.config.write_text(dump_resolved(config))
-        run.given.write_text(dump_given(config, derived))
+        run.given.write_text(dump_asked(config, derived))
         run.search.write_text(json.dumps({"micro_batch": 2, "trials": [], "ground": {}}))
         (run.folder / "profile").mkdir()
         (run.folder / "profile" / "summary.json").write_text(json.dumps(SUMMARY))

@@ -16,7 +16,6 @@ import pytest
 from requirement import need
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
-from trainfleet.data.hub import Dataset, dataset_of
 from trainfleet.data.sources import plan_units
 from trainfleet.errors import DataError
 
@@ -115,27 +114,3 @@ def test_a_folder_says_what_it_leaves(tmp_path: Path) -> None:
     assert plan.files == 2 and [warning.split(": ", 1)[1] for warning in plan.warnings] == [
         "files that are not read: 2 .pdf, 1 .png"
     ]
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("hf://owner/name", Dataset("owner/name", None, "train", None)),
-        ("hf://name:test", Dataset("name", None, "test", None)),
-        ("hf://owner/name/config", Dataset("owner/name", "config", "train", None)),
-        ("hf://owner/name@main/20231101.en:train[:10%]", Dataset("owner/name", "20231101.en", "train[:10%]", "main")),
-        ("hf://owner/name@1a2b?split=validation", Dataset("owner/name", None, "validation", "1a2b")),
-        ("hf:///data/set:test", Dataset("/data/set", None, "test", None)),
-    ],
-)
-def test_what_a_hub_source_names(source: str, found: Dataset) -> None:
-    assert dataset_of(source) == found
-
-
-@pytest.mark.parametrize("source", ["hf://", "hf://a/b/c/d", "hf://a//b", "hf://owner/name@/x/y/z", "hf://@main"])
-def test_what_names_no_dataset_is_refused(source: str) -> None:
-    if source == "hf://owner/name@/x/y/z":
-        assert dataset_of(source).config == "x/y/z"  # a configuration may have slashes; the hub says whether there is one
-        return
-    with pytest.raises(DataError, match="names no Hugging Face dataset"):
-        dataset_of(source)

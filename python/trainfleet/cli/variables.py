@@ -106,7 +106,7 @@ def typed(variables: Variables) -> str:
     """The words of a command, as a shell takes them, without which the next one would be about another config or run."""
     words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
     if "RUN" in variables:
-        words["CONFIG"] = str(run_of(variables["RUN"]).given)  # which every verb takes
+        words["CONFIG"] = str(run_of(variables["RUN"]).document)  # which every verb takes
     if "name" not in words.get("SET", "name"):
         del words["SET"]  # keys that make no other run of it
     return "".join(f" {name}={shlex.quote(value)}" for name, value in words.items())

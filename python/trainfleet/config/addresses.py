@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
+from ..errors import InputError
 from .hosts import parse_host
-from .hub import HUB, fault_of
+from .hub import HUB, dataset_of, fault_of
 from .types import Config
 
 S3 = "s3://"
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"(?!xn--|sthree-)(?![0-9.]+\Z)[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_DATASET = re.compile(r"(?:/[^:]+|[\w.-]+(?:/[\w.-]+)?)(?::[\w.+-]+)?", re.ASCII)
 NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)  # a walk from here ends nowhere
 
 
@@ -51,14 +51,22 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
     if scheme and scheme[0] not in schemes:
         return f"{address!r} begins with {scheme[0]}; what is read: paths, {', '.join(schemes)}"
     if address.startswith(HUB):
-        named = _DATASET.fullmatch(address.removeprefix(HUB))
-        return None if named else f"{address!r} names no dataset; hf://name, hf://owner/name:split or hf:///folder does"
+        return _no_dataset(address)
     if address.startswith(S3):
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
             return f"{bucket!r} is no name that a bucket can have: 3 to 63 of a-z, 0-9, '-' and '.'"
         return f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
     return f"{address!r} climbs out by '..': write the folder itself" if not up and ".." in Path(address).parts else None
+
+
+def _no_dataset(address: str) -> str | None:
+    """Why an address of the Hub names no dataset."""
+    try:
+        dataset_of(address)
+    except InputError as error:
+        return f"{address!r} {error.what}"
+    return None
 
 
 def _too_wide(source: str) -> str | None:

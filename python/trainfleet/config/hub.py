@@ -1,4 +1,7 @@
-"""Models and tokenizers by their name on the Hugging Face Hub, where a folder goes: hf://owner/name[@revision].
+"""Addresses on the Hugging Face Hub: of a model or tokenizer, where a folder goes, and of a dataset, as a source.
+
+A model:    hf://owner/name[@revision]
+A dataset:  hf://owner/name[@revision][/config][:split], hf://name[...] where it has no owner, or hf:///local/folder[:split]
 
 huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there when the Hub does not answer or
 with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are fetched: nothing that could be code or a pickle.
@@ -9,12 +12,21 @@ from __future__ import annotations
 import functools
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
 
 HUB = "hf://"
 MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w.-]{1,200})?", re.ASCII)
+_NAME = r"[A-Za-z0-9_][\w.-]{0,95}"
+DATASET = re.compile(
+    rf"(?P<name>{_NAME}(?:/{_NAME})?)"
+    r"(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]{1,100}|[\w.%-]{1,200}))?(?:/(?P<config>\w[\w.+-]{0,199}))?",
+    re.ASCII,
+)
+SPLIT = re.compile(r"\w[\w.-]*(\+\w[\w.-]*)*", re.ASCII)
+DATASET_FORMS = f"{HUB}owner/name[@revision][/config][:split] or {HUB}/folder[:split]"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json",
@@ -52,6 +64,36 @@ def fault_of(address: str) -> str:
     """Why an address of the Hub is none; "" where it is one."""
     named = MODEL.fullmatch(address.removeprefix(HUB))
     return "" if named else f"{address!r} names no model; hf://owner/name and hf://owner/name@revision do"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Which dataset of the Hub, or which folder; None: the only configuration, the newest revision."""
+
+    name: str
+    config: str | None
+    split: str
+    revision: str | None
+
+
+def dataset_of(address: str) -> Dataset:
+    """What a source on the Hub names.
+
+    Raises:
+        InputError: nothing, or a part of a split, which can't be streamed.
+    """
+    path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
+    if "[" in split:
+        whole = split.partition("[")[0]
+        what = f"asks for a part of a split: datasets are streamed, which takes whole splits: {whole!r} works"
+        raise InputError(what, where=address)
+    split = split if colon else "train"
+    if path.startswith(("/", "./", "../")) and path.strip("/") and SPLIT.fullmatch(split):
+        return Dataset(path, None, split, None)
+    found = DATASET.fullmatch(path)
+    if not found or not SPLIT.fullmatch(split):
+        raise InputError(f"names no dataset; {DATASET_FORMS} does", where=address)
+    return Dataset(found["name"], found["config"], split, found["revision"])
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from ..shapes import fit
 from . import goodput, layouts, rules, schema
 from .derive import Derived, derive, other_family
 from .positions import DEEPEST, Document, Key, dotted, read, read_value
-from .types import Config, Data
+from .types import Config, Data, flat
 from .vocabulary import lack_for, vocabulary_size_of
 
 LARGEST = 256 * door.KIBIBYTE  # of a config: one that names 4,096 hosts has 160
@@ -39,6 +40,14 @@ class Settings:
     short: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)  # variable → (dotted key, text)
 
 
+class Derivation(list[Derived]):
+    """What was derived, in order; with the document that was asked for, and the config that both came to."""
+
+    def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
+        super().__init__(derived)
+        self.asked, self.config = asked, config
+
+
 @dataclass(frozen=True)
 class Terms:
     """A backend's terms for a config: the node of an instance type, given a number of nodes, and what it refuses."""
@@ -52,22 +61,24 @@ def no_terms(backend: str) -> Terms:
     return Terms(hardware.node, lambda config: iter(()))
 
 
-def load(settings: Settings, terms_of: Callable[[str], Terms] = no_terms) -> tuple[Config, list[Derived]]:
-    """The config with everything derived, and what was. `terms_of`: what the backend of that name says to it.
+def load(settings: Settings, terms_of: Callable[[str], Terms] = no_terms) -> tuple[Config, Derivation]:
+    """The config with everything derived, and from what. `terms_of`: what the backend of that name says to it.
 
     Raises:
         ConfigError: with all that is wrong, in file order.
     """
-    config, derived, problems = _loaded(settings, terms_of)
+    config, derived, problems, asked = _loaded(settings, terms_of)
     if problems:
         blamed = _blamed(problems, settings, terms_of)
         raise ConfigError(blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY)
     assert config is not None
     keep_secret(config.fleet.secrets)
-    return config, derived
+    return config, Derivation(derived, asked, config)
 
 
-def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Config | None, list[Derived], list[Problem]]:
+def _loaded(
+    settings: Settings, terms_of: Callable[[str], Terms]
+) -> tuple[Config | None, list[Derived], list[Problem], dict[str, Any]]:
     document, values, broken, problems = _checked(settings)
     terms = terms_of(values["fleet"]["backend"])
 
@@ -90,7 +101,7 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
     if missing:
-        return None, [], problems
+        return None, [], problems, document.value
     asked = layouts.provide(values["train"])
     config, chosen = layouts.settle(fit(Config, values), asked)
     config, interval = goodput.with_interval(config)
@@ -101,7 +112,7 @@ def _loaded(settings: Settings, terms_of: Callable[[str], Terms]) -> tuple[Confi
             report(key, message)
     if lack := _lacks(config, problems):
         report("data.tokenizer", lack)
-    return config, [*derived, *chosen, *interval], problems
+    return config, [*derived, *chosen, *interval], problems, document.value
 
 
 def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str], Terms]) -> list[Problem]:
@@ -193,12 +204,21 @@ def dump_resolved(config: Config) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
-def dump_given(config: Config, derived: list[Derived]) -> str:
-    """The config as YAML without what was derived, so that all of it is derived again when the run goes on otherwise."""
-    values = _plain(dataclasses.asdict(config))
-    for row in derived:
-        _drop(values, tuple(row.key.split(".")))
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+def dump_asked(config: Config, derivation: Derivation) -> str:
+    """What was asked for, as YAML: the file with SET and the variables in it, so that all else is derived again.
+
+    With the keys that a verb has changed in the config since it was loaded, as a shorter run of it has.
+    """
+    values = copy.deepcopy(derivation.asked)
+    before = dict(flat(dataclasses.asdict(derivation.config)))
+    for name, value in flat(dataclasses.asdict(config)):
+        if value != before.get(name):
+            *groups, key = name.split(".")
+            target = values
+            for group in groups:
+                target[group] = target = target.get(group) or {}
+            target[key] = value
+    return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
 
 
 def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], list[Problem]]:

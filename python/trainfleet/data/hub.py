@@ -1,17 +1,15 @@
-"""Hugging Face datasets as sources, streamed through the `datasets` library.
-
-hf://owner/name[@revision][/config][:split], hf://name[:split] for those without an owner, or hf:///local/folder[:split].
-"""
+"""Hugging Face datasets as sources, streamed through the `datasets` library. Their addresses: config/hub.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from ..config.hub import HUB
-from ..errors import DataError
+from ..config.hub import dataset_of
+from ..errors import DataError, InputError
 from ..origin import installing
 from .source_files import File
+
+OFFLINE = "type it again where there is a network; or name a folder with the dataset's files: hf:///folder"
 
 
 def list_shards(source: str) -> list[File]:
@@ -22,36 +20,6 @@ def list_shards(source: str) -> list[File]:
     return [File(f"{source}#{i}/{count}", max(int(total) // count, 1), str(dataset.info.version or "")) for i in range(count)]
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Which dataset of the hub, or which folder; None: the only configuration, the newest revision."""
-
-    name: str
-    config: str | None
-    split: str
-    revision: str | None
-
-
-def dataset_of(source: str) -> Dataset:
-    """What a source names.
-
-    Raises:
-        DataError: nothing, or more parts than a dataset has.
-    """
-    path, _, split = source.removeprefix(HUB).replace("?split=", ":").partition(":")
-    if path.startswith(("/", ".")):
-        return Dataset(path, None, split or "train", None)
-    path, _, rest = path.partition("@")
-    revision, _, config = rest.partition("/")
-    parts = path.split("/")
-    if len(parts) == 3 and not rest:
-        *parts, config = parts
-    if not all(parts) or len(parts) > 2:
-        why = "it is hf://owner/name[@revision][/config][:split]"
-        raise DataError("names no Hugging Face dataset", where=source, why=why, next="correct data.sources")
-    return Dataset("/".join(parts), config or None, split or "train", revision or None)
-
-
 def open_dataset(source: str) -> Any:
     """The split of a source, streamed. DataError when the library is missing, or whatever else keeps it from being opened."""
     try:
@@ -59,11 +27,13 @@ def open_dataset(source: str) -> Any:
     except ImportError as error:
         what = "needs the package datasets to be read"
         raise DataError(what, where=source, why=str(error), next=installing("data")) from error
-    found = dataset_of(source)
+    try:
+        found = dataset_of(source)
+    except InputError as error:
+        raise DataError(error.what, where=source, next="correct data.sources") from error
     try:
         return datasets.load_dataset(found.name, found.config, split=found.split, revision=found.revision, streaming=True)
     except Exception as error:  # whatever the hub, the network or the dataset's own code raises
         why = f"{type(error).__name__}: {error}"
-        raise DataError(
-            "can't be opened as a Hugging Face dataset", where=source, why=why, next="correct data.sources"
-        ) from error
+        remedy = OFFLINE if isinstance(error, ConnectionError) else "correct data.sources"
+        raise DataError("can't be opened as a Hugging Face dataset", where=source, why=why, next=remedy) from error

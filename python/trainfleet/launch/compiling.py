@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from .. import hardware
 from ..backends import backend_of
-from ..config import Config, Derived, load_resolved
+from ..config import Config, Derivation, load_resolved
 from ..errors import ConfigError, TrainfleetError
 from ..nodes.operations import lock_name
 from ..nodes.stack import load_stack
@@ -31,7 +30,7 @@ from ..watch.follow import Sequel
 from . import imaging
 from .execution import STOPPED
 from .queueing import Waiting, can_wait, is_in_queue
-from .settings import ORDER, plan_of
+from .settings import plan_of, was_handed_over
 from .training import train
 
 WRITTEN_IN = ("engine", "models", "devices")  # what decides which programs there are, beside the config
@@ -53,7 +52,7 @@ def require(config: Config) -> None:
 
 def is_due(config: Config) -> bool:
     """Whether training this would begin with compiling that a job of its own can do before."""
-    if ORDER in os.environ:  # on a head: the command that was typed has seen to it
+    if was_handed_over():  # on a head: the command that was typed has seen to it
         return False
     return compiles_ahead(config) and not config.train.compile_only and not is_warm(config) and not is_in_queue(config)
 
@@ -66,7 +65,7 @@ def is_warm(config: Config) -> bool:
     return run.read_results().get("status") == "finished" and (not backend.is_here or COMPILED.exists())
 
 
-def compile_first(config: Config, derived: list[Derived], started: float) -> int:
+def compile_first(config: Config, derived: Derivation, started: float) -> int:
     """As `compile_ahead`, with training queued behind it where the engine can have it wait; nothing waits where this fails."""
     waiting, code = Waiting(config, derived, started), 1
     try:
@@ -77,7 +76,7 @@ def compile_first(config: Config, derived: list[Derived], started: float) -> int
     return code
 
 
-def compile_ahead(config: Config, derived: list[Derived], started: float, sequel: Sequel | None = None) -> int:
+def compile_ahead(config: Config, derived: Derivation, started: float, sequel: Sequel | None = None) -> int:
     """Fills the cache, and says what it took and what it could not compile; the exit code."""
     imaging.make_ready(config)
     run = run_of(name_of(config))

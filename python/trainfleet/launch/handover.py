@@ -111,7 +111,8 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
             sound = [host for host in sound if host.name not in without]
             plan = replace(plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests))
     runs.write_atomic(run.config, dump_resolved(plan.config))
-    place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests)
+    runs.write_atomic(run.given, plan.asked)
+    place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests, plan.asked)
     place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
     before, words = read_holder(run.folder), LauncherLogs(run).from_now_on()
     ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from .. import fence
 from ..backends import backend_of
 from ..backends.base import Can, Handle, save_job
-from ..config import Config, Derived
+from ..config import Config, Derivation
 from ..plan.plan import Plan
 from ..runs import run_of
 from ..watch.follow import Sequel
@@ -35,7 +35,7 @@ def is_in_queue(config: Config) -> bool:
 class Waiting:
     """The training of a config, while it waits behind a job. `started`: when the command began, unix time."""
 
-    def __init__(self, config: Config, derived: list[Derived], started: float) -> None:
+    def __init__(self, config: Config, derived: Derivation, started: float) -> None:
         self.config, self.derived, self.started = config, derived, started
         self.run, self.backend = run_of(config.name), backend_of(config)
         self.begun = False

@@ -11,7 +11,7 @@ from pathlib import Path
 from .. import hardware
 from ..backends import Backend, backend_of, terms_of
 from ..checkpoints.store import Store, store_of
-from ..config import Config, Derived, Settings, load, load_name, load_resolved, place_of
+from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
 from ..data.dataset import find
 from ..data.sources import have_changed, plan_units
 from ..data.tokenizer import require_use
@@ -34,7 +34,7 @@ KINDS = ("tokenize", "train")
 def settings_of(variables: Variables) -> Settings:
     """The config file and what overrides it."""
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
-    path = run_called(variables["RUN"]).config if "RUN" in variables else Path(variables.get("CONFIG", "config.yaml"))
+    path = run_called(variables["RUN"]).document if "RUN" in variables else Path(variables.get("CONFIG", "config.yaml"))
     return Settings(path, variables.get("SET", ""), short)
 
 
@@ -55,8 +55,8 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
     return ConfigError([Problem(line, where, f"data.sources[{error.entry}]", message)], next="correct data.sources there")
 
 
-def config_of(settings: Settings) -> tuple[Config, list[Derived]]:
-    """The config with everything derived, and what was, by its backend's rules too; ConfigError with all that is wrong."""
+def config_of(settings: Settings) -> tuple[Config, Derivation]:
+    """The config with everything derived, and from what, by its backend's rules too; ConfigError with all that is wrong."""
     return load(settings, terms_of)
 
 
@@ -100,9 +100,10 @@ def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
     return plan_of(config, derived, kinds, launch=secrets.token_hex(8))
 
 
-def plan_of(config: Config, derived: list[Derived], kinds: Iterable[str] = KINDS, launch: str = "") -> Plan:
+def plan_of(config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = "") -> Plan:
     """The plan of a config. Requests that a launcher was given are carried out as they are, and not made again."""
     given = {request.job.kind: request for request in _given()}
+    asked = dump_asked(config, derived)
     config = imaging.named(config, [request.job.image for request in given.values()])
     backend = backend_of(config)
     if "train" in kinds:
@@ -112,7 +113,12 @@ def plan_of(config: Config, derived: list[Derived], kinds: Iterable[str] = KINDS
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
     requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]
-    return make_plan(config, derived, requests, notes, backend.price(), experience_of(config))
+    return make_plan(config, derived, requests, notes, backend.price(), experience_of(config), asked)
+
+
+def was_handed_over() -> bool:
+    """Whether another machine has planned what this one, a fleet's head, carries out."""
+    return ORDER in os.environ
 
 
 def _given() -> list[Request]:
@@ -139,7 +145,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     return [f"{folder} is made: {size}, about {seconds:.0f} s", *(f"warning: {warning}" for warning in units.warnings)], False
 
 
-def sized(variables: Variables, weak: bool) -> list[tuple[Config, list[Derived]]]:
+def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
 
     Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch per rank.

@@ -12,7 +12,7 @@ from ..backends.place import Place
 from ..checkpoints import catalogue, changes
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_at, store_of
-from ..config import Config, dump_given, dump_resolved, exports, load_resolved
+from ..config import Config, dump_resolved, exports, load_resolved
 from ..errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
 from ..lease import Holder, Lease
 from ..plan.plan import Plan
@@ -27,6 +27,7 @@ from ..watch.follow import Sequel
 from ..watch.interrupts import Interrupts
 from ..watch.ledger import goodput, ledger
 from . import execution, preflight
+from .settings import was_handed_over
 
 NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
 
@@ -130,7 +131,8 @@ def prepare(plan: Plan, run: Run) -> None:
     """Leaves in the run folder what its ranks begin with."""
     run.stop.unlink(missing_ok=True)
     runs.write_atomic(run.config, dump_resolved(plan.config))
-    runs.write_atomic(run.given, dump_given(plan.config, list(plan.derived)))
+    if not was_handed_over():  # else it came with the requests
+        runs.write_atomic(run.given, plan.asked)
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:

@@ -41,10 +41,11 @@ class Head:
         self.folder = config.fleet.shared_folder or ""
         self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
 
-    def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request]) -> None:
+    def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request], asked: str) -> None:
         """Sends code, config, requests, host keys and the head's public key: all that the launcher needs.
 
-        `facts` are of the hosts to use, in order; `order` is what the launcher is to execute, as it is.
+        `facts` are of the hosts to use, in order; `order` is what the launcher is to execute, as it is;
+        `asked` the config that was asked for, which it leaves in the run folder.
         """
         hosts = list(facts)
         send_code(self.transport, self.folder, hosts)
@@ -52,7 +53,8 @@ class Head:
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)
         config = dump_resolved(self.config_there(facts))
         requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
-        files = {KNOWN_HOSTS.format(self.run): keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests}
+        files = {KNOWN_HOSTS.format(self.run): keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests,
+                 f"{self.run}/given.yaml": asked}  # fmt: skip
         answers = self.transport.put({name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1])
         answers.require(f"can't write in {self.folder}")
 

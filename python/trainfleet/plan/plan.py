@@ -19,6 +19,7 @@ class Plan:
     estimate: Estimate
     requests: tuple[Request, ...]
     notes: tuple[str, ...]
+    asked: str = ""  # the document that was asked for, as YAML
 
 
 def make_plan(
@@ -28,6 +29,7 @@ def make_plan(
     notes: list[str],
     price: float | None,
     experience: Experience | None = None,
+    asked: str = "",
 ) -> Plan:
     """The plan of these requests, on nodes that cost `price` US dollars an hour each (None: unknown).
 
@@ -37,7 +39,7 @@ def make_plan(
     needs = estimate(config, price, experience)
     if problem := _over_budget(config, needs):
         raise ConfigError.of("budget.max_usd", problem, next="raise it, or null for none; make plan shows why")
-    return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes))
+    return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes), asked)
 
 
 def degrees(config: Config) -> str:

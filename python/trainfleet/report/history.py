@@ -189,8 +189,7 @@ def _which_config(run: Run) -> str:
     with suppress(FileNotFoundError, InputError):  # what is no config names no run
         lines = door.read_text(Path("config.yaml"), door.MEBIBYTE).splitlines()
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
-    config = run.given if run.given.exists() else run.config
-    return "" if own or not config.exists() else f" CONFIG={config}"
+    return "" if own or not run.document.exists() else f" CONFIG={run.document}"
 
 
 def _as_given(run: Run) -> str:
