@@ -13,7 +13,7 @@ from trainfleet.devices.bandwidth import tournament
 from trainfleet.errors import BackendError
 from trainfleet.nodes.facts import Facts, Space
 from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
-from trainfleet.nodes.health import flaws, unfit
+from trainfleet.nodes.health import clock, flaws, unfit
 from trainfleet.nodes.operations import Wanted
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
@@ -68,6 +68,27 @@ def test_a_sound_fleet_passes() -> None:
 def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message: str) -> None:
     assert any(line.startswith(f"n2: {message}") for line in said(odd)), said(odd)
     assert not any(line.startswith("n1") for line in said(odd))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ([0.3, 86400.0], ["n1: its clock is 86400 s ahead"]),
+        ([-86400.0, 0.3], ["n0: its clock is 86400 s behind"]),
+        ([7200.0, 7200.4], []),  # the machine that asks is wrong itself
+        ([7200.0, 7200.4, 40.0], ["n2: its clock is 7160 s behind"]),
+        ([-7200.0, 60.0], ["None: its clocks are 7260 s apart, and it can't be told which of them is right"]),
+        ([60.0, 60.0, 0.0], ["None: its clocks are 60 s apart, and it can't be told which of them is right"]),
+        ([86400.0], []),
+    ],
+)
+def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(offsets: list[float], expected: list[str]) -> None:
+    """The clock of the machine that asks, whose offset is 0, decides; where it agrees with neither, nobody is blamed."""
+    facts = {
+        host: replace(fact, clock_offset=offset)
+        for (host, fact), offset in zip(fleet(len(offsets), READY).items(), offsets, strict=True)
+    }
+    assert [f"{finding.host}: {finding.message}" for finding in clock(facts, wanted())] == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..config.room import Room, checkpoint_bytes, lack
 from .answers import Failure, Host
@@ -262,13 +262,33 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Clocks agree, as far as the time of the answer allows to say."""
-    usual = statistics.median(fact.clock_offset for fact in facts.values()) if facts else 0.0
+    """Clocks agree with most others, as far as the time of the answer allows to say.
+
+    The clock of the machine that asks has a vote, so that of two hosts only the wrong one is blamed.
+    """
+    if len(facts) < 2:
+        return
+    remedy = "sudo systemctl restart chrony (Amazon Linux: chronyd)"
+    offsets, slowest = [fact.clock_offset for fact in facts.values()], max(fact.seconds for fact in facts.values())
+    usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
+    if usual is None:
+        message = f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it can't be told which of them is right"
+        yield Finding(None, "clock", message, f"on each of its hosts: {remedy}")
+        return
     for host, fact in facts.items():
         apart = fact.clock_offset - usual
         if abs(apart) > CLOCK_TOLERANCE + fact.seconds:
             message = f"its clock is {abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}"
-            yield Finding(host, "clock", message, "on it: sudo systemctl restart chrony (Amazon Linux: chronyd)")
+            yield Finding(host, "clock", message, f"on it: {remedy}")
+
+
+def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
+    """The median of the largest group of clocks that agree to `tolerance` seconds; None where two groups are as large."""
+    groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
+    largest = max(groups, key=len)
+    usual = statistics.median(largest)
+    rivals = [group for group in groups if len(group) == len(largest) and abs(statistics.median(group) - usual) > tolerance]
+    return None if rivals else usual
 
 
 def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
