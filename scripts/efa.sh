@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, all from one pinned installer.
+# The Elastic Fabric Adapter: kernel module, rdma-core, libfabric and the OFI-NCCL plug-in, from one pinned installer,
+# unless the machine image has brought a version of LEAST or newer.
 # verify asks libfabric itself: `fi_info -p efa` must list an endpoint. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
 # With TRAINFLEET_HOST=image only what runs in a container is installed and looked at: the kernel module and limits are the host's.
 set -euo pipefail
-usage="usage: efa.sh check|apply|verify VERSION KEY"
-verb=${1:?$usage} version=${2:?$usage} key=${3:?$usage}
+usage="usage: efa.sh check|apply|verify VERSION KEY [LEAST]"
+verb=${1:?$usage} version=${2:?$usage} key=${3:?$usage} least=${4:-$2}
 home=${EFA_HOME:-/opt/amazon}
 from=https://efa-installer.amazonaws.com
 url=$from/aws-efa-installer-$version.tar.gz
@@ -12,19 +13,20 @@ url=$from/aws-efa-installer-$version.tar.gz
 installed() { sed -n '1s/.*: *v\{0,1\}//p' "$home/efa_installed_packages" 2> /dev/null; }
 fi_info() { if [ -x "$home/efa/bin/fi_info" ]; then "$home/efa/bin/fi_info" "$@"; else command fi_info "$@"; fi; }
 endpoints() { fi_info -p efa -t FI_EP_RDM 2> /dev/null | grep -c 'provider: efa' || true; } # none makes grep fail, and is an answer
+is_new_enough() { [ "$(printf '%s\n' "$least" "$(installed)" | sort -V | head -n 1)" = "$least" ]; }
 in_image() { [ "${TRAINFLEET_HOST:-}" = image ]; }
 loaded() { [ -d /sys/module/ib_uverbs ] || lsmod | grep -q '^ib_uverbs'; }
 
 verify() {
-  [ "$(installed)" = "$version" ] || { echo "efa: installer $(installed || true), wanted $version"; return 1; }
-  ! in_image || { echo "efa: $version"; return 0; }
+  is_new_enough || { echo "efa: installer $(installed || true), wanted $least or newer"; return 1; }
+  ! in_image || { echo "efa: $(installed)"; return 0; }
   loaded || { echo "efa: ib_uverbs is not loaded"; return 1; }
   [ "$(endpoints)" -gt 0 ] || { echo "efa: fi_info -p efa lists no endpoint; is an EFA interface attached to this instance?"; return 1; }
-  echo "efa: $version, $(endpoints) endpoints"
+  echo "efa: $(installed), $(endpoints) endpoints"
 }
 
 apply() {
-  if [ "$(installed)" != "$version" ]; then
+  if ! is_new_enough; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     for file in "" .sig; do

@@ -1,44 +1,45 @@
 #!/usr/bin/env bash
-# NVIDIA's data-centre driver, an exact version, built for the running kernel; the fabric manager of the same version where NVSwitch
-# needs it. CUDA itself comes inside torch. Exits 3 when the machine must boot again before the driver works.
+# NVIDIA's data-centre driver: the one that is there if it is new enough for the stack's CUDA, else Ubuntu's own signed packages of one
+# branch, and the fabric manager of exactly the same version where NVSwitch needs it. Packages of two sources are never mixed: a
+# driver and a fabric manager of different builds refuse each other. CUDA itself comes inside torch.
+# Exits 3 when the machine must boot again before the driver works.
 set -euo pipefail
-usage="usage: nvidia.sh check|apply|verify VERSION open|proprietary SHA256 [SHA256_OF_THE_FABRIC_MANAGER]"
-verb=${1:?$usage} version=${2:?$usage} modules=${3:?$usage} sum=${4:?$usage} manager=${5:-}
-run=NVIDIA-Linux-x86_64-$version.run
-url=https://us.download.nvidia.com/tesla/$version/$run
-archive=fabricmanager-linux-x86_64-$version-archive
-archives=https://developer.download.nvidia.com/compute/nvidia-driver/redist/fabricmanager/linux-x86_64
+usage="usage: nvidia.sh check|apply|verify LEAST BELOW|- BRANCH open|proprietary [fabric]"
+verb=${1:?$usage} least=${2:?$usage} below=${3:?$usage} branch=${4:?$usage} modules=${5:?$usage} fabric=${6:-}
 
 driver() { nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u | paste -sd, -; }
-manager_version() { nv-fabricmanager --version 2> /dev/null | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1; }
+manager() { nv-fabricmanager --version 2> /dev/null | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1; }
+older() { [ "$1" != "$2" ] && [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+fits() { [ -n "$1" ] && ! older "$1" "$least" && { [ "$below" = - ] || older "$1" "$below"; }; }
+wanted="$least or newer" && [ "$below" = - ] || wanted="$wanted, before $below"
 
 verify() {
-  [ "$(driver)" = "$version" ] || { echo "nvidia: driver $(driver), wanted $version"; return 1; }
-  [ -z "$manager" ] || [ "$(manager_version)" = "$version" ] ||
-    { echo "nvidia: fabric manager $(manager_version), wanted $version"; return 1; }
-  echo "nvidia: driver $version on $(nvidia-smi -L | wc -l) GPUs${manager:+, fabric manager $version}"
+  fits "$(driver)" || { echo "nvidia: driver $(driver), wanted $wanted"; return 1; }
+  [ -z "$fabric" ] || [ "$(manager)" = "$(driver)" ] || { echo "nvidia: fabric manager $(manager), wanted $(driver), the driver's version"; return 1; }
+  echo "nvidia: driver $(driver) on $(nvidia-smi -L | wc -l) GPUs${fabric:+, with its fabric manager}"
 }
 
-fetch() { "$(dirname "$0")/download.sh" apply "$@"; }
+refuse() { echo "nvidia: $1; choose an image that brings a driver $wanted (fleet.aws.image)"; exit 1; }
+has_foreign() { command -v nvidia-smi > /dev/null && ! dpkg -S "$(readlink -f "$(command -v nvidia-smi)")" 2> /dev/null | grep -q "^nvidia-utils-[0-9]*-server"; }
+version_of() { apt-cache policy "$1" | sed -n 's/^  Candidate: //p'; }
 
 apply() {
-  folder=$(mktemp -d)
-  trap 'rm -rf "$folder"' EXIT
-  if [ "$(driver)" != "$version" ]; then
-    printf 'blacklist nouveau\noptions nouveau modeset=0\n' > /etc/modprobe.d/trainfleet-nouveau.conf
-    fetch "$url" "$sum" "$folder/$run"
-    sh "$folder/$run" --silent --dkms --no-questions --kernel-module-type="$modules" > "$folder/log" 2>&1 || { tail -n 20 "$folder/log"; exit 1; }
-    if ! modprobe nvidia 2> /dev/null || [ "$(driver)" != "$version" ]; then # the old module is in use
-      echo "nvidia: driver $version is installed, and loads at the next boot"
-      exit 3
-    fi
-  fi
-  if [ -n "$manager" ] && [ "$(manager_version)" != "$version" ]; then
-    fetch "$archives/$archive.tar.xz" "$manager" "$folder/manager.tar.xz"
-    tar -xJf "$folder/manager.tar.xz" -C "$folder"
-    (cd "$folder/$archive/sbin" && bash ./fm_run_package_installer.sh > /dev/null)
-    systemctl enable --now --quiet nvidia-fabricmanager
-  fi
+  local name version packages=()
+  command -v apt-get > /dev/null || refuse "this distribution has no signed packages of it that setup installs"
+  ! has_foreign || refuse "driver $(driver) is not of Ubuntu's packages, and setup does not mix two sources"
+  apt-get update -qq
+  name=nvidia-headless-$branch-server && [ "$modules" = proprietary ] || name=$name-open
+  packages=("$name" "nvidia-utils-$branch-server" ${fabric:+"nvidia-fabricmanager-$branch"})
+  version=$(version_of "$name")
+  fits "${version%%-*}" || refuse "Ubuntu's archive has ${version:-nothing} as $name"
+  for name in "${packages[@]}"; do
+    [ "$(v=$(version_of "$name") && echo "${v%%-*}")" = "${version%%-*}" ] ||
+      refuse "Ubuntu's archive has $name $(version_of "$name") beside a driver ${version%%-*}"
+  done
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends "${packages[@]}" > /dev/null
+  [ -z "$fabric" ] || systemctl enable --now --quiet nvidia-fabricmanager
+  modprobe nvidia 2> /dev/null || true # the old module may be in use: what is loaded then is told below
+  fits "$(driver)" || { echo "nvidia: driver ${version%%-*} is installed, and loads at the next boot"; exit 3; }
 }
 
 case $verb in

@@ -111,6 +111,11 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   run "$scripts/efa.sh" apply 1.51.0 "$key"
   [ "$status" -eq 0 ]
   [ "$output" = "efa: 1.51.0, 2 endpoints" ]
+  echo 'EFA installer version: 1.50.0' > "$root/opt/efa_installed_packages"
+  run "$scripts/efa.sh" apply 1.51.0 "$key" 1.47.0
+  [ "$output" = "efa: 1.50.0, 2 endpoints" ]
+  run "$scripts/efa.sh" verify 1.51.0 "$key"
+  [[ $output == *"installer 1.50.0, wanted 1.51.0 or newer"* ]]
 }
 
 @test "efa: a download that fails says from where" {
@@ -121,21 +126,51 @@ fake() { # name, body: a program on PATH that writes its words down and then doe
   [[ $output == *"can't download https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz"* ]]
 }
 
-@test "nvidia: the exact driver, by NVIDIA's own installer, and exit 3 when the old module is still in use" {
-  fake nvidia-smi 'echo 570.1'
-  fake curl 'echo "exit 0" > "${@: -2:1}"'
+fake_apt() { # the version of the driver and of the fabric manager in Ubuntu's archive; what is installed then works
+  fake dpkg 'exit 1'
   fake modprobe ''
-  run "$scripts/nvidia.sh" verify 580.126.09 proprietary -
-  [ "$status" -eq 1 ]
-  [ "$output" = "nvidia: driver 570.1, wanted 580.126.09" ]
-  fake nvidia-smi 'case $1 in -L) echo GPU; echo GPU;; *) echo 580.126.09; echo 580.126.09;; esac'
-  run "$scripts/nvidia.sh" apply 580.126.09 proprietary -
+  fake systemctl ''
+  fake apt-cache "case \$2 in *fabric*) echo '  Candidate: $2-0ubuntu0.24.04.1';; *) echo '  Candidate: $1-0ubuntu0.24.04.1';; esac"
+  fake apt-get "[ \$1 != install ] || { printf '#!/bin/sh\necho $1\n' > $root/fakes/nvidia-smi; chmod +x $root/fakes/nvidia-smi
+    printf '#!/bin/sh\necho Fabric Manager version is : $2\n' > $root/fakes/nv-fabricmanager; chmod +x $root/fakes/nv-fabricmanager; }"
+}
+
+@test "nvidia: what the machine image brings is taken when it is new enough, and not when it is too new" {
+  fake nvidia-smi 'case $1 in -L) echo GPU; echo GPU;; *) echo 595.91.07; echo 595.91.07;; esac'
+  run "$scripts/nvidia.sh" apply 580.65.06 - 580 open
   [ "$status" -eq 0 ]
-  [ "$output" = "nvidia: driver 580.126.09 on 2 GPUs" ]
-  [ "$(grep -c curl "$FAKE_LOG" || true)" -eq 0 ]
-  run "$scripts/nvidia.sh" verify 580.126.09 open - -
+  [ "$output" = "nvidia: driver 595.91.07 on 2 GPUs" ]
+  run "$scripts/nvidia.sh" verify 560.28.03 581 580 proprietary
   [ "$status" -eq 1 ]
-  [[ $output == *"fabric manager"* ]]
+  [ "$output" = "nvidia: driver 595.91.07, wanted 560.28.03 or newer, before 581" ]
+  run "$scripts/nvidia.sh" verify 580.65.06 - 580 open fabric
+  [ "$status" -eq 1 ]
+  [[ $output == *"fabric manager , wanted 595.91.07"* ]]
+}
+
+@test "nvidia: where there is no driver, Ubuntu's packages of one version, the fabric manager's too" {
+  fake_apt 580.126.09 580.126.09
+  run "$scripts/nvidia.sh" apply 580.65.06 - 580 open fabric
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [[ $output == "nvidia: driver 580.126.09 on "*"with its fabric manager" ]]
+  grep -q 'apt-get install .*nvidia-headless-580-server-open nvidia-utils-580-server nvidia-fabricmanager-580' "$FAKE_LOG"
+}
+
+@test "nvidia: a driver and a fabric manager of two versions are never installed" {
+  fake_apt 580.178.04 580.173.02
+  run "$scripts/nvidia.sh" apply 580.65.06 - 580 open fabric
+  [ "$status" -eq 1 ]
+  [[ $output == *"nvidia-fabricmanager-580 580.173.02-0ubuntu0.24.04.1 beside a driver 580.178.04"*"fleet.aws.image"* ]]
+  ! grep -q 'apt-get install' "$FAKE_LOG"
+}
+
+@test "nvidia: an old driver of another source is not replaced" {
+  fake_apt 580.126.09 580.126.09
+  fake nvidia-smi 'echo 535.1'
+  run "$scripts/nvidia.sh" apply 580.65.06 - 580 open
+  [ "$status" -eq 1 ]
+  [[ $output == *"driver 535.1 is not of Ubuntu's packages"* ]]
+  ! grep -q apt-get "$FAKE_LOG"
 }
 
 sign() { # files, name: makes a key called so, and exports it to files/key.asc; its fingerprint
@@ -163,19 +198,6 @@ sign() { # files, name: makes a key called so, and exports it to files/key.asc; 
     [ "$status" -eq 0 ] || { echo "$output"; false; }
     [ "$output" = "key: $ours" ]
   done
-}
-
-@test "download: nothing without a SHA-256, and nothing that has another" {
-  echo good > "$root/file"
-  run "$scripts/download.sh" apply "file://$root/file" - "$root/out"
-  [ "$status" -eq 1 ]
-  [[ $output == *"has no sha256 for file://$root/file"* ]]
-  run "$scripts/download.sh" apply "file://$root/file" "$(sha256sum /dev/null | cut -d ' ' -f 1)" "$root/out"
-  [ "$status" -eq 1 ]
-  [ ! -e "$root/out" ]
-  run "$scripts/download.sh" apply "file://$root/file" "$(sha256sum "$root/file" | cut -d ' ' -f 1)" "$root/out"
-  [ "$status" -eq 0 ]
-  cmp "$root/file" "$root/out"
 }
 
 @test "efa: an installer that the key did not sign is not run" {

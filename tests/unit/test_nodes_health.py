@@ -97,8 +97,8 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(offsets: list[fl
         ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs answer, 8 are on the bus"),
         ({"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])}, "ecc: GPU 0 counts 2 uncorrected"),
         (
-            {"gpus": tuple(replace(gpu, driver="570.1") for gpu in P3DN.gpus)},
-            "setup: nvidia: driver 570.1, the stack has 580.126.09",
+            {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
+            "setup: nvidia: driver 595.1, the stack needs",
         ),
         ({"bus": ("nvidia",) * 8}, "efa: 0 of 1 EFA interfaces are attached"),
         ({"infiniband": ()}, "efa: 0 of 1 EFA interfaces have a driver"),

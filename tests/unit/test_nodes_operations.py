@@ -53,11 +53,25 @@ def test_a_ready_node_gets_nothing() -> None:
     assert commands(READY, wanted(), head=True) == []
 
 
+VOLTA = "nvidia.sh 560.28.03 581 580 proprietary"
+
+
+def test_what_aws_s_image_of_the_day_brings_is_taken() -> None:
+    """Driver and EFA of the GPU image of 2026-10-09, none of which is the lock's version."""
+    facts = replace(READY, gpus=(Gpu("595.91.07", 1, 0, "H100"),) * 8, efa="1.50.0", uverbs=True, fi_info=32,
+                    packages={"libnccl-ofi-ubuntu": "1.21.1-1"})  # fmt: skip
+    assert commands(facts, wanted("p5.48xlarge")) == []
+
+
+def test_a_single_node_needs_no_efa() -> None:
+    assert not [line for line in commands(PLAIN, wanted("trn1.32xlarge", nodes=1)) if line.startswith("efa.sh")]
+
+
 def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> None:
     fsx = replace(wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd")
     facts = replace(PLAIN, bus=("nvidia",) * 8 + ("efa",), scratch_disks=("nvme1n1", "nvme2n1"))
     assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, docker=True)) == [
-        "build_tools.sh headers", "limits.sh 65536", "sshd.sh", "nvidia.sh 580.126.09 proprietary -", f"efa.sh 1.51.0 {EFA}",
+        "build_tools.sh headers", "limits.sh 65536", "sshd.sh", VOLTA, f"efa.sh 1.51.0 {EFA} 1.47.0",
         f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", f"docker.sh nvidia {TOOLKIT}", f"fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx {FSX}",
         "scratch.sh /scratch /dev/nvme1n1 /dev/nvme2n1", "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]  # fmt: skip
 
@@ -69,11 +83,11 @@ P3DN_READY = replace(READY, gpus=V100, efa="1.51.0", uverbs=True, fi_info=1, pac
     ("change", "command", "why"),
     [
         ({}, None, ""),
-        ({"gpus": (Gpu("570.1", 1, 0, "V100"), *V100[1:])}, "nvidia.sh 580.126.09 proprietary -", "driver 570.1, 580.126.09, the stack has"),
-        ({"gpus": ()}, "nvidia.sh 580.126.09 proprietary -", "driver missing"),
-        ({"efa": "1.30.0"}, f"efa.sh 1.51.0 {EFA}", "installer 1.30.0, the stack has 1.51.0"),
-        ({"uverbs": False}, f"efa.sh 1.51.0 {EFA}", "ib_uverbs is not loaded"),
-        ({"fi_info": 0}, f"efa.sh 1.51.0 {EFA}", "fi_info -p efa lists nothing"),
+        ({"gpus": (Gpu("570.1", 1, 0, "V100"), *V100[1:])}, VOLTA, "driver 570.1, 580.126.09, the stack needs 560.28.03 or newer, before 581"),
+        ({"gpus": ()}, VOLTA, "driver missing"),
+        ({"efa": "1.30.0"}, f"efa.sh 1.51.0 {EFA} 1.47.0", "installer 1.30.0, the stack needs 1.47.0 or newer"),
+        ({"uverbs": False}, f"efa.sh 1.51.0 {EFA} 1.47.0", "ib_uverbs is not loaded"),
+        ({"fi_info": 0}, f"efa.sh 1.51.0 {EFA} 1.47.0", "fi_info -p efa lists nothing"),
         ({"packages": {"libnccl-ofi": "1.9.1"}}, f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", "libnccl-ofi 1.9.1"),
         ({"memlock": "64", "has": tuple(name for name in READY.has if name != LIMITS)}, "limits.sh 65536", "64 KiB of locked memory"),
     ],
@@ -85,8 +99,8 @@ def test_one_thing_that_drifted_gives_one_step_with_its_reason(change: dict[str,
 
 
 def test_nvswitch_machines_get_the_fabric_manager_and_open_modules() -> None:
-    assert "nvidia.sh 595.112.07 open - -" in commands(PLAIN, wanted("p5.48xlarge"))
-    assert "nvidia.sh 595.112.07 open -" in commands(PLAIN, wanted("g6.48xlarge"))
+    assert "nvidia.sh 580.65.06 - 580 open fabric" in commands(PLAIN, wanted("p5.48xlarge"))
+    assert "nvidia.sh 580.65.06 - 580 open" in commands(PLAIN, wanted("g6.48xlarge"))
 
 
 def test_trainium_gets_the_packages_of_its_own_sdk() -> None:

@@ -155,12 +155,10 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """One version of everything on all nodes. What the stack pins, `set_up` has compared with the lock already."""
+    """One version of everything on all nodes. What the stack pins exactly, `set_up` has compared with the lock already."""
     kinds: dict[str, Callable[[Facts], str]] = {"operating system": lambda fact: fact.os, "kernel": lambda fact: fact.kernel}
-    if not wanted.stack.nvidia:
-        kinds["NVIDIA driver"] = lambda fact: ", ".join(sorted({gpu.driver for gpu in fact.gpus}))
-    if not wanted.efa:
-        kinds["EFA installer"] = lambda fact: fact.efa
+    kinds["NVIDIA driver"] = lambda fact: ", ".join(sorted({gpu.driver for gpu in fact.gpus}))
+    kinds["EFA installer"] = lambda fact: fact.efa
     if wanted.fleet.python:
         kinds["torch"] = lambda fact: fact.torch
     for kind, read in kinds.items():

@@ -75,7 +75,8 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        return self.type.efa if self.type else 0
+        """The EFA interfaces that each node needs: none on a single node, which has nobody to speak to."""
+        return self.type.efa if self.type and self.fleet.nodes > 1 else 0
 
     @property
     def interpreter(self) -> str:
@@ -131,15 +132,17 @@ def sshd(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[Step]:
-    """The driver, and the fabric manager where GPUs are joined by NVSwitch."""
-    version = wanted.stack.nvidia
+    """The driver, unless a new enough one is there; the fabric manager where GPUs are joined by NVSwitch."""
+    stack = wanted.stack
     found = sorted({gpu.driver for gpu in facts.gpus})
-    if not version or found == [version]:
+    if not stack.nvidia or (len(found) == 1 and is_within(found[0], stack.nvidia_least, stack.nvidia_below)):
         return
     family = (wanted.fleet.instance_type or "").partition(".")[0]
-    manager = wanted.stack.fabric_manager_sha256 if family in NVSWITCH else ""
-    words = (version, wanted.stack.kernel_modules, wanted.stack.nvidia_sha256, manager)
-    yield Step("nvidia.sh", tuple(filter(None, words)), f"driver {', '.join(found) or 'missing'}, the stack has {version}")
+    fabric = "fabric" if family in NVSWITCH else ""
+    words = (stack.nvidia_least, stack.nvidia_below, stack.nvidia, stack.kernel_modules, fabric)
+    before = f", before {stack.nvidia_below}" if stack.nvidia_below != "-" else ""
+    why = f"driver {', '.join(found) or 'missing'}, the stack needs {stack.nvidia_least} or newer{before}"
+    yield Step("nvidia.sh", tuple(filter(None, words)), why)
 
 
 def neuron(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -161,14 +164,15 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     if not wanted.efa or not wanted.stack.efa:
         return
     reasons = []
-    if facts.efa != wanted.stack.efa:
-        reasons.append(f"installer {facts.efa or 'missing'}, the stack has {wanted.stack.efa}")
+    if not at_least(facts.efa, wanted.stack.efa_least):
+        reasons.append(f"installer {facts.efa or 'missing'}, the stack needs {wanted.stack.efa_least} or newer")
     if not facts.uverbs:
         reasons.append("ib_uverbs is not loaded")
     if facts.efa and facts.fi_info < 1:
         reasons.append("fi_info -p efa lists nothing")
     if reasons:
-        yield Step("efa.sh", (wanted.stack.efa, wanted.stack.key("efa")), "; ".join(reasons))
+        words = (wanted.stack.efa, wanted.stack.key("efa"), wanted.stack.efa_least)
+        yield Step("efa.sh", words, "; ".join(reasons))
 
 
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -272,6 +276,11 @@ def same_version(found: str, wanted: str) -> bool:
 def at_least(found: str, least: str) -> bool:
     """Whether a dotted version is not older; nothing found is."""
     return bool(found) and _numbers(found) >= _numbers(least)
+
+
+def is_within(found: str, least: str, below: str) -> bool:
+    """Whether a dotted version is not older than `least`, and older than `below` unless that is `-`."""
+    return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

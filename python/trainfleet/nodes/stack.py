@@ -24,9 +24,12 @@ class Stack:
     libfabric: str = ""  # that the EFA installer brings
     cuda: str = ""
     nccl: str = ""
-    nvidia: str = ""  # the driver
+    nvidia: str = ""  # the branch of the driver that setup installs where there is none
+    nvidia_least: str = ""  # the oldest driver that a machine image may bring
+    nvidia_below: str = "-"  # the first that is too new; - where none is
     kernel_modules: str = ""  # open or proprietary
     efa: str = ""  # the EFA installer
+    efa_least: str = ""  # the oldest that a machine image may bring
     ofi_nccl: str = ""  # at least
     neuron_sdk: str = ""
     neuron_index: str = ""
@@ -34,8 +37,6 @@ class Stack:
     python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself, of neuron_index
     checked_packages: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # of the usual index, with the SHA-256 of each wheel
     torch_wheels: tuple[str, ...] = ()  # SHA-256 of those of torch_index, where requirements.lock has others
-    nvidia_sha256: str = "-"  # of the driver's installer; - where nobody has written it down
-    fabric_manager_sha256: str = "-"
     keys: tuple[tuple[str, str], ...] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
@@ -70,8 +71,6 @@ def _build(name: str, entry: dict[str, Any]) -> Stack:
     plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
     stack = Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
                   checked_packages=tuple((key, versions[key], sums) for key, sums in checked.items()))  # fmt: skip
-    torch, driver = entry["torch"], entry.get("nvidia", {})
-    digests: dict[str, Any] = {
-        f"nvidia_{key}".replace("nvidia_fabric", "fabric"): str(value) for key, value in driver.items() if key.endswith("sha256")
-    }
-    return replace(stack, torch_wheels=tuple(torch.get("wheels", {}).values()), **digests)
+    bounds: dict[str, Any] = {f"{part}_{bound}": str(entry[part][bound]) for part in ("nvidia", "efa") for bound in ("least", "below")
+              if bound in entry.get(part, {})}  # fmt: skip
+    return replace(stack, torch_wheels=tuple(entry["torch"].get("wheels", {}).values()), **bounds)
