@@ -23,6 +23,7 @@ KIBIBYTE, MEBIBYTE = 2**10, 2**20
 RECORD = 16 * MEBIBYTE  # of results.json and similar files
 LINE = MEBIBYTE  # of a line of events or metrics
 DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
+LARGEST_COUNT = 10**18  # that a foreign text may tell
 SHOWN = 60  # characters of a wrong value in a message
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
 MISTAKEN = (  # what a text has that is a file of another kind → what it is
@@ -178,6 +179,16 @@ def unprintable(text: str) -> str | None:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or _BIDIRECTIONAL.match(character):
             return f"the character U+{ord(character):04X}"
     return None
+
+
+def whole(text: str, most: int = LARGEST_COUNT) -> int | None:
+    """The number that a text of ASCII digits is, from 0 to `most`; None for any other text.
+
+    Foreign digits are read here alone: int() takes other alphabets' too, and raises at the 4,301st.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
+        return None
+    return number if (number := int(text)) <= most else None
 
 
 def show(value: Any) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .counters import Counters
+from .door import whole
 
 KMSG = Path("/dev/kmsg")
 VMSTAT = Path("/proc/vmstat")
@@ -127,6 +128,6 @@ def _kmsg() -> list[tuple[float, str]]:
                 break
             head, _, text = record.decode(errors="replace").partition(";")
             parts = head.split(",")
-            if len(parts) > 2 and parts[2].isdigit():
-                found.append((int(parts[2]) / 1e6, text.splitlines()[0] if text else ""))
+            if len(parts) > 2 and (stamp := whole(parts[2])) is not None:
+                found.append((stamp / 1e6, text.splitlines()[0] if text else ""))
     return found

@@ -122,7 +122,7 @@ def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkey
 
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         asked.append(line)
-        return Said(0, "7|RUNNING|None|0|node[0-1]||x|\n8|PENDING|Resources|1|||y|\n", "")
+        return Said(0, "7|RUNNING|0|node[0-1]||x|None|\n8|PENDING|1|||y|Resources|\n", "")
 
     slurm = Engine(ask)
     assert slurm.look("7").state == "RUNNING" and slurm.look("8").restarts == 1
@@ -138,7 +138,7 @@ def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkey
 
 
 def test_while_slurmctld_is_away_a_job_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, answers = Clock(monkeypatch), [Said(0, "7|RUNNING|None|0|node0||x|\n", "")]
+    clock, answers = Clock(monkeypatch), [Said(0, "7|RUNNING|0|node0||x|None|\n", "")]
     slurm = Engine(lambda line, stdin, environment: answers[-1])
     assert slurm.look("7").state == "RUNNING"
     answers.append(Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"))
@@ -222,7 +222,7 @@ def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         asked.append(line)
         out = (
-            "7|CANCELLED|None|0|node0||x|\n8|CANCELLED|DependencyNeverSatisfied|0||afterok:7(failed)|x|\n"
+            "7|CANCELLED|0|node0||x|None|\n8|CANCELLED|0||afterok:7(failed)|x|DependencyNeverSatisfied|\n"
             if line[0] == "squeue"
             else "7|CANCELLED by 0|node0\n"
         )
@@ -239,8 +239,9 @@ def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
 
 def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path) -> None:
     backend, ours = Slurm(config_of(tmp_path)), "trainfleet 0123 2 /fsx/runs/compile-1 /fsx/runs/compile-1"
-    for state, told in (("RUNNING", "PENDING|Dependency"), ("FAILED", "CANCELLED|DependencyNeverSatisfied")):
-        out = f"7|{state}|None|0|n0||{ours}\n8|{told}|0||afterok:7(unfulfilled)|trainfleet 4567 2 runs/ours /fsx/runs/ours\n"
+    for state, told in (("RUNNING", ("PENDING", "Dependency")), ("FAILED", ("CANCELLED", "DependencyNeverSatisfied"))):
+        follower = f"8|{told[0]}|0||afterok:7(unfulfilled)|trainfleet 4567 2 runs/ours /fsx/runs/ours|{told[1]}|"
+        out = f"7|{state}|0|n0||{ours}|None|\n{follower}\n"
         backend.engine = Engine(lambda line, stdin, environment, out=out: Said(0, out, ""))  # type: ignore[misc]
         runs_of(tmp_path, "4567", "8")
         reason = backend.status(Handle("slurm", f"{tmp_path}:8", "4567", 2)).reason

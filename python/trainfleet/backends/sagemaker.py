@@ -58,8 +58,8 @@ WORDS = {
     "MaxWaitTimeExceeded": "no spot machines came within fleet.sagemaker.wait_hours",
 }
 AGAIN = ("Interrupted", "Restarting")
-EXIT = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
-NODE = re.compile(r"\bnode (\d+)\b")
+EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
+NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
 QUOTAS = ("Maximum number of instances per training job", "Number of instances across all training jobs")  # of any type
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")

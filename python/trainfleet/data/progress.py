@@ -80,7 +80,7 @@ def clear(store: Store, node: int, nodes: int) -> None:
     """Removes the files of an earlier job: this node's own, and on node 0 those of nodes that no longer exist."""
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")
-        if not owner.isascii() or not owner.isdecimal():
+        if (number := door.whole(owner)) is None:
             continue  # nothing that a process of ours has left
-        if int(owner) == node or (node == 0 and int(owner) >= nodes):
+        if number == node or (node == 0 and number >= nodes):
             store.remove(name)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import hardware
+from .. import door, hardware
 from ..errors import RunError
 from ..runs import COMPILED
 from ..telemetry import Reading
@@ -147,7 +147,7 @@ def is_stub(version: str) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
+    return tuple(number for part in version.partition("+")[0].split(".")[:2] if (number := door.whole(part)) is not None)
 
 
 def unusable(stack: str, why: str) -> RunError:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import door
 from ..errors import ImageError
 from ..output import visible
 from .recipe import ARCHITECTURE, DOCKERFILE
@@ -120,8 +121,8 @@ def _of_buildah(text: str) -> Found | None:
 def _of_docker(text: str, history: str) -> Found | None:
     record = _record(text)
     labels = (record.get("Config") or {}).get("Labels") or {}
-    sizes = [int(line) for line in history.split() if line.isdecimal()]
-    return Found(labels, str(record.get("Architecture", "")), tuple(reversed([size for size in sizes if size])))
+    sizes = [size for line in history.split() if (size := door.whole(line))]
+    return Found(labels, str(record.get("Architecture", "")), tuple(reversed(sizes)))
 
 
 def _record(text: str) -> dict[str, Any]:

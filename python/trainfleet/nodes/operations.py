@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .. import hardware
+from .. import door, hardware
 from ..config import Config
 from ..config.types import Fleet
 from ..origin import ROOT
@@ -285,4 +285,4 @@ def is_within(found: str, least: str, below: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     plain = version.partition("-")[0].partition("~")[0]
-    return tuple(int(part) for part in plain.split(".") if part.isdigit())
+    return tuple(number for part in plain.split(".") if (number := door.whole(part)) is not None)

@@ -84,7 +84,7 @@ def judge_nccl(lines: Iterable[str], instance_type: str | None) -> list[str]:
     if not any("selected provider is efa" in line.lower() for line in text):
         instead = _first(text, "NET/Socket") or _first(text, "Using network") or "no network line"
         wrong.append(f"NCCL did not choose EFA: {instead}")
-    found = [int(match[1]) for line in text if (match := re.search(r"is efa.*found (\d+) nics", line))]
+    found = [int(match[1]) for line in text if (match := re.search(r"is efa.*found ([0-9]{1,9}) nics", line))]
     if found and min(found) != row.efa:
         wrong.append(f"NCCL found {min(found)} EFA interfaces, {row.name} has {row.efa}")
     channels = [line for line in text if "via NET/" in line]

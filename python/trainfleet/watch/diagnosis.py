@@ -23,12 +23,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .. import door
 from . import blame
 from .causes import Weight
 from .evidence import SKEW, Evidence, Record, survived
 from .intake import read
 from .lines import Line, parse, read_lines
 from .meaning import ENDED, OUTSIDE
+from .prefixes import MOST
 from .raised import TELLING
 
 __all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
@@ -172,8 +174,8 @@ def _whom(
         return blame.most_blamed(counted), None, _loss(standing, counted) or best.words
     if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.groups and best.writer[2] != "watch":
         return _who_hangs(best, standing, record)
-    if "rank" in best.groups:
-        rank, ended = int(best.groups["rank"]), ENDED.search(best.words) and " on node " not in best.words
+    if (rank := door.whole(best.groups.get("rank", ""), MOST)) is not None:
+        ended = ENDED.search(best.words) and " on node " not in best.words
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended  # it speaks of its own node
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
@@ -196,7 +198,7 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
     if match := _RANK.search(best.words):
-        return int(match[match.lastindex or 0])
+        return door.whole(match[match.lastindex or 0], MOST)
     if best.writer[2] != "kernel":
         return record.book.failed.get(best.node)
     ranks = [
@@ -226,7 +228,7 @@ def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[in
     }
     if "joined" not in best.groups:
         return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
-    joined, every = int(best.groups["joined"]), int(best.groups["all"])
+    joined, every = (door.whole(best.groups[name], MOST) or 0 for name in ("joined", "all"))
     of = nodes or (every if 1 < len(here) <= joined < every and max(here) < every else 0)
     missing = sorted(set(range(of)) - here)
     return (missing[0], None) if len(missing) == 1 else (None, None)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime
 
+from .. import door
 from ..cloudwatch import FORWARDER
-from .prefixes import opened
+from .prefixes import MOST, opened
 
 DAY = 86400.0
 HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start and before its end
@@ -76,7 +77,7 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[Line]:
             number, other, clock, text = match.groups()
             if other == FORWARDER:  # which says nothing of the job
                 continue
-            time, rank, who = _seconds(clock), int(number) if number else None, other or "rank"
+            time, rank, who = _seconds(clock), door.whole(number or "", MOST), other or "rank"
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
             time = _seconds(match[1])
         yield Line(time, node, rank, who, text)

@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from .. import door
+
 TRACEBACK = "Traceback (most recent call last)"
+MOST = 10**7  # ranks: a larger number is none
 SHAPES = 16  # prefixes of a log's own that are learned
 _FRAME = '  File "'
 _FAR = 200  # characters that a prefix may have
@@ -61,7 +64,7 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
         text = text[match.end() :]
     while match := _PREFIX.match(text):
         number = next((match[name] for name in ("rank", "mpi", "slurm", "tag", "word", "colon", "sky") if match[name]), None)
-        rank = int(number) if number else rank
+        rank = door.whole(number, MOST) if number else rank
         if not match.end():
             break
         text = text[match.end() :]
@@ -71,7 +74,7 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
             if _WARNS.search(match[0]) and not rest.startswith((" ", TRACEBACK)):
                 continue
             number = match.groupdict().get("rank")
-            return int(number) if number else rank, _BOX.sub("", rest) if match[0][0] in "│|" else rest
+            return door.whole(number, MOST) if number else rank, _BOX.sub("", rest) if match[0][0] in "│|" else rest
     return rank, text
 
 
@@ -132,7 +135,7 @@ def opened(text: str) -> tuple[list[str], int | None, str]:
 
 def _rank_of(record: dict[str, Any]) -> int | None:
     rank = next((str(record[key]) for key in ("rank", "global_rank", "RANK") if key in record), "")
-    return int(rank) if rank.isdecimal() and len(rank) < 8 else None
+    return door.whole(rank, MOST)
 
 
 def _stamp_of(record: dict[str, Any]) -> str:

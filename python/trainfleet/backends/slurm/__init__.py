@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ... import runs
+from ... import door, runs
 from ...config import Config
 from ...config.hosts import Host
 from ...entrypoint import CARDS, LOCK
@@ -155,7 +155,7 @@ class Slurm(Ssh):
         words = ["sbatch", "--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
         said = self.engine.ask(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
-        if said.code or not number.isdecimal():
+        if said.code or not door.whole(number):
             raise cluster_checks.explained(self.engine, refused("sbatch", said.error or said.out))
         runs.write_atomic(starts.claim(job.folder, request.token), number + "\n")
         self.engine.wake()
@@ -200,7 +200,7 @@ class Slurm(Ssh):
 
     def _with_leader(self, words: str, job: Known) -> str:
         """The words with the job of ours that this one was to begin after, where it has not begun: by its run, and how it is."""
-        number = re.match(r"afterok:([0-9]+)", job.dependency) if "Dependency" in job.reason else None
+        number = re.match(r"afterok:([0-9]{1,18})\b", job.dependency) if "Dependency" in job.reason else None
         with suppress(BackendError):
             if number and (ours := _ours(leader := self.engine.look(number[1]))):
                 run = Path(ours[3]).name
@@ -231,7 +231,7 @@ class Slurm(Ssh):
 
     def _end(self, handle: Handle, number: str) -> None:
         said = self.engine.ask(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i"], "", None)
-        for step in re.findall(r"(?m)^[0-9]+\.[0-9]+$", said.out):
+        for step in re.findall(r"(?m)^[0-9]{1,18}\.[0-9]{1,18}$", said.out):
             self.engine.ask(["scancel", "--signal=KILL", step], "", None)
         self._cancel(number)
         deadline = time.monotonic() + TO_END
@@ -283,7 +283,7 @@ class Entrance:
 def _ours(job: Known) -> list[str]:
     """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for another user's job."""
     words = job.comment.split(" ", 4)
-    return words if len(words) == 5 and words[0] == COMMENT and words[2].isdecimal() else []
+    return words if len(words) == 5 and words[0] == COMMENT and door.whole(words[2]) else []
 
 
 def _token(job: Known) -> str:

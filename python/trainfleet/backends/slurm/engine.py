@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ... import door
 from ...errors import BackendError
 from ..ssh import HEAD
 from .reasons import WELL, why_refused
@@ -23,7 +24,8 @@ from .reasons import WELL, why_refused
 TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
 SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
 SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
-FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "Dependency", "Comment")
+# The reason and the comment hold whatever somebody has written, a `|` too: one is last, and ours has none (submit).
+FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
 CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
 GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
 FORGOTTEN = re.compile(r"(?i)invalid job id")
@@ -78,10 +80,11 @@ def parse(out: str) -> dict[str, Job]:
     """The jobs of squeue's answer, by id; lines that are none are passed over."""
     found = {}
     for line in out.splitlines():
-        parts = line.strip().split("|")
-        if len(parts) >= len(FIELDS) and parts[0].isdecimal():
-            number, state, reason, restarts, *more = parts[: len(FIELDS)]
-            found[number] = Job(number, state, reason, int(restarts) if restarts.isdecimal() else 0, *more)
+        parts = line.strip().split("|", len(FIELDS) - 1)
+        if len(parts) == len(FIELDS) and door.whole(parts[0]):
+            number, state, restarts, nodes, dependency, comment, reason = parts
+            reason = reason.removesuffix("|")  # which every field ends with
+            found[number] = Job(number, state, reason, door.whole(restarts) or 0, nodes, dependency, comment)
     return found
 
 
@@ -146,7 +149,7 @@ class Engine:
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
             words = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail,maint", *which, "--format=%N|%T|%E"]
-            rows = [line.strip().split("|") for line in self.ask(words, "", None).out.splitlines()]
+            rows = [line.strip().split("|", 2) for line in self.ask(words, "", None).out.splitlines()]
             self.nodes = {row[0]: f"{row[1]}, {row[2]}" for row in rows if len(row) == 3}
             self.nodes_until = time.monotonic() + LONGEST
         return self.nodes
@@ -175,7 +178,7 @@ def how_it_ended(job: Job) -> str:
     """Slurm's own reason, if the nodes have none: `slurm: job 7 CANCELLED by root`."""
     if job.state in (WELL, "FAILED", GONE):
         return ""
-    reason = re.sub(r"^by ([0-9]+)$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
+    reason = re.sub(r"^by ([0-9]{1,10})$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
     return " ".join(filter(None, ("slurm: job", job.id, job.state, reason if reason != NO_REASON else "")))
 
 
@@ -183,7 +186,7 @@ def user_of(uid: int) -> str:
     """The name of a user; the number of one whom this machine does not know."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return f"user {uid}"
 
 
@@ -215,14 +218,13 @@ def read_partitions(out: str) -> list[Partition]:
 
 
 def _partition(row: Mapping[str, str]) -> Partition:
-    nodes = row.get("TotalNodes", "0")
     return Partition(row["PartitionName"], row.get("Default") == "YES", row.get("State", "UP") == "UP",
-                     minutes(row.get("MaxTime", "")), int(nodes) if nodes.isdecimal() else 0)  # fmt: skip
+                     minutes(row.get("MaxTime", "")), door.whole(row.get("TotalNodes", "")) or 0)  # fmt: skip
 
 
 def minutes(text: str) -> int | None:
     """`1-00:30:00` → 1470; None for UNLIMITED, and what is no time."""
-    match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)", text)
+    match = re.fullmatch(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None:
         return None
     days, hours, minute, _ = (int(part or 0) for part in match.groups())

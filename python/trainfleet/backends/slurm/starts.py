@@ -10,7 +10,7 @@ from ...errors import InputError
 
 NODES = "nodes"
 KILLED, ENDED = 137, 143  # the exit code of a node that left none: by itself, or as the engine ended it with others
-LARGEST, DIGITS = 1 << 20, 20  # bytes that are read of a file; digits of a number in one
+LARGEST = 1 << 20  # bytes that are read of a file
 
 
 def claim(folder: Path, token: str) -> Path:
@@ -20,21 +20,21 @@ def claim(folder: Path, token: str) -> Path:
 
 def number(folder: Path, token: str) -> str:
     """The job that carries a token out, as its claim says; "" while there is none."""
-    return _digits(claim(folder, token))
+    text = _text(claim(folder, token)).strip()
+    return text if door.whole(text) else ""
 
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
     """The newest start of a job, from 0, and how its nodes ended in it; -1 before the first."""
-    starts = [int(last) for path in (folder / NODES).glob(f"slurm-{job}-*") if (last := path.name.rpartition("-")[2]).isdecimal()]
-    if not starts:
-        return -1, {}
-    return max(starts), exits_of(folder / NODES / f"slurm-{job}-{max(starts)}")
+    names = [path.name.rpartition("-")[2] for path in (folder / NODES).glob(f"slurm-{job}-*")]
+    newest = max((start for name in names if (start := door.whole(name)) is not None), default=-1)
+    return newest, exits_of(folder / NODES / f"slurm-{job}-{newest}") if newest >= 0 else {}
 
 
 def exits_of(start: Path) -> dict[int, int]:
     """Node → exit code of those that have ended in a start."""
-    files = {path.stem.removeprefix("node-"): path for path in start.glob("node-*.exit")}
-    return {int(node): int(code) for node, path in files.items() if node.isdecimal() and (code := _digits(path))}
+    codes = {path.stem.removeprefix("node-"): door.whole(_text(path).strip(), 255) for path in start.glob("node-*.exit")}
+    return {node: code for name, code in codes.items() if (node := door.whole(name)) is not None and code is not None}
 
 
 def lengths(start: Path) -> dict[Path, int]:
@@ -42,8 +42,8 @@ def lengths(start: Path) -> dict[Path, int]:
     found = {}
     for line in _text(start / "logs").splitlines():
         size, _, name = line.strip().partition(" ")
-        if size.isdecimal():
-            found[Path(name)] = int(size)
+        if (bytes_ := door.whole(size)) is not None:
+            found[Path(name)] = bytes_
     return found
 
 
@@ -85,8 +85,3 @@ def _text(path: Path, offset: int = 0) -> str:
             return file.read(LARGEST).decode(errors="replace")
     except (OSError, InputError):
         return ""
-
-
-def _digits(path: Path) -> str:
-    text = _text(path).strip()
-    return text if text.isdecimal() and len(text) < DIGITS else ""
