@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 import time
-import urllib.error
-import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from report_runs import SAMPLE, START, make_run, metric
 from trainfleet.beats import Beat, write_beats
 from trainfleet.report import html, plots, refresh
 from trainfleet.report.history import clock, duration, moment, quantity, read
-from trainfleet.report.server import Server
 from trainfleet.report.summary import status
 from trainfleet.runs import Run, append_line
 
@@ -102,20 +98,6 @@ def test_a_loss_that_rose_is_remarked_on_and_one_that_fell_is_not(tmp_path: Path
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     run.metrics.write_text("".join(json.dumps(line | {"loss": 7.7 if line["step"] == 5 else 193.0}) + "\n" for line in lines))
     assert "The loss rose from 7.700 to 193.000" in page(run).text and "rose" in status(run)
-
-
-def test_the_page_is_served_to_this_machine_alone(tmp_path: Path) -> None:
-    server = Server(lambda: b"<p>page", 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with urllib.request.urlopen(server.link) as answer:
-            assert answer.read() == b"<p>page" and server.server_address[0] == "127.0.0.1"
-        for path, host in (("config.yaml", f"127.0.0.1:{server.server_port}"), ("", "evil.example:80")):
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(urllib.request.Request(server.link + path, headers={"Host": host}))
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_page_is_drawn_while_the_run_trains_and_only_when_there_is_something_new(

@@ -1,27 +1,48 @@
 """Serves a run's report to this machine's browser: one page, read anew at each request, and nothing else of any folder.
 
 Only the loopback interface listens, and only requests that name it are answered: a page elsewhere that has its own name lead here
-(DNS rebinding) reads nothing.
+(DNS rebinding) reads nothing. Other users of the machine reach the loopback too, so a request must show the token that is in the
+printed address; the cookie that answers it lets the bare address do from then on.
 """
 
 from __future__ import annotations
 
+import hmac
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
 
+from ..errors import TrainfleetError
+from ..output import shown
 from ..seat import LOOPBACK
 
 PORT = 8642
-NAMES = (LOOPBACK, "localhost")
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
+MOST = 16  # connections at once; a further one ends the oldest
+LONGEST = 30.0  # seconds that a connection may take: a page is read within milliseconds
+TOKEN = "token"
+ASKS = "This page opens with the whole address that <code>make watch</code> has printed: it ends in <code>/?token=…</code>"
+ABSENT = "The report is not there at the moment; reload, or type <code>make report</code>"
 
 
 class Server(ThreadingHTTPServer):
     """`page` gives the bytes to answer with."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait to be taken; beyond them the kernel lets the next one wait for a second
 
     def __init__(self, page: Callable[[], bytes], port: int = PORT) -> None:
-        self.page = page
+        self.page, self.token = page, secrets.token_urlsafe(18)
+        self.begun = dict[socket.socket, float]()  # the connections that are open, the oldest first, and since when
+        self.room = threading.BoundedSemaphore(MOST)
         try:
             super().__init__((LOOPBACK, port), Answer)
         except OSError:  # it is in use: any other does
@@ -29,24 +50,89 @@ class Server(ThreadingHTTPServer):
 
     @property
     def link(self) -> str:
-        return f"http://{LOOPBACK}:{self.server_port}/"
+        return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread of the MOST that there are; the oldest connection makes way for a new one."""
+        while not self.room.acquire(blocking=False):
+            for oldest in list(self.begun)[:1]:
+                _end(oldest)
+            time.sleep(0.001)  # its thread leaves
+        self.begun[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        if self.begun.pop(request, None) is not None:
+            self.room.release()
+
+    def service_actions(self) -> None:
+        """Ends connections that take too long, however steadily they drip."""
+        for request, began in list(self.begun.items()):
+            if time.monotonic() - began > LONGEST:
+                _end(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line where the fault is ours; nothing where a browser has hung up. The terminal is the user's."""
+        if not isinstance(error := sys.exception(), OSError):
+            print(f"a request was not answered: {shown(repr(error))}", file=sys.stderr, flush=True)
+
+
+def _end(request: socket.socket) -> None:
+    """Wakes the thread that reads from a connection, which then closes it."""
+    try:
+        request.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it has just been closed
+        pass
 
 
 class Answer(BaseHTTPRequestHandler):
     server: Server
+    timeout = LONGEST  # between two bytes
 
     def do_GET(self) -> None:
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        if host not in NAMES or self.path != "/":
+        (path, _, query), hosts = self.path.partition("?"), self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not HOST.fullmatch(hosts[0]) or path != "/":
             self.send_error(404)
-            return
-        page = self.server.page()
-        self.send_response(200)
+        elif not self._is_known(parse_qs(query, max_num_fields=8).get(TOKEN, [""])[0]):
+            self._send(403, _note(ASKS))
+        else:
+            try:
+                self._send(200, self.server.page())
+            except (FileNotFoundError, TrainfleetError):
+                self._send(503, _note(ABSENT))
+
+    def _is_known(self, token: str) -> bool:
+        """Whether the request shows the token, in its address or as its cookie."""
+        try:
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
+        except CookieError:
+            cookie = None
+        given = (token, cookie.value if cookie else "")
+        return any(hmac.compare_digest(one.encode(errors="replace"), self.server.token.encode()) for one in given)
+
+    @property
+    def _cookie(self) -> str:
+        """The cookie's name: cookies are not told apart by port, and several runs may be watched at once."""
+        return f"trainfleet-{self.server.server_port}"
+
+    def _send(self, code: int, page: bytes) -> None:
+        self.send_response(code)
         for name, value in (("Content-Type", "text/html; charset=utf-8"), ("Content-Length", str(len(page))),
-                            ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")):  # fmt: skip
+                            ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"),
+                            ("Referrer-Policy", "no-referrer"), ("Cross-Origin-Resource-Policy", "same-origin")):  # fmt: skip
             self.send_header(name, value)
+        if code == 200:
+            self.send_header("Set-Cookie", f"{self._cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict")
         self.end_headers()
         self.wfile.write(page)
 
+    def version_string(self) -> str:
+        return "trainfleet"
+
     def log_message(self, format: str, *words: object) -> None:
         """Nothing: the terminal is the user's."""
+
+
+def _note(words: str) -> bytes:
+    return f"<!DOCTYPE html><title>trainfleet</title><p>{words}</p>\n".encode()
