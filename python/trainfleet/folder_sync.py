@@ -23,14 +23,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import runs, s3, travel
+from . import contents, runs, s3, travel
 from .errors import S3Error
 
 PART = 2**18  # bytes: the last part of a growing file is put again until it is full
 ROOM = 64  # parts of one file that one `push` sends at most; the rest goes with the next
 WHOLE = 2**24  # bytes: larger objects are downloaded in pieces
 SPARE = 1 << 30  # bytes of this disk that must stay free
-STATE = ".link.json"
+STATE = contents.SYNCED.name
 ASKED = re.compile(r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)")
 SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
 SMALL = 16 * travel.MIB  # bytes: the most of a file of these two kinds
@@ -276,6 +276,12 @@ class FolderSync:
     def _state(self) -> str:
         record: dict[str, Any] = {"address": self.address, "sent": self.sent, "brought": self.brought}
         return json.dumps(record, default=asdict)
+
+
+def file_of(key: str) -> str:
+    """The file that an object below a folder's address is, or is a part of."""
+    match = _PART.fullmatch(key)
+    return match[1] if match and grows(match[1]) else key.removeprefix("asked/")
 
 
 def _in_order(parts: dict[int, s3.Object]) -> Iterator[s3.Object]:

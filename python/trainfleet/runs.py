@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from . import door, events
+from . import contents, door, events
 from .errors import InputError, RunError
 from .output import hide_all
 from .records import Results, check_event, check_metric, require_object
@@ -40,7 +40,7 @@ DATA = Path("data")
 MOUNTED = "TRAINFLEET_MOUNTED"  # names the folder where an engine has put the whole dataset on this node, to be read
 COPY = "TRAINFLEET_COPY"  # names this node's own disk, to which a dataset in S3 is copied before ranks read it
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
-LOCK = "lock"
+LOCK = contents.LOCK.name
 ENGINE = "engine:"  # the first word of a stop file that no person asked for
 LARGEST = 4096 * door.MEBIBYTE  # of a .jsonl file: ten million lines
 MOST = 64 * door.MEBIBYTE  # of a growing file, at a look
@@ -145,17 +145,17 @@ def step_name(step: int) -> str:
 
 def node_log(folder: Path, node: int) -> Path:
     """Where node `node` of a job in `folder` (a run's or a dataset's) writes all that its ranks print."""
-    return folder / "logs" / f"node-{node}.log"
+    return contents.NODE_LOG.at(folder, node=node)
 
 
 def job_log(folder: Path) -> Path:
     """Where the batch script's, srun's and slurmstepd's words go. Its folder must exist, or Slurm ends the job without any."""
-    return folder / "logs/slurm.log"
+    return contents.JOB_LOG.at(folder)
 
 
 def engine_log(folder: Path, node: int) -> Path:
     """What an engine has kept of node `node`'s output, where the node itself has left no log (backends/consoles.py)."""
-    return folder / "logs" / f"engine-{node}.log"
+    return contents.ENGINE_LOG.at(folder, node=node)
 
 
 def scratch(log: Path) -> Path:

@@ -302,7 +302,7 @@ def test_what_lies_in_the_bucket_is_listed_and_removed_and_nothing_else(server: 
         "runs/demo2/results.json",
     ):
         s3.write(f"{ROOT}/{name}", b"four")
-    bucket = Bucket(runs.run_of("demo"), ROOT, "set", [f"{ROOT}/checkpoints/demo"])
+    bucket = Bucket(runs.run_of("demo"), ROOT, "set", others=[f"{ROOT}/checkpoints/demo"])
     assert bucket.folders() == {RUN: 8, f"{ROOT}/checkpoints/demo": 4}
     bucket.remove(bucket.folders())
     assert [found.address for found in s3.list_objects(ROOT)] == [f"{ROOT}/runs/demo2/results.json"]

@@ -41,11 +41,11 @@ def test_what_is_no_number_of_ours_is_none(number: str, tmp_path: Path) -> None:
     assert "CANCELLED" in how_it_ended(answering("sacct", f"7|CANCELLED by {number}|n\n").look("7"))
     rows = f"PartitionName=a TotalNodes={number.strip()} MaxTime={number.strip()}:00:00\n"
     assert [(row.nodes, row.most_minutes) for row in engine.read_partitions(rows) if number != " 3"] in ([(0, None)], [])
-    start = tmp_path / starts.NODES / "slurm-7-0"
+    start = tmp_path / "nodes" / "slurm-7-0"
     start.mkdir(parents=True)
     (start / "logs").write_text(f"{number} /x/logs/job.log\n")
     (start / "node-0.exit").write_text(number)
-    (tmp_path / starts.NODES / f"slurm-7-{number[:200]}").mkdir()
+    (tmp_path / "nodes" / f"slurm-7-{number[:200]}").mkdir()
     assert starts.exits_of(start) == ({0: 3} if number == " 3" else {})
     assert starts.exits(tmp_path, "7")[0] == 0
     assert starts.lengths(start) in ({}, {Path("/x/logs/job.log"): 3})

@@ -258,7 +258,7 @@ def runs_of(folder: Path, token: str, number: str) -> None:
 
 
 def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> None:
-    log, start = runs.job_log(tmp_path), tmp_path / starts.NODES / "slurm-7-1"
+    log, start = runs.job_log(tmp_path), tmp_path / "nodes" / "slurm-7-1"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     said = "slurmstepd-node0: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
@@ -275,7 +275,7 @@ def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> 
 
 def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_path: Path) -> None:
     """With --kill-on-bad-exit srun ends the other tasks, some of them before they can leave an exit code."""
-    log, start = runs.job_log(tmp_path), tmp_path / starts.NODES / "slurm-7-0"
+    log, start = runs.job_log(tmp_path), tmp_path / "nodes" / "slurm-7-0"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"

@@ -37,6 +37,7 @@ GROUND = {
     "temporary",
     "streams",
     "travel",
+    "contents",
     "cpu_speed",
     "folder_sync",
     "cloudwatch",

@@ -94,8 +94,14 @@ class Hosts:
             where = (self.door or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what du prints")), where=where) from error
 
-    def remove(self, folders: Iterable[str]) -> None:
-        self._at_the_door(removal.remove(self.folder, [folder.removeprefix(f"{self.folder}/") for folder in folders]))
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        names = [folder.removeprefix(f"{self.folder}/") for folder in folders]
+        left = self._at_the_door(removal.remove(self.folder, names)) if names else ""
+        try:
+            return [f"{self.folder}/{path}" for path in removal.read_left(left, names)]
+        except Implausible as error:
+            where = (self.door or self.transport.hosts[0]).name
+            raise BackendError(str(implausible(error, "what find prints")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """On the first host that answers, in the shared folder; a model that is exported there comes here."""

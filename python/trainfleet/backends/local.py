@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from .. import hardware, runs
+from .. import contents, hardware, runs
 from ..checkpoints import beginning
 from ..config import Config
 from ..config.addresses import absent
@@ -154,7 +154,7 @@ class Local:
 
     def find(self, run: Run) -> Handle:
         """The newest job of the run's folder: its processes end with its launcher, so there is nothing to look for elsewhere."""
-        nodes = sorted((run.folder / "nodes").glob("node-*[0-9]"))
+        nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
         return Handle(self.name, str(run.folder.absolute()), token, len(nodes))
 
@@ -170,7 +170,7 @@ class Local:
 
 def _file(handle: Handle, node: int) -> Path:
     """Which process is that node: `pid start boot token`."""
-    return Path(handle.id) / "nodes" / f"node-{node}"
+    return contents.NODE.at(handle.id, node=node)
 
 
 def _read_said(handle: Handle, node: int) -> str:

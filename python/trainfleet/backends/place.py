@@ -31,7 +31,7 @@ class Place(Protocol):
     is_running    whether a launcher was at work on the run at the last refresh
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
-    remove        deletes such folders
+    remove        deletes such folders, of a dataset's only what the program wrote; what it left, as it is somebody else's
     forward     the exit code of a verb that needs what a run has made, carried out where that is, with its words shown here;
                   None where it is to be had here. `config` is the run's
     """
@@ -48,7 +48,7 @@ class Place(Protocol):
     def is_running(self) -> bool: ...
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
-    def remove(self, folders: Iterable[str]) -> None: ...
+    def remove(self, folders: Iterable[str]) -> list[str]: ...
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None: ...
 
 
@@ -80,7 +80,8 @@ class Here:
     def folders(self) -> dict[str, int]:
         return {}
 
-    def remove(self, folders: Iterable[str]) -> None: ...
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        return []
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         return None

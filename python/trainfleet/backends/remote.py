@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from .. import s3
+from .. import contents, s3
 from ..config import Config
 from ..door import show
 from ..errors import BackendError, S3Error
-from ..folder_sync import FolderSync
+from ..folder_sync import FolderSync, file_of
 from ..lease import read_holder
 from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
@@ -27,15 +27,16 @@ SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts 
 class Bucket:
     """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs are below <root>/data/.
 
-    `others`: what else the run has in S3, which `folders` lists too: its checkpoints, its dataset. `has_job`: whether the engine
-    has a job of the run that has not ended, which may wait in a queue. `consoles`: brings into a folder here, which is at that
-    address, what the engine keeps of nodes that left no log there.
+    `store`: where the dataset is, <store>/<dataset>; `others`: what else the run has in S3, its checkpoints. `has_job`: whether
+    the engine has a job of the run that has not ended, which may wait in a queue. `consoles`: brings into a folder here, which is
+    at that address, what the engine keeps of nodes that left no log there.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
 
     def __init__(
-        self, run: Run, root: str, dataset: str, others: Iterable[str] = (), has_job: Callable[[], bool] = lambda: False,
+        self, run: Run, root: str, dataset: str, store: str = "", others: Iterable[str] = (),
+        has_job: Callable[[], bool] = lambda: False,
         consoles: Callable[[Path, str], None] = lambda folder, address: None,
     ) -> None:  # fmt: skip
         self.run, self.root, self.has_job, self.consoles = run, root.rstrip("/"), has_job, consoles
@@ -44,7 +45,8 @@ class Bucket:
             FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
         ]
         self.address, self.leads = self.links[0].address, False
-        self.known = (self.address, self.links[1].address, *others)
+        self.datasets = (self.links[1].address, *([f"{store.rstrip('/')}/{dataset}"] if store else []))
+        self.known = (self.address, *self.datasets, *others)
 
     def __enter__(self) -> Self:
         return self
@@ -110,11 +112,22 @@ class Bucket:
             sizes = {address: sum(found.size for found in s3.list_objects(f"{address}/")) for address in self.known}
         return {address: size for address, size in sizes.items() if size}
 
-    def remove(self, folders: Iterable[str]) -> None:
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        left = []
         for address in folders:
             assert address in self.known, address
             with _as_backend():
-                s3.remove_all(found.address for found in s3.list_objects(f"{address}/"))
+                found = [found.address for found in s3.list_objects(f"{address}/")]
+                others = set(self._of_others(address, found) if address in self.datasets else ())
+                s3.remove_all(object for object in found if object not in others)
+            left += sorted(others)
+        return left
+
+    def _of_others(self, address: str, objects: Iterable[str]) -> list[str]:
+        """Those of the objects below a dataset's address that this program did not write."""
+        named = {object: file_of(object.removeprefix(f"{address}/")) for object in objects}
+        strange = set(contents.strangers(contents.DATASET, named.values()))
+        return [object for object, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         """Here: all of it is in S3. A machine that looks at the run for the first time brings its small files."""
@@ -158,5 +171,5 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
 def bucket_of(config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]) -> Bucket:
     """The place of a run of a config in which `unshared` finds nothing wrong."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
-    others = [f"{data.store}/{data.name}", f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
-    return Bucket(run, fleet.shared_folder or "", data.name, others, has_job, consoles)
+    others = [f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
+    return Bucket(run, fleet.shared_folder or "", data.name, data.store or "", others, has_job, consoles)

@@ -1,4 +1,4 @@
-"""Which files in runs/ and data/ this program made and may remove: recognised by their names, and never through a link.
+"""Which files in runs/ and data/ this program made and may remove: as contents.py declares them, and never through a link.
 
 A run's folder has a config.yaml with the folder's name, beside what a run leaves. Of a dataset's folder only the files that
 tokenizing makes are ours, by name: your own text may lie in the same folder, and stays.
@@ -13,21 +13,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from .. import contents
 from ..errors import TrainfleetError
-from ..folder_sync import STATE
 from ..runs import DATA, RUNS
-
-LEFT_BY_A_RUN = (
-    "results.json", "metrics.jsonl", "events.jsonl", "events", "logs", "checkpoints", "given.yaml", "lock", "head.json",
-    "handle.json",
-)  # fmt: skip
-OF_A_DATASET = (
-    r"(plan|manifest|tokenizer)\.json", r"lock", r"lengths\.png", r"(train|validation)/\d{5,}\.(bin|idx|\d+\.partial)",
-    r"units/\d{5,}\.json", r"progress/\d+-\d+\.(json|partial)", r"logs/(node|engine)-\d+\.log", r"logs/node-\d+\.parts/.*",
-    r"nodes/node-\d+(\.(sh|exit|said))?",
-    re.escape(STATE), r"cache/[0-9a-f]{16}-\d+(\.\d+\.partial)?", r"(units/)?\.[a-z0-9]+\.json\.\d+",
-)  # fmt: skip
-SIGNATURE_OF_A_DATASET = ("plan.json", "manifest.json", "lock", "tokenizer.json", STATE)
 
 
 def is_inside(path: Path, root: Path) -> bool:
@@ -49,30 +37,37 @@ def is_run(folder: Path) -> bool:
         return False
     with suppress(OSError), open(config, encoding="utf-8", errors="replace") as file:
         named = re.search(rf"^name: (['\"]?){re.escape(folder.name)}\1$", file.read(1 << 20), flags=re.MULTILINE)
-        return named is not None and any((folder / name).exists() for name in LEFT_BY_A_RUN)
+        return named is not None and any(True for kind in _signs(contents.RUN) for _ in folder.glob(kind.glob))
     return False
 
 
 def is_dataset(folder: Path) -> bool:
     """Whether tokenizing has made something in a folder of data/."""
-    return folder.is_dir() and is_inside(folder, DATA) and any((folder / name).is_file() for name in SIGNATURE_OF_A_DATASET)
+    signs = [folder / kind.name for kind in _signs(contents.DATASET)]
+    return folder.is_dir() and is_inside(folder, DATA) and any(sign.is_file() for sign in signs)
+
+
+def _signs(folder: str) -> Iterator[contents.Kind]:
+    yield from (kind for kind in contents.kinds(folder) if kind.signs)
 
 
 def remakeable(run: Path) -> Iterator[Path]:
     """What can be made again of a run: its report and plots, and what was half made."""
-    patterns = ("report.html", "stop", "lock", "plots/*.png", "logs/*.parts", "checkpoints/.step-*")
+    patterns = dict.fromkeys(kind.glob for kind in contents.kinds(contents.RUN) if kind.again)
     yield from (path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS))
 
 
 def remove_dataset(folder: Path) -> list[Path]:
     """Removes what tokenizing has made in a folder, and the folder itself if nothing else is in it; what is left."""
-    left = []
+    left, ours, links = [], re.compile(contents.pattern_of(contents.DATASET)), re.compile(contents.RANK_LOGS_LINK.pattern)
     for path in sorted(_walk(folder), reverse=True):
         name = str(path.relative_to(folder))
-        if path.is_dir() and not path.is_symlink():
+        if path.is_symlink() and links.fullmatch(name):
+            path.unlink()
+        elif path.is_dir() and not path.is_symlink():
             with suppress(OSError):  # not empty: then what is in it is named
                 path.rmdir()
-        elif not path.is_symlink() and any(re.fullmatch(pattern, name) for pattern in OF_A_DATASET):
+        elif not path.is_symlink() and ours.fullmatch(name):
             remove(path)
         else:
             left.append(path)

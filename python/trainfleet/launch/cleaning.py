@@ -11,6 +11,7 @@ from ..backends import backend_of
 from ..backends.base import Can, Machines
 from ..backends.place import Here, Place
 from ..config import Config
+from ..door import printable, shortened
 from ..errors import BackendError, TrainfleetError
 from ..output import is_agreed
 from ..report.history import size
@@ -134,10 +135,10 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     if not sure and not _confirmed(f"these {len(sizes)} folders"):
         print("nothing more was removed")
         return 1
-    place.remove(far)
+    far_left = place.remove(far)
     left = [path for folder in here for path in _remove(folder)]
-    for path in left:
-        print(f"left {path}: nothing of ours")
+    for name in (*far_left, *map(str, left)):
+        print(f"left {shortened(printable(name), 255)}: this program did not write it")
     print(f"removed {size(sum(sizes.values()) - sum(map(belongings.measure, left)))}: this config's run and dataset")
     return 1 if strange else 0
 

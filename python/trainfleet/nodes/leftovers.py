@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import shlex
 
+from .. import contents
 from .answers import Implausible
 from .head import KEY
 from .operations import HARDENING, LIMITS
 
-IN_SHARED = ("env", "code", "ssh", ".fleet")  # the environment, the code of each version, the heads' public keys
+IN_SHARED = tuple(kind.name.rstrip("/") for kind in contents.kinds(contents.SHARED))
 HOME = "~/.trainfleet"
 KEYS = "~/.ssh/authorized_keys"
 OURS = " trainfleet head "  # in the comment of a head's key

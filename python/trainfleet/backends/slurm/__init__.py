@@ -147,8 +147,8 @@ class Slurm(Ssh):
         secrets = values_of(job.secrets)
         if secrets:
             cluster_checks.require_private(self.engine)
-        for folder in (job.folder / starts.NODES, job.folder / "logs"):
-            runs.make_folder(folder)
+        for file in (starts.claim(job.folder, request.token), runs.job_log(job.folder)):
+            runs.make_folder(file.parent)
         given = {name: os.environ[name] for name in GIVEN if name in os.environ}
         environment = {**given, **request.environment, **secrets, sbatch.TOKEN: request.token}
         comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, runs.RUNS, self.config.name)}"

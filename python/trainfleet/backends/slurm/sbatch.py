@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import runs
+from ... import contents, runs
 from ...ahead import ahead
 from ...config import Config
 from ...nodes import gate
@@ -32,15 +32,15 @@ LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones of
 # A token's file says which job carries it out: a second one that was submitted for it finds that, and leaves. What the engine
 # told the ranks of an earlier start (supervisor.py, and here) is over. A signal ends `wait` too: the code is the child's once the
 # child is gone.
-BODY = """mine={folder}/nodes/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}} stop={folder}/stop near=
+BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
-claim={folder}/nodes/${{{token}:-by-hand-$SLURM_JOB_ID}}
+claim={claim}
 (set -C && echo "$SLURM_JOB_ID" > "$claim") 2> /dev/null
 [ "$(cat "$claim")" = "$SLURM_JOB_ID" ] || {{ echo "job $(cat "$claim") carries this out"; exit 0; }}
 grep -qs ^{engine} "$stop" && rm -f "$stop"
 wc -c {folder}/logs/*.log > "$mine/logs" 2> /dev/null
 trap 'near=1; {notice}' USR1
-{start}
+{step}
 child=$!
 wait "$child"
 code=$?
@@ -125,10 +125,12 @@ def _threads(job: Job) -> Iterator[str]:
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
     watched = job.nodes * job.ranks_per_node if job.beats else 0
     node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
-    start = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])], WIDTH)
+    step = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])], WIDTH)
     notice = ASK.format(engine=runs.ENGINE) if job.beats else TERMINATE
-    folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, start)])
-    yield BODY.format(folder=folder, token=TOKEN, engine=runs.ENGINE, notice=notice, start=line).rstrip()
+    folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, step)])
+    start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
+    claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
+    yield BODY.format(folder=folder, start=start, claim=claim, engine=runs.ENGINE, notice=notice, step=line).rstrip()
     if config.fleet.slurm.requeue:
         judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
         judged = " ".join([*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"'])

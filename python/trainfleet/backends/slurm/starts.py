@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ... import door, runs
+from ... import contents, door, runs
 from ...errors import InputError
 
-NODES = "nodes"
 KILLED, ENDED = 137, 143  # the exit code of a node that left none: by itself, or as the engine ended it with others
 LARGEST = 1 << 20  # bytes that are read of a file
 
 
 def claim(folder: Path, token: str) -> Path:
     """The file that says which job carries a token out: whoever writes it first (sbatch.py writes it too)."""
-    return folder / NODES / (token or "-")
+    return contents.CLAIM.at(folder, token=token or "-")
 
 
 def number(folder: Path, token: str) -> str:
@@ -26,9 +25,10 @@ def number(folder: Path, token: str) -> str:
 
 def exits(folder: Path, job: str) -> tuple[int, dict[int, int]]:
     """The newest start of a job, from 0, and how its nodes ended in it; -1 before the first."""
-    names = [path.name.rpartition("-")[2] for path in (folder / NODES).glob(f"slurm-{job}-*")]
+    started = contents.START.at(folder, job=job, start="*")
+    names = [path.name.rpartition("-")[2] for path in started.parent.glob(started.name)]
     newest = max((start for name in names if (start := door.whole(name)) is not None), default=-1)
-    return newest, exits_of(folder / NODES / f"slurm-{job}-{newest}") if newest >= 0 else {}
+    return newest, exits_of(contents.START.at(folder, job=job, start=newest)) if newest >= 0 else {}
 
 
 def exits_of(start: Path) -> dict[int, int]:
@@ -74,7 +74,7 @@ def _said(folder: Path, job: str, start: int) -> str:
     if start < 0:
         return ""
     log = runs.job_log(folder)
-    return _text(log, lengths(folder / NODES / f"slurm-{job}-{start}").get(log, 0))
+    return _text(log, lengths(contents.START.at(folder, job=job, start=start)).get(log, 0))
 
 
 def _text(path: Path, offset: int = 0) -> str:
