@@ -71,6 +71,10 @@ def _build(name: str, entry: dict[str, Any]) -> Stack:
     plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
     stack = Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
                   checked_packages=tuple((key, versions[key], sums) for key, sums in checked.items()))  # fmt: skip
-    bounds: dict[str, Any] = {f"{part}_{bound}": str(entry[part][bound]) for part in ("nvidia", "efa") for bound in ("least", "below")
-              if bound in entry.get(part, {})}  # fmt: skip
+    bounds: dict[str, Any] = {
+        f"{part}_{bound}": str(value)
+        for part in ("nvidia", "efa")
+        for bound, value in entry.get(part, {}).items()
+        if bound in ("least", "below")
+    }
     return replace(stack, torch_wheels=tuple(entry["torch"].get("wheels", {}).values()), **bounds)
