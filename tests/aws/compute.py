@@ -62,6 +62,17 @@ def matches(thing: Thing, filters: Iterable[Mapping[str, Any]]) -> bool:
     return True
 
 
+@answers("ec2", "ImportKeyPair")
+def import_key_pair(
+    account: Account, KeyName: str, TagSpecifications: Iterable[Mapping[str, Any]] = (), **_: Any
+) -> dict[str, Any]:
+    if any(thing.properties.get("KeyName") == KeyName for thing in account.of("key-pair")):
+        raise Refused("InvalidKeyPair.Duplicate", f"The keypair already exists: {KeyName}")
+    tags = {tag["Key"]: tag["Value"] for one in TagSpecifications for tag in one["Tags"]}
+    thing = account.add("key-pair", account.new_id("key-"), {"KeyName": KeyName}, tags)
+    return {"KeyPairId": thing.id, "KeyName": KeyName}
+
+
 def chosen(account: Account, kind: str, code: str, ids: Iterable[str], filters: Iterable[Mapping[str, Any]]) -> list[Thing]:
     ids = list(ids)
     found = [thing for thing in account.of(kind) if (not ids or thing.id in ids) and matches(thing, filters)]

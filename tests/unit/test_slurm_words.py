@@ -403,6 +403,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     (tmp_path / "bin/pcluster").write_text(PCLUSTER.format(python=sys.executable, folder=str(tmp_path)))
     (tmp_path / "bin/pcluster").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ me@here\n")
     (tmp_path / "asked").write_text("[]")
     aws = {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "bucket": "our-bucket"}
     return config_of(tmp_path, aws=aws, instance_type="c7i.8xlarge", slurm={"create": "parallelcluster"})
@@ -431,7 +434,11 @@ def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
     answer(tmp_path, describe_cluster=[MISSING, MISSING, state("CREATE_IN_PROGRESS"), state("CREATE_COMPLETE")],
            create_cluster=[[0, {"cluster": {}, "validationMessages": [{"level": "WARNING", "message": "mind this"}]}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
-    assert Cluster(made).apply() == 0
+    account = Account("us-west-2")
+    with aws(account):
+        assert Cluster(made).apply() == 0
+    (pair,) = account.of("key-pair")
+    assert pair.properties["KeyName"] == "trainfleet-ours" and pair.tags["trainfleet:config"] == "ours"
     said = capsys.readouterr().out
     assert "the file system is being made" in said and "the head node is made" in said and "the cluster is made" in said
     assert "warning: mind this" in said
@@ -454,7 +461,7 @@ def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
               event(2, "AWS::FSx::FileSystem", "CREATE_FAILED", "no capacity in us-west-2a")]  # fmt: skip
     answer(tmp_path, describe_cluster=[MISSING, MISSING, state("CREATE_FAILED")], create_cluster=[[0, {}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
-    with pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught:
+    with aws(Account("us-west-2")), pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught:
         Cluster(made).apply()
     assert "the file system (It) could not be made: no capacity in us-west-2a" in caught.value.why
 
@@ -462,7 +469,7 @@ def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
 def test_what_pcluster_s_validators_say_is_told(made: Config, tmp_path: Path) -> None:
     wrong = {"configurationValidationErrors": [{"level": "ERROR", "message": "subnet-0 is not there"}], "message": "Invalid"}
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[1, wrong]])
-    with pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught:
+    with aws(Account("us-west-2")), pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught:
         Cluster(made).apply()
     assert caught.value.why == "subnet-0 is not there"
 
@@ -504,3 +511,51 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
         Cluster(made).remove(purge=True)
         assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
+
+
+def test_a_cluster_nobody_could_log_in_to_is_not_made(made: Config, tmp_path: Path) -> None:
+    (tmp_path / ".ssh/id_ed25519.pub").unlink()
+    answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[0, {}]])
+    with aws(Account("us-west-2")), pytest.raises(ConfigError, match="no public key") as caught:
+        Cluster(made).apply()
+    assert "ssh-keygen" in caught.value.next and asked(tmp_path) == []
+
+
+def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
+    """ParallelCluster lets in everybody where the file does not say whom."""
+    said = yaml.safe_load(cluster_file.artifacts(made)[0].text)["HeadNode"]["Ssh"]
+    assert said == {"KeyName": "trainfleet-ours", "AllowedIps": "127.0.0.1/32"}
+    fleet = {"aws": {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "ssh_from": ["10.0.0.0/8", "203.0.113.7/32"]},
+             "instance_type": "c7i.8xlarge", "slurm": {"create": "parallelcluster"}}  # fmt: skip
+    with pytest.raises(ConfigError, match="2 networks: ParallelCluster lets in one"):
+        config_of(tmp_path, **fleet)
+
+
+def test_a_cluster_s_head_is_reached_by_its_id_where_only_session_manager_leads_in(made: Config, tmp_path: Path) -> None:
+    there = {"headNode": {"publicIpAddress": "203.0.113.9", "instanceId": "i-0123456789abcdef0"}}
+    code, said = state("CREATE_COMPLETE")
+    answer(tmp_path, describe_cluster=[[code, said | there]])
+    slurm = Slurm(made)
+    assert slurm.located.fleet.hosts == ("head=i-0123456789abcdef0",)
+    assert slurm.transport.proxy.startswith("aws ssm start-session --target %h") and "us-west-2" in slurm.transport.proxy
+
+
+def test_a_second_config_uses_a_cluster_and_does_not_take_it_down(
+    made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm = replace(made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours"))
+    second = replace(made, name="second", fleet=replace(made.fleet, slurm=slurm))
+    mine = yaml.safe_load(cluster_file.artifacts(made)[0].text)
+    assert yaml.safe_load(cluster_file.artifacts(second, "ours")[0].text) == mine, "no update that ParallelCluster would refuse"
+    code, said = state("CREATE_COMPLETE")
+    answer(tmp_path, describe_cluster=[[code, said | {"tags": [{"key": "trainfleet:config", "value": "ours"}]}]])
+    with aws(Account("us-west-2")):
+        assert Cluster(second).left() == []
+        Cluster(second).remove(purge=True)
+    assert asked(tmp_path) == [] and "the cluster ours stays: ours has made it" in capsys.readouterr().out
+
+
+def test_nodes_and_head_have_a_python_for_the_environment(made: Config) -> None:
+    """ParallelCluster's Ubuntu has no venv, and its own Python is one that the lock has no packages for."""
+    script = cluster_file.node_script(made)
+    assert '"$folder"/build_tools.sh apply' in script

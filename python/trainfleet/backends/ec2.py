@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..cloud import demands, reading, spending
-from ..cloud.region import region_of
+from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import Fleet, Node
 from ..cloud.storage import log_group
 from ..cloudwatch import LOGS
@@ -31,7 +31,6 @@ from .ec2_machines import Instances
 from .known import keep_keys
 from .ssh import HEAD, Ssh
 
-SSM = "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p --region {region}"
 USER = "ubuntu"  # of the images that stacks.lock names
 
 
@@ -65,7 +64,7 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def transport(self) -> Transport:
-        proxy = SSM.format(region=self.cloud.calls.region) if self.by_agent else ""
+        proxy = through_agent(self.cloud.calls.region) if self.by_agent else ""
         if not self.located.fleet.hosts:
             raise BackendError(f"{self.config.name} has no nodes in {self.cloud.calls.region}", next="make setup")
         return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .kinds import tags_of as tags
 from .refusals import passing
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
+USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
@@ -119,13 +121,13 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
 
 
 def public_key(config: Config) -> str:
-    """The public half of fleet.ssh.key, for the key pair that is made; "" where there is none or the config names a pair."""
-    if config.fleet.aws.key_pair or not config.fleet.ssh.key:
+    """The public half of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without one, or where the config names a pair."""
+    if config.fleet.aws.key_pair:
         return ""
-    try:
-        return Path(f"{config.fleet.ssh.key}.pub").expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    for name in [config.fleet.ssh.key] if config.fleet.ssh.key else USUAL_KEYS:
+        with suppress(OSError, UnicodeDecodeError, RuntimeError):
+            return Path(f"{name}.pub").expanduser().read_text(encoding="utf-8").strip()
+    return ""
 
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:

@@ -23,3 +23,8 @@ def region_of(config: Config) -> str:
         message = "null, and neither AWS_REGION, AWS_DEFAULT_REGION nor your profile names a region"
         raise ConfigError.of("fleet.aws.region", message, next="SET='fleet.aws.region=us-east-1', or in config.yaml")
     return str(found)
+
+
+def through_agent(region: str) -> str:
+    """The command by which SSH reaches an instance, %h, through SSM Session Manager (a ProxyCommand of ssh_config)."""
+    return f"aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p --region {region}"

@@ -107,7 +107,7 @@ Operation = Callable[[Facts, Wanted], Iterator[Step]]
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """Compilers and kernel headers, for drivers that are built on the node; Python, for the environment that is built there."""
-    builds = bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
+    builds = wanted.whole and bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
     needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
     missing = [name for name in needs if name in facts.lacks]
@@ -263,7 +263,7 @@ def public_key(facts: Facts) -> str:
 
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[Step, ...]:
     """All that this node lacks, in the order in which it will be done."""
-    operations = (ON_NODES if wanted.whole else ()) + (ON_HEAD if head else ())
+    operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
     found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 

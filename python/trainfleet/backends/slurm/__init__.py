@@ -25,14 +25,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from ... import door, runs
+from ...cloud.region import through_agent
 from ...config import Config
 from ...config.hosts import Host
 from ...entrypoint import CARDS, LOCK
 from ...errors import BackendError
 from ...nodes import setup
 from ...nodes.answers import Failure
+from ...nodes.fleet import hosts_of
 from ...nodes.operations import lock_name
 from ...nodes.stack import load_stack
+from ...nodes.transport import Transport
 from ...origin import CODE
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
@@ -83,6 +86,13 @@ class Slurm(Ssh):
         address, user = Cluster(self.config).head(), fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
         ssh = replace(fleet.ssh, user=user)
         return replace(self.config, fleet=replace(fleet, hosts=(f"head={address}",) if address else (), ssh=ssh))
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """To the machine that has sbatch; through Session Manager where the cluster that was made lets nobody in by SSH."""
+        aws, there = self.fleet.aws, bool(self.fleet.hosts)
+        proxy = through_agent(str(aws.region)) if self.hands_over and not there and aws.ssm_only else ""
+        return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
 
     @property
     def interpreter(self) -> str:

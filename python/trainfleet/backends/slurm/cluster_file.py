@@ -29,6 +29,8 @@ from ...plan.request import Artifact
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
 HEAD = "c5.4xlarge"  # the article's
+NOBODY = "127.0.0.1/32"  # who may come by SSH where only Session Manager leads in; ParallelCluster's own default is the world
+WITH_PYTHON = ("ubuntu2404",)  # the images whose own Python is one that the lock has packages for
 HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
 BOUGHT = {"on-demand": "ONDEMAND", "spot": "SPOT", "reservation": "ONDEMAND", "block": "CAPACITY_BLOCK"}
 CHANGES = ["NEW", "CHANGED", "DELETED"]
@@ -59,10 +61,15 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
     )  # fmt: skip
 
 
-def artifacts(config: Config) -> tuple[Artifact, ...]:
-    """cluster.yaml, and node.sh, which it names by its content."""
+def key_of(config: Config) -> str:
+    """The name of the key pair that opens the head: the config's, or the one that setup makes for the cluster."""
+    return config.fleet.aws.key_pair or f"trainfleet-{name_of(config)}"
+
+
+def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
+    """cluster.yaml, and node.sh, which it names by its content. `maker`: the config that made the cluster, where it is there."""
     script = node_script(config)
-    text = yaml.safe_dump(cluster(config, script), sort_keys=False, width=120)
+    text = yaml.safe_dump(cluster(config, script, maker or config.name), sort_keys=False, width=120)
     command = f"pcluster create-cluster --cluster-configuration {FILE}"
     head = f"# The cluster {name_of(config)} as AWS ParallelCluster makes it: {command}"
     return Artifact(FILE, f"{head}\n{text}"), *([Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ())
@@ -71,7 +78,7 @@ def artifacts(config: Config) -> tuple[Artifact, ...]:
 def script_address(config: Config, script: str) -> str:
     """Where node.sh lies in S3: another text is another object, so that an update of the cluster brings it."""
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
-    return f"s3://{config.fleet.aws.bucket}/{slug(config.name)}/setup/node-{digest}.sh"
+    return f"s3://{config.fleet.aws.bucket}/{name_of(config)}/setup/node-{digest}.sh"
 
 
 def node_script(config: Config) -> str:
@@ -81,7 +88,7 @@ def node_script(config: Config) -> str:
         name: (ROOT / "scripts" / name).read_text(encoding="utf-8")
         for name in sorted({"key.sh", *(step.script for step in steps)})
     }
-    lines = ["#!/usr/bin/env bash", f"# Sets up a node of {config.name} by scripts/*.sh, for the stack {config.fleet.stack}",
+    lines = ["#!/usr/bin/env bash", f"# Sets up a node of {name_of(config)} by scripts/*.sh, for the stack {config.fleet.stack}",
              "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
     for name, text in texts.items():
         lines += [f"cat > \"$folder/{name}\" << 'END-OF-{name}'", text.rstrip("\n"), f"END-OF-{name}"]
@@ -91,15 +98,17 @@ def node_script(config: Config) -> str:
 
 
 def _steps(config: Config) -> Iterator[Step]:
-    """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: the Neuron SDK, and limits."""
+    """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: Python, the Neuron SDK, and limits."""
     stack = load_stack(config.fleet.stack)
+    if not config.fleet.python:
+        yield Step("build_tools.sh", (), "the environment in the shared folder begins with the node's Python")
     yield Step("limits.sh", (str(NOFILE),), "locked memory and open files")
     if stack.neuron_packages:
         words = tuple(f"{name}={version}" for name, version in stack.neuron_packages)
         yield Step("neuron.sh", (stack.key("neuron"), *words), "the image has no Neuron SDK")
 
 
-def cluster(config: Config, script: str) -> dict[str, Any]:
+def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
     """The file's content."""
     fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
     image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.image} if fleet.aws.image else {})
@@ -113,18 +122,18 @@ def cluster(config: Config, script: str) -> dict[str, Any]:
             "SlurmQueues": [_queue(config, queue, script) for queue in queues_of(config)],
         },
         **({"SharedStorage": [_storage(config)]} if fleet.fsx.dns_name or makes_file_system(config) else {}),
-        "Tags": pairs(own_tags(config.name)),
+        "Tags": pairs(own_tags(maker)),
     }
 
 
 def _head(config: Config) -> dict[str, Any]:
     aws, wanted = config.fleet.aws, config.fleet.slurm.parallelcluster
-    ssh = ({"KeyName": aws.key_pair} if aws.key_pair else {}) | ({"AllowedIps": aws.ssh_from[0]} if aws.ssh_from else {})
+    ssh = {"KeyName": key_of(config), "AllowedIps": aws.ssh_from[0] if aws.ssh_from else NOBODY}
     access = [{"Policy": "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"}]
     return {
         "InstanceType": aws.head or HEAD,
         "Networking": {"SubnetId": wanted.head_subnet or aws.subnets[0]},
-        **({"Ssh": ssh} if ssh else {}),
+        "Ssh": ssh,
         "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
         "Iam": {"AdditionalIamPolicies": access} | _buckets(config),
     }
@@ -191,7 +200,7 @@ def _links(config: Config) -> Iterator[dict[str, Any]]:
         inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
         for name in ("runs", "data"):
             yield {"Name": name, "FileSystemPath": f"/{inside}/{name}".replace("/./", "/"),
-                   "DataRepositoryPath": f"s3://{bucket}/{slug(config.name)}/{name}", "AutoExportPolicy": [*CHANGES]}  # fmt: skip
+                   "DataRepositoryPath": f"s3://{bucket}/{name_of(config)}/{name}", "AutoExportPolicy": [*CHANGES]}  # fmt: skip
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -204,6 +213,15 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.aws.subnets", f"[]: ParallelCluster makes no network; {works}"
     if load_stack(fleet.stack).neuron_packages and not fleet.aws.bucket:
         yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
+    if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:
+        works = f"with {key}.os {WITH_PYTHON[0]} none is needed"
+        yield (
+            "fleet.aws.bucket",
+            f"null: the nodes of {wanted.os} take the script that installs Python from a bucket of yours; {works}",
+        )
+    if len(fleet.aws.ssh_from) > 1:
+        one = "ParallelCluster lets in one; a network that holds them all works, or fleet.aws.ssh_from [] by Session Manager"
+        yield "fleet.aws.ssh_from", f"{len(fleet.aws.ssh_from)} networks: {one}"
     if wanted.os == "rocky9" and not fleet.aws.image:
         yield f"{key}.os", "rocky9: ParallelCluster has no image of it; with fleet.aws.image it works"
     given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]

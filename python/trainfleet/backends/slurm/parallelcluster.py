@@ -18,11 +18,15 @@ from typing import Any
 
 from ... import s3
 from ...cloud.calls import Calls
-from ...cloud.cloudformation import CloudFormationStack
+from ...cloud.cloudformation import CONFIG, CloudFormationStack
+from ...cloud.discovery import public_key
+from ...cloud.inputs import own_tags, pairs
 from ...cloud.inventory import surely
+from ...cloud.kinds import tags_of
+from ...cloud.refusals import passing
 from ...cloud.sweep import Sweep
 from ...config import Config
-from ...errors import BackendError
+from ...errors import BackendError, ConfigError
 from ...plan.request import Artifact
 from ..ec2_machines import prove_gone, say, told_of
 from . import cluster_file
@@ -53,11 +57,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class State:
-    """A cluster, from describe-cluster: its status, and its head's address once there is one."""
+    """A cluster, from describe-cluster: its status; its head's address and id once there is one; the config that made it."""
 
     status: str
     address: str = ""
     why: str = ""
+    instance: str = ""
+    maker: str = ""
 
     @property
     def passes(self) -> bool:
@@ -78,10 +84,10 @@ class Cluster:
 
     def changes(self) -> tuple[Artifact, ...]:
         """The cluster's file and the nodes' script; none where the cluster is as they say."""
-        wanted = cluster_file.artifacts(self.config)
         if shutil.which("pcluster") is None:  # it can be planned
-            return wanted
+            return cluster_file.artifacts(self.config)
         state = self.look()
+        wanted = cluster_file.artifacts(self.config, state.maker if state else "")
         if state is None or not state.is_ready:
             return wanted
         said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
@@ -107,11 +113,24 @@ class Cluster:
         for artifact in wanted:
             if artifact.name == cluster_file.SCRIPT:
                 s3.write(cluster_file.script_address(self.config, artifact.text), artifact.text.encode())
+        if not self.config.fleet.aws.key_pair:
+            self._provide_key()
         verb = "update-cluster" if state else "create-cluster"
         said = self._pcluster(verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"]))
         for warning in said.get("validationMessages") or ():
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
         print(f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes", flush=True)
+
+    def _provide_key(self) -> None:
+        """Makes the key pair of the cluster from the user's public key; ConfigError where there is none."""
+        key = public_key(self.config)
+        if not key:
+            what = "null, and ~/.ssh has no public key: nobody could log in to the cluster's head"
+            raise ConfigError.of("fleet.ssh.key", what, next="ssh-keygen -t ed25519; or fleet.aws.key_pair")
+        tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.name))}]
+        with passing("InvalidKeyPair.Duplicate"):
+            self.calls("ec2", "ImportKeyPair", KeyName=cluster_file.key_of(self.config), PublicKeyMaterial=key.encode(),
+                       TagSpecifications=tags)  # fmt: skip
 
     def _file(self, wanted: Sequence[Artifact]) -> list[str]:
         folder = Path(tempfile.mkdtemp(prefix="trainfleet-cluster-"))
@@ -170,10 +189,16 @@ class Cluster:
             raise BackendError("pcluster can't tell of the cluster", where=self.name, why=why, next=next)
         head, reasons = said.get("headNode") or {}, said.get("failures") or [{}]
         address = str(head.get("publicIpAddress") or head.get("privateIpAddress") or "")
-        return State(str(said["clusterStatus"]), address, str(reasons[0].get("failureReason") or ""))
+        maker = tags_of(said.get("tags")).get(CONFIG, "")
+        why = str(reasons[0].get("failureReason") or "")
+        return State(str(said["clusterStatus"]), address, why, str(head.get("instanceId") or ""), maker)
 
     def head(self) -> str:
-        """The address of the cluster's head, "" while there is no cluster; BackendError where it is not ready."""
+        """The address of the cluster's head, its id where only Session Manager leads in; "" while there is no cluster.
+
+        Raises:
+            BackendError: it is not ready.
+        """
         state = self.look()
         if state is None:
             return ""
@@ -183,11 +208,13 @@ class Cluster:
         if not state.is_ready or not state.address:
             raise BackendError(f"the cluster {self.name} is of no use: {state.status}", where=self.region, why=state.why,
                                next="make clean, then make setup")  # fmt: skip
-        return state.address
+        return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
         """The cluster, and whatever has our tag, each with what it costs."""
         state = self.look()
+        if state and state.maker not in ("", self.config.name):
+            state = None
         own = [f"cluster {self.name}: {state.status}"] if state else []
         return own + [one.line() for one in surely(self.calls, self.config.name)]
 
@@ -198,7 +225,10 @@ class Cluster:
         Raises:
             BackendError: something else is left; what, and what it costs.
         """
-        if state := self.look():
+        state = self.look()
+        if state and state.maker not in ("", self.config.name):
+            say(f"the cluster {self.name} stays: {state.maker} has made it, and make clean with that config removes it")
+        elif state:
             if state.status != "DELETE_IN_PROGRESS":
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
             self._follow(gone=True)
