@@ -119,11 +119,16 @@ def of_sagemaker(file: Path = RESOURCES) -> Seat:
     """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        hosts, own = sorted(map(str, record["hosts"])), str(record["current_host"])
+        hosts, own = sorted(map(str, record["hosts"]), key=_by_number), str(record["current_host"])
         return _checked(Seat(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError("can't tell which host of the job this is", where=str(file),
                            why=f"{type(error).__name__}: {error}", next=_NEXT) from error  # fmt: skip
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sorts algo-2 before algo-10, as consoles and logs count."""
+    return [(int(part), "") if part.isdigit() and len(part) < 10 else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 READERS: dict[str, Callable[[], Seat]] = {

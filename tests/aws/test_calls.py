@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import boto3
@@ -108,6 +110,38 @@ def test_each_refusal_says_why_and_what_to_type(error: Exception, what: str, nex
         Calls("us-east-1")("resourcegroupstaggingapi", "GetResources")
     assert what in caught.value.what and next in caught.value.next and "\x1b" not in str(caught.value)
     assert caught.value.where == "resourcegroupstaggingapi GetResources in us-east-1"
+
+
+@pytest.mark.parametrize("status", [200, 403, 502])
+def test_a_page_of_a_proxy_is_told_as_one(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(b"<html><body>Sign in to the network</body></html>")
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ACCESS_KEY_ID": "x",
+                        "AWS_SECRET_ACCESS_KEY": "y", "AWS_MAX_ATTEMPTS": "1"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    calls._client.cache_clear()
+    try:
+        for service, operation in (
+            ("sts", "GetCallerIdentity"),
+            ("ecr", "GetAuthorizationToken"),
+            ("batch", "DescribeJobQueues"),
+        ):
+            with pytest.raises(CloudError) as caught:
+                Calls("us-east-1")(service, operation)
+            assert status != 200 or "HTTPS_PROXY" in caught.value.next, (service, caught.value)
+    finally:
+        calls._client.cache_clear()
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_defect_of_ours_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,8 @@ def require_role(calls: Calls, arn: str, service: str, config: Config | None) ->
 
 def _require_actions(calls: Calls, arn: str, config: Config) -> None:
     bucket = s3.split(config.fleet.shared_folder or "")[0]
-    resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    partition = arn.split(":")[1]  # of the role's: aws, aws-cn or aws-us-gov
+    resources = [f"arn:{partition}:s3:::{bucket}", f"arn:{partition}:s3:::{bucket}/*"]
     answers = calls("iam", "SimulatePrincipalPolicy", PolicySourceArn=arn, ActionNames=list(NEEDED), ResourceArns=resources)
     allowed = {answer["EvalActionName"] for answer in answers.get("EvaluationResults", ()) if answer["EvalDecision"] == "allowed"}
     if missing := [action for action in NEEDED if action not in allowed]:

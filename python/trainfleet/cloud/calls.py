@@ -22,12 +22,14 @@ Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
 
 
 def by_boto3(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Sends a request by boto3; AWS's answer. Raises what botocore raises."""
+    """Sends a request by boto3; AWS's answer. Raises what botocore raises, and NotAws."""
     from botocore import xform_name
 
     with _LOCK:  # making a client is not safe in threads; using one is
         client = _client(region, service)
     answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
+    if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
+        raise refusals.NotAws(f"{operation} was answered with a page")  # botocore takes one for an empty answer of some services
     return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,10 @@ def action(service: str, operation: str) -> str:
     return ACTIONS.get(name, name)
 
 
+class NotAws(ValueError):
+    """A web page came in place of an answer."""
+
+
 @contextmanager
 def explained(region: str, service: str, operation: str) -> Iterator[None]:
     """Whatever botocore raises here is raised as a CloudError."""
@@ -46,6 +51,8 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
     except Exception as error:
         import botocore.exceptions
 
+        if _is_unreadable(error):
+            raise _strange(f"{service} {operation} in {region}", error) from error
         if not isinstance(error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)):
             raise
         where = f"{service} {operation} in {region}"
@@ -83,6 +90,19 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
         what = "AWS has no such machines there now"
         next = "fleet.aws.zones: other zones; or fleet.aws.capacity: block or reservation"
     return CloudError(what, where=where, why=why, next=next, code=code)
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether botocore could not read an answer: on a page of HTML its parsers raise what they happen to."""
+    return isinstance(error, NotAws) or any(
+        frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _strange(where: str, error: Exception) -> CloudError:
+    what, why = "the answer is not one of AWS's", f"a proxy or a login page may have given it; {_one_line(str(error))}"
+    next = "look at HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then the same again"
+    return CloudError(what, where=where, why=why, next=next, code=type(error).__name__)
 
 
 def _unanswered(where: str, error: Exception) -> CloudError:
