@@ -94,9 +94,8 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
 
 def _is_unreadable(error: Exception) -> bool:
     """Whether botocore could not read an answer: on a page of HTML its parsers raise what they happen to."""
-    return isinstance(error, NotAws) or any(
-        frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in traceback.walk_tb(error.__traceback__)
-    )
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, NotAws) or any(frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames)
 
 
 def _strange(where: str, error: Exception) -> CloudError:
