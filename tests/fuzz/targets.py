@@ -31,7 +31,7 @@ from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
 from trainfleet.engine.checkpoint import index, pickled
-from trainfleet.errors import InputError, TrainfleetError
+from trainfleet.errors import TrainfleetError
 from trainfleet.nodes import answers, facts
 from trainfleet.shapes import fit
 

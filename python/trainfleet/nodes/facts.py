@@ -178,8 +178,8 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         gpus=gpus, gpu_trouble=trouble, neuron_devices=listed, neuron_trouble=neuron_trouble,
         efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
         neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
-        mtu={_require_form("card", card): _count("mtu", size) for card, size in pairs("mtu")},
-        addresses={_address(address): _require_form("card", card) for card, address in pairs("address")},
+        mtu={_card(card): _count("mtu", size) for card, size in pairs("mtu")},
+        addresses={_address(address): _card(card) for card, address in pairs("address")},
         resolves={name: _address(address) for address, names in pairs("resolves") for name in names.split()},
         clock_offset=_seconds(one("clock") or str(now)) - sent, seconds=seconds,
     )  # fmt: skip
@@ -203,6 +203,13 @@ def _require_form(key: str, text: str) -> str:
     if text and not re.fullmatch(FORMS[key], text):
         raise Implausible(f"{key}={text[:60]!a}, which nothing is called")
     return text
+
+
+def _card(text: str) -> str:
+    """The text, which is the name of a network card."""
+    if not text:
+        raise Implausible("a network card without a name")
+    return _require_form("card", text)
 
 
 def _address(text: str) -> str:

@@ -1,0 +1,30 @@
+"""What searches led by coverage have found (tests/fuzz): each input that broke a target once, and the inputs they began with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fuzz import targets
+
+FINDS = [
+    ("answers", b"== facts\nmtu= 5\n== end"),  # a network card without a name
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tidy() -> Iterator[None]:
+    yield
+    targets.tidy()
+
+
+@pytest.mark.parametrize(("target", "content"), FINDS)
+def test_what_a_search_has_found_is_an_answer_now(target: str, content: bytes) -> None:
+    targets.TARGETS[target](content)
+
+
+@pytest.mark.parametrize("target", targets.TARGETS)
+def test_a_search_begins_with_inputs_that_are_taken(target: str) -> None:
+    for content in targets.seeds(target):
+        targets.TARGETS[target](content)
