@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,11 +62,22 @@ def test_each_form_passes_make_plan_and_reaches_the_library(
     (tmp_path / "set/part.jsonl").write_text('{"text": "some words"}\n' * 50)
     load, asked = datasets.load_dataset, list[tuple[Any, ...]]()
 
-    def local(name: str, config: str | None, *, split: str, revision: str | None, streaming: bool) -> Any:
-        asked.append((name, config, split, revision))
-        return load(str(tmp_path / "set"), split="train", streaming=streaming)
+    class Local:
+        """What the library would give for a dataset of the Hub: with files of its repository."""
 
-    monkeypatch.setattr(datasets, "load_dataset", local)
+        hash = "0" * 40
+
+        def __init__(self, name: str, config: str | None, *, revision: str | None) -> None:
+            self.asked = name, config, revision
+            files = [f"{name}/part.jsonl" if name[0] in "/." else f"hf://datasets/{name}@{self.hash}/part.jsonl"]
+            self.config = SimpleNamespace(data_files={"train": files})
+
+        def as_streaming_dataset(self, split: str) -> Any:
+            name, config, revision = self.asked
+            asked.append((name, config, split, revision))
+            return load(str(tmp_path / "set"), split="train", streaming=True)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", Local)
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(f"name: x\ndata: {{sources: ['{form}']}}\ntrain: {{steps: 2}}\n")
     assert main(["plan"]) == 0, capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""A dataset, a folder or one of the Hub, reads its own files alone: a README that names others is refused, and nobody is asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainfleet.config.hub import dataset_of
+from trainfleet.data import hub
+from trainfleet.errors import DataError
+
+SECRET = "a secret beside the folder"
+LINE = json.dumps({"text": SECRET}) + "\n"
+REVISION = "0123456789" * 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A dataset with one file, and a file beside it."""
+    (tmp_path / "secret.jsonl").write_text(LINE)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/train.jsonl").write_text(LINE)
+    (tmp_path / "set/data").mkdir(parents=True)
+    (tmp_path / "set/data/train.jsonl").write_text(json.dumps({"text": "its own"}) + "\n")
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server, as a node's metadata service is one, and what it was asked."""
+    asked = list[str]()
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(LINE)))
+            self.end_headers()
+            self.wfile.write(LINE.encode())
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}", asked
+        listening.shutdown()
+
+
+def describe(folder: Path, config: str) -> str:
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n{config}---\n")
+    return f"hf://{folder}"
+
+
+def texts(source: str) -> list[str]:
+    return [record["text"] for record in hub.open_dataset(source)]
+
+
+NAMED = [
+    "data_files: ../secret.jsonl", "data_files: data/../../secret.jsonl", "data_files: {beside}/secret.jsonl",
+    "data_files: ['data/*.jsonl', '../*.jsonl']", "data_dir: ../other", "data_dir: {beside}/other",
+    "data_files: file://{beside}/secret.jsonl", "data_files: 'zip://a.jsonl::{beside}/secret.zip'",
+    "data_files: {server}/latest/meta-data/a.jsonl", "data_files: hf://datasets/other/set/a.jsonl", "data_files: ~/secret.jsonl",
+    "data_files:\n  - split: train\n    path: ../secret.jsonl", "data_dir: {server}/latest",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+def test_a_folder_that_names_other_files_is_refused_and_nobody_is_asked(
+    named: str, name: str, folder: Path, server: tuple[str, list[str]]
+) -> None:
+    address, asked = server
+    config = "".join(f"  {line}\n" for line in named.format(beside=folder.parent, server=address).split("\n"))
+    source = describe(folder, config)
+    if name != "README.md":
+        (folder / name).write_text((folder / "README.md").read_text().strip("-\n"))
+        (folder / "README.md").unlink()
+    with pytest.raises(DataError, match="asks for a file that is not its own") as refusal:
+        texts(source)
+    assert not asked
+    assert "README.md" in str(refusal.value) and source in str(refusal.value)
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
+    (folder / "data/train-2.jsonl").symlink_to(folder.parent / "secret.jsonl")
+    with pytest.raises(DataError, match="not its own"):
+        texts(f"hf://{folder}")
+
+
+def test_a_folder_reads_its_own_files(folder: Path) -> None:
+    assert texts(f"hf://{folder}") == ["its own"]
+    assert texts(describe(folder, "  data_files: data/*.jsonl\n")) == ["its own"]
+    assert texts(describe(folder, "  data_dir: data\n")) == ["its own"]
+
+
+def test_a_revision_in_the_hubs_cache_is_a_folder_whose_files_are_links(tmp_path: Path) -> None:
+    cached = tmp_path / "datasets--me--set"
+    snapshot = cached / "snapshots" / REVISION
+    snapshot.mkdir(parents=True)
+    (cached / "blobs").mkdir()
+    (cached / "blobs/abc").write_text(LINE)
+    (snapshot / "train.jsonl").symlink_to("../../blobs/abc")
+    assert texts(f"hf://{snapshot}") == [SECRET]
+
+
+OWN = f"hf://datasets/me/set@{REVISION}"
+
+
+@pytest.mark.parametrize(
+    ("files", "good"),
+    [
+        ([f"{OWN}/a.jsonl", f"{OWN}/b/c.jsonl"], True),
+        ([f"{OWN}/a.jsonl", "hf://datasets/me/set@main/b.jsonl"], False),
+        ([f"hf://datasets/me/other@{REVISION}/a.jsonl"], False),
+        ([f"hf://datasets/me/settle@{REVISION}/a.jsonl"], False),
+        ([f"hf://datasets/me/set@{REVISION}/../../other@main/a.jsonl"], False),
+        (["/etc/passwd"], False),
+        (["https://example.org/a.jsonl"], False),
+        (["http://169.254.169.254/latest/meta-data/a.jsonl"], False),
+        ([f"zip://a.jsonl::{OWN}/a.zip"], False),
+        ([f"{OWN}/a.zip::https://example.org/a.jsonl"], False),
+    ],
+)
+def test_a_dataset_of_the_hub_has_files_of_its_repository_and_revision(files: list[str], good: bool) -> None:
+    builder = SimpleNamespace(hash=REVISION, config=SimpleNamespace(data_files={"train": files}))
+    found = dataset_of("hf://me/set")
+    if good:
+        hub._require_own(builder, found, "hf://me/set")
+    else:
+        with pytest.raises(DataError, match="not its own"):
+            hub._require_own(builder, found, "hf://me/set")
