@@ -10,6 +10,7 @@ from fuzz import targets
 
 FINDS = [
     ("answers", b"== facts\nmtu= 5\n== end"),  # a network card without a name
+    ("sources", b"\t\x1f\x8b\x08\xe4\x00\x00\x00\x8b\xcb\x00\x00"),  # a tar whose gzip header is cut
 ]
 
 

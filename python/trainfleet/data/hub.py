@@ -65,7 +65,8 @@ def _own_files_alone(found: Dataset, source: str) -> Iterator[None]:
         whole = pattern if "://" in pattern or pattern.startswith(("/", "~")) else f"{base_path}/{pattern}"
         if not _is_own(whole, found):
             raise _elsewhere(pattern, source)
-        return resolve(pattern, base_path, *more, **words)
+        own: list[str] = resolve(pattern, base_path, *more, **words)
+        return own
 
     with mock.patch.object(data_files, "resolve_pattern", resolved):
         yield
