@@ -137,7 +137,7 @@ def slurms_answers(content: bytes) -> None:
 
 def _starts(content: bytes) -> None:
     folder = scratch() / "job"
-    start = folder / starts.NODES / "slurm-7-0"
+    start = starts.claim(folder, "t").parent / "slurm-7-0"
     start.mkdir(parents=True, exist_ok=True)
     for path in (start / "logs", start / "node-0.exit", starts.claim(folder, "t")):
         path.write_bytes(content)
