@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import events, fence, supervisor, vault
+from .adapters import fastest, listed, ports_here
 from .ahead import ahead
 from .cloudwatch import forwarding
 from .errors import BackendError, RunError, TrainfleetError, tell, telling
@@ -44,7 +45,8 @@ from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from .seat import READERS, Seat, card, engine, require_numbers, torchrun
 from .uplink import BUCKET, uplink_for
 
-CARDS = "TRAINFLEET_CARDS"  # settings that name the node's network card, as `GLOO_SOCKET_IFNAME=*`
+CARDS = "TRAINFLEET_CARDS"  # settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
+CARD, PORTS = "*", "%"  # in these: its network card, and its ports of the fabric that stands behind
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # the versions that the job was planned for, where it runs in an image
 IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs in (docker/Dockerfile)
@@ -182,16 +184,25 @@ def command_of(options: Options, seat: Seat) -> list[str]:
     module, *words = options.command
     if options.reader != "fleet":  # the engine's own count of retries; ours begins anew with each request
         os.environ[fence.AGAIN] = str(seat.attempt - 1)
-    if (known := card()) and options.ranks:
-        for setting in os.environ.get(CARDS, "").split():
-            name, _, value = setting.partition("=")
-            os.environ.setdefault(name, value.replace("*", known))
     if options.ranks:
+        os.environ |= {name: value for name, value in found_here().items() if name not in os.environ}
         log = node_log(options.folder, seat.node)
         line = torchrun(seat, options.ranks, module, sys.executable, scratch(log))
         return [*(ahead(sys.executable, line) if options.ahead else line), *words]
     os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
     return [sys.executable, "-m", module, *words]
+
+
+def found_here() -> dict[str, str]:
+    """The settings that name this node's network card and ports; those are left out of which it has none."""
+    found, known = {}, card()
+    for setting in os.environ.get(CARDS, "").split():
+        name, _, value = setting.partition("=")
+        text, _, fabric = value.partition(PORTS)
+        ports = listed(fastest(ports_here(), fabric)) if fabric else ""
+        if (known or CARD not in text) and (ports or not fabric):
+            found[name] = text.replace(CARD, known) + ports
+    return found
 
 
 def copy_dataset(options: Options, log: Log) -> None:

@@ -1,10 +1,8 @@
-"""The tables of EC2 instance types and accelerators, and what this machine has.
+"""The tables of kinds of nodes, and what this machine has. The accelerators that they have: accelerators.py.
 
 Sources: instance figures, EC2 instance type pages (docs.aws.amazon.com/ec2/latest/instancetypes); EFA interfaces, EC2 user guide
 "Elastic Fabric Adapter"; prices, On-Demand Linux in us-east-1 in US dollars an hour (aws.amazon.com/ec2/pricing/on-demand), None
-where AWS sells the type only as capacity blocks. Peaks, dense (no sparsity), and links: NVIDIA's data sheets; Trainium, AWS
-Neuron's architecture pages, per NeuronCore as a rank sees it. Memory: what torch and the Neuron runtime report, which is less
-than the name says where error correction takes its part. Memory bandwidth and links: the same sheets; Trainium's per core.
+where AWS sells the type only as capacity blocks.
 """
 
 from __future__ import annotations
@@ -12,127 +10,104 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Accelerator:
-    """One device as one rank sees it: memory in GiB, dense peaks in FLOP/s, and what joins it to those of its node.
-
-    `bf16` and `fp8` are None where there are no such instructions, or nothing here that uses them. `fp32` is that of fp32
-    products as the engine has them computed: by TensorFloat-32 where the device has it (devices/cuda.py). `links` is empty where
-    neighbours meet over PCIe; `neighbours` is what a rank sends to them, and `bandwidth` what its memory moves, in bytes/s.
-    `efficiency` is the fraction of the peak that large products reach in training, and `attention` the fraction of that which
-    attention reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, else taken from a similar device
-    (B300: B200's, and 6 % more for 1,100 W instead of 1,000, by what 700 W bring H100 over 500; attention 13 % more for 10.7e12
-    exponentials a second instead of 5e12, NVIDIA's figures: a score takes two beside 1,800 FLOPs, forward and backward).
-    `side`: ranks along one side of the torus of chips, 4 x 4 (AWS Neuron, Trn1 and Trn2 Architecture); 0 where there is none.
-    """
-
-    name: str
-    kind: str  # cuda or neuron
-    memory_gib: float
-    bf16: float | None
-    fp32: float
-    links: str
-    fp8: float | None = None
-    bandwidth: float = 0.0
-    neighbours: float = 16e9
-    efficiency: float = 0.75
-    attention: float = 0.4
-    fitted: bool = False
-    fp16: float | None = None  # where it is not that of bf16
-    side: int = 0
-
-    @property
-    def half(self) -> str:
-        """The format of two bytes that its products are best computed in; fp32 where there is none."""
-        return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
-
-    def peak(self, format: str) -> float:
-        """FLOP/s of products in fp8, bf16, fp16 or fp32; the last where there are no instructions for the format."""
-        return {"fp8": self.fp8, "bf16": self.bf16, "fp16": self.fp16 or self.bf16}.get(format) or self.fp32
-
-
-AMPERE, HOPPER, BLACKWELL, NEURON = (0.77, 0.43, True), (0.69, 0.31, True), (0.50, 0.40, True), (0.76, 0.50, True)
-V100 = Accelerator(  # efficiency: of six runs of 52B in fp16 (tests/bench/LOG.md)
-    "V100-32GB", "cuda", 31.7, None, 15.7e12, "NVLink, 300 GB/s", None, 0.9e12, 150e9, 0.57, fp16=125e12
-)  # fmt: skip
-A100_40 = Accelerator("A100-40GB", "cuda", 39.4, 312e12, 156e12, "NVLink, 600 GB/s", None, 1.555e12, 300e9, *AMPERE)
-A100_80 = Accelerator("A100-80GB", "cuda", 79.2, 312e12, 156e12, "NVLink, 600 GB/s", None, 2.039e12, 300e9, *AMPERE)
-H100 = Accelerator("H100-80GB", "cuda", 79.2, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 3.35e12, 450e9, *HOPPER)
-H200 = Accelerator("H200-141GB", "cuda", 139.8, 989.4e12, 494.7e12, "NVLink, 900 GB/s", 1978.9e12, 4.8e12, 450e9, *HOPPER)
-B200 = Accelerator("B200-180GB", "cuda", 178.4, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 7.7e12, 900e9, *BLACKWELL)
-B300 = Accelerator("B300-288GB", "cuda", 267.7, 2250e12, 1125e12, "NVLink, 1800 GB/s", 4500e12, 7.7e12, 900e9, 0.53, 0.45)
-A10G = Accelerator("A10G-24GB", "cuda", 22.1, 70e12, 35e12, "", None, 0.6e12)
-L4 = Accelerator("L4-24GB", "cuda", 22.0, 121e12, 60e12, "", 242e12, 0.3e12)
-L40S = Accelerator("L40S-48GB", "cuda", 44.4, 362e12, 183e12, "", 733e12, 0.864e12)
-TRAINIUM1 = Accelerator("NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink", None, 0.41e12, 48e9, *NEURON, side=8)
-TRAINIUM2 = Accelerator(  # a logical core of two physical ones
-    "NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink", None, 0.725e12, 64e9, 0.70, 0.50, side=16
+from .accelerators import (
+    A10G,
+    A100_40,
+    A100_80,
+    B200,
+    B300,
+    CHIPS,
+    H100,
+    H200,
+    L4,
+    L40S,
+    TRAINIUM1,
+    TRAINIUM2,
+    V100,
+    Accelerator,
+    find_accelerator,
 )  # fmt: skip
 
-
-CHIPS = {"trn1": (TRAINIUM1, 2), "trn2": (TRAINIUM2, 4)}  # by the driver's name of a device: its cores, as ranks see them
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
-ACCELERATORS = (V100, A100_40, A100_80, H100, H200, B200, B300, A10G, L4, L40S, TRAINIUM1, TRAINIUM2)
-
-
-def find_accelerator(name: str, memory_bytes: int | None = None) -> Accelerator | None:
-    """The row for a device by its driver's name (`NVIDIA H200`) and, among several, the nearest in memory.
-
-    Where the memory is unknown, the name may have it (`A100-SXM4-80GB`); else the smallest is taken.
-    """
-    words = name.replace("-", " ").split()
-    rows = [row for row in ACCELERATORS if row.name.split("-")[0] in words]
-    if memory_bytes is None:
-        rows = [row for row in rows if row.name.split("-")[1] in words] or rows
-    return min(rows, key=lambda row: abs(row.memory_gib - (memory_bytes or 0) / 2**30), default=None)
+RDMA = ("efa", "infiniband", "roce")  # what nodes talk over without their kernels
+FABRICS = (*RDMA, "ethernet")
+HGX = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")  # EC2's families of boards whose GPUs NVSwitch joins
+FAST, SLOW = 100, 10  # Gbit/s of a node's network that is assumed where nobody has said it: of a server, of a workstation
 
 
 @dataclass(frozen=True)
-class InstanceType:
-    """One EC2 type: vCPUs, memory in GiB, what accelerates it, network in Gbit/s, EFA interfaces, US dollars an hour."""
+class NodeType:
+    """A kind of node, EC2's or of machines that somebody owns (fleet.accelerator).
+
+    vCPUs, memory in GiB (0: not told), what accelerates it, network in Gbit/s, EFA interfaces (0: none, or not told), US dollars
+    an hour. `owned`: it is no EC2 type. Of those, `network`: one of FABRICS, "" where nobody has said which; `assumed`: whether
+    network_gbps is what such machines usually have.
+    """
 
     name: str
     vcpus: int
     memory_gib: int
     accelerator: Accelerator | None
     accelerators: int  # ranks: devices that a process owns
-    network_gbps: int
+    network_gbps: float
     efa: int
     usd_per_hour: float | None
+    owned: bool = False
+    network: str = ""
+    assumed: bool = False
 
     @property
     def kind(self) -> str:
         """cuda or neuron; cpu where nothing accelerates it."""
         return self.accelerator.kind if self.accelerator else "cpu"
 
+    @property
+    def fabric(self) -> str:
+        """One of FABRICS; "" where nobody has said which."""
+        return self.network if self.owned else "efa" if self.efa else "ethernet"
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its network reads and writes the memory of its GPUs (GPUDirect RDMA)."""
+        if self.owned:
+            return self.fabric in RDMA and self.accelerator is not None and bool(self.accelerator.links)
+        return self.name.partition(".")[0] in HGX
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether its GPUs speak only while NVIDIA's fabric manager runs."""
+        if self.owned:
+            row = self.accelerator
+            return row is not None and bool(row.links and row.bf16) and self.accelerators >= 8
+        return self.name.partition(".")[0] in HGX
+
 
 INSTANCE_TYPES = {
     row.name: row
     for row in (
-        InstanceType("trn1.2xlarge", 8, 32, TRAINIUM1, 2, 12, 0, 1.34),
-        InstanceType("trn1.32xlarge", 128, 512, TRAINIUM1, 32, 800, 8, 21.50),
-        InstanceType("trn1n.32xlarge", 128, 512, TRAINIUM1, 32, 1600, 16, 24.78),
-        InstanceType("trn2.3xlarge", 12, 128, TRAINIUM2, 4, 200, 1, None),
-        InstanceType("trn2.48xlarge", 192, 2048, TRAINIUM2, 64, 3200, 16, None),
-        InstanceType("trn2u.48xlarge", 192, 2048, TRAINIUM2, 64, 3200, 16, None),
-        InstanceType("p3dn.24xlarge", 96, 768, V100, 8, 100, 1, 31.21),
-        InstanceType("p4d.24xlarge", 96, 1152, A100_40, 8, 400, 4, 21.96),
-        InstanceType("p4de.24xlarge", 96, 1152, A100_80, 8, 400, 4, 27.45),
-        InstanceType("p5.4xlarge", 16, 256, H100, 1, 100, 1, 6.88),
-        InstanceType("p5.48xlarge", 192, 2048, H100, 8, 3200, 32, 55.04),
-        InstanceType("p5e.48xlarge", 192, 2048, H200, 8, 3200, 32, None),
-        InstanceType("p5en.48xlarge", 192, 2048, H200, 8, 3200, 16, 63.30),
-        InstanceType("p6-b200.48xlarge", 192, 2048, B200, 8, 3200, 8, 113.93),
-        InstanceType("p6-b300.48xlarge", 192, 4096, B300, 8, 6400, 16, 142.42),
-        InstanceType("g5.48xlarge", 192, 768, A10G, 8, 100, 1, 16.29),
-        InstanceType("g6.48xlarge", 192, 768, L4, 8, 100, 1, 13.35),
-        InstanceType("g6e.48xlarge", 192, 1536, L40S, 8, 400, 4, 30.13),
-        InstanceType("c5n.18xlarge", 72, 192, None, 0, 100, 1, 3.89),
-        InstanceType("c7i.8xlarge", 32, 64, None, 0, 12, 0, 1.43),
+        NodeType("trn1.2xlarge", 8, 32, TRAINIUM1, 2, 12, 0, 1.34),
+        NodeType("trn1.32xlarge", 128, 512, TRAINIUM1, 32, 800, 8, 21.50),
+        NodeType("trn1n.32xlarge", 128, 512, TRAINIUM1, 32, 1600, 16, 24.78),
+        NodeType("trn2.3xlarge", 12, 128, TRAINIUM2, 4, 200, 1, None),
+        NodeType("trn2.48xlarge", 192, 2048, TRAINIUM2, 64, 3200, 16, None),
+        NodeType("trn2u.48xlarge", 192, 2048, TRAINIUM2, 64, 3200, 16, None),
+        NodeType("p3dn.24xlarge", 96, 768, V100, 8, 100, 1, 31.21),
+        NodeType("p4d.24xlarge", 96, 1152, A100_40, 8, 400, 4, 21.96),
+        NodeType("p4de.24xlarge", 96, 1152, A100_80, 8, 400, 4, 27.45),
+        NodeType("p5.4xlarge", 16, 256, H100, 1, 100, 1, 6.88),
+        NodeType("p5.48xlarge", 192, 2048, H100, 8, 3200, 32, 55.04),
+        NodeType("p5e.48xlarge", 192, 2048, H200, 8, 3200, 32, None),
+        NodeType("p5en.48xlarge", 192, 2048, H200, 8, 3200, 16, 63.30),
+        NodeType("p6-b200.48xlarge", 192, 2048, B200, 8, 3200, 8, 113.93),
+        NodeType("p6-b300.48xlarge", 192, 4096, B300, 8, 6400, 16, 142.42),
+        NodeType("g5.48xlarge", 192, 768, A10G, 8, 100, 1, 16.29),
+        NodeType("g6.48xlarge", 192, 768, L4, 8, 100, 1, 13.35),
+        NodeType("g6e.48xlarge", 192, 1536, L40S, 8, 400, 4, 30.13),
+        NodeType("c5n.18xlarge", 72, 192, None, 0, 100, 1, 3.89),
+        NodeType("c7i.8xlarge", 32, 64, None, 0, 12, 0, 1.43),
     )
 }
 
@@ -149,7 +124,7 @@ def left_out(name: str) -> str:
     return next((why for begins, why in LEFT_OUT.items() if name.startswith(begins)), "")
 
 
-def instance(name: str | None) -> InstanceType | None:
+def instance(name: str | None) -> NodeType | None:
     """The row of an EC2 type; None without a type, or for one that the table lacks."""
     return INSTANCE_TYPES.get(name or "")
 
@@ -167,13 +142,40 @@ class Node:
     cores: int = 0
 
 
-def node(instance_type: str | None, nodes: int) -> Node:
-    """A node of an EC2 type; without a type, an even share of this machine, which then simulates all `nodes`."""
-    if row := instance(instance_type):
+def own_machine(
+    name: str, per_node: int, memory_gib: float | None, network: str | None, gbps: float | None, usd_per_hour: float | None
+) -> NodeType | None:
+    """The kind of machines with so many accelerators of that name; None for one that the table lacks. None: as is usual."""
+    row = find_accelerator(name, None if memory_gib is None else memory_gib * 2**30)
+    if row is None:
+        return None
+    if memory_gib is not None and not same_size(row, memory_gib):
+        row = replace(row, name=f"{'-'.join(row.name.split('-')[:-1])}-{memory_gib:g}GB",
+                      memory_gib=row.memory_gib * memory_gib / row.size)  # fmt: skip
+    usual = usual_network(row, per_node, network)
+    return NodeType(
+        f"{per_node} x {row.name}", 0, 0, row, per_node, gbps or usual, 0, usd_per_hour or 0.0, True, network or "", gbps is None
+    )
+
+
+def same_size(row: Accelerator, memory_gib: float) -> bool:
+    """Whether that is the row's memory, be it said in GB or GiB, as its name has it or as its driver reports it."""
+    return 0.95 * row.memory_gib <= memory_gib <= 1.1 * max(row.size, row.memory_gib)
+
+
+def usual_network(row: Accelerator, per_node: int, network: str | None) -> float:
+    """Gbit/s of the network that nodes with such accelerators usually have."""
+    if network in RDMA and row.rail:
+        return float(row.rail * per_node)
+    return FAST if row.links or network in RDMA else SLOW
+
+
+def node(row: NodeType | None, nodes: int) -> Node:
+    """A node of that kind; without one, an even share of this machine, which then simulates all `nodes`."""
+    if row:
         unit = row.accelerator.name if row.accelerator else "CPU node"
-        return Node(
-            max(1, row.accelerators), f"{instance_type}: {row.accelerators or 'one rank, a'} {unit}", stack_of(instance_type)
-        )
+        reason = f"a node has {row.name}" if row.owned else f"{row.name}: {row.accelerators or 'one rank, a'} {unit}"
+        return Node(max(1, row.accelerators), reason, stack_of(row))
     devices = local_accelerators()
     if not devices:
         return Node(1, "a node without accelerators runs one rank", cores=max(1, local_cores() // nodes))
@@ -208,17 +210,6 @@ def local_accelerator() -> Accelerator | None:
     if not local_accelerators():
         return None
     return find_accelerator(models[0]) if models else local_chip()[0]
-
-
-def accelerator_of(instance_type: str | None) -> Accelerator | None:
-    """A rank's accelerator on an EC2 type, or on this machine without one; None for a CPU or an unknown device."""
-    row = instance(instance_type)
-    return row.accelerator if row else None if instance_type else local_accelerator()
-
-
-def on_local_cpus(instance_type: str | None) -> bool:
-    """Whether ranks of that type would compute on this machine's CPUs, as far as is known."""
-    return instance_type is None and not local_accelerators()
 
 
 def local_cores() -> int:
@@ -264,9 +255,8 @@ def memory_limits(root: Path, membership: Path) -> Iterator[int]:
             continue
 
 
-def stack_of(instance_type: str | None) -> str:
-    """The stack of docker/stack.lock.yaml that an EC2 type needs; cpu without a type."""
-    row = instance(instance_type)
+def stack_of(row: NodeType | None) -> str:
+    """The stack of docker/stack.lock.yaml that a kind of node needs; cpu without accelerators."""
     return _stack_for(row.accelerator) if row and row.accelerator else "cpu"
 
 
@@ -277,8 +267,7 @@ def _local_stack() -> str:
 
 
 def _stack_for(accelerator: Accelerator) -> str:
-    old = {V100.name: "cuda-volta", TRAINIUM1.name: "neuron-xla"}  # the newest CUDA and Neuron no longer support these
-    return old.get(accelerator.name, accelerator.kind)
+    return accelerator.stack or accelerator.kind
 
 
 def device_of(stack: str) -> str:

@@ -34,7 +34,7 @@ def fleet(instance_type: str = "p5.48xlarge", capacity: str = "on-demand", nodes
     reservation = RESERVATION if capacity in ("reservation", "block") else None
     fsx = {name.removeprefix("fsx_"): aws.pop(name) for name in list(aws) if name.startswith("fsx_")}
     made = replace(config.fleet.aws, capacity=capacity, reservation=reservation, **aws)
-    stack = hardware.stack_of(instance_type)
+    stack = hardware.stack_of(hardware.instance(instance_type))
     whole = replace(
         config.fleet, nodes=nodes, hosts=(), instance_type=instance_type, stack=stack, aws=made, shared_folder="/fsx/trainfleet",
         fsx=replace(config.fleet.fsx, dns_name=None, mount_name=None, folder="/fsx", **fsx),

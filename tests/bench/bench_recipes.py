@@ -49,7 +49,7 @@ def main() -> None:
     print(f"{'recipe':38} {'devices':>8} {'planned':>8} {'published':>10} {'of':>6} {'ratio':>6}  source")
     for path in sorted(FOLDER.glob("*.yaml")):
         config = load(Settings(path))[0]
-        device, step = hardware.accelerator_of(config.fleet.instance_type), predict(config)
+        device, step = config.fleet.rank_device, predict(config)
         if step is None or device is None:
             print(f"{path.stem:38} {config.world_size:8,}  this machine, or no figures")
             continue

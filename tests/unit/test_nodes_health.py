@@ -11,6 +11,7 @@ import pytest
 from trainfleet.config.hosts import Host
 from trainfleet.devices.bandwidth import tournament
 from trainfleet.errors import BackendError
+from trainfleet.hardware import instance
 from trainfleet.nodes.facts import Facts, Space
 from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.nodes.health import clock, flaws, unfit
@@ -134,14 +135,14 @@ def test_setup_touches_no_host_that_is_not_fit() -> None:
 
 def test_the_environment_follows_from_the_instance_type_with_a_reason_each() -> None:
     assert fabric_environment(None, "eth0") == {"GLOO_SOCKET_IFNAME": "eth0"}
-    assert fabric_environment("p3dn.24xlarge", "ens5") == {
+    assert fabric_environment(instance("p3dn.24xlarge"), "ens5") == {
         "GLOO_SOCKET_IFNAME": "ens5", "NCCL_SOCKET_IFNAME": "=ens5", "FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}  # fmt: skip
-    assert fabric_environment("trn1.32xlarge", "ens5")["FI_EFA_FORK_SAFE"] == "1"
-    left_out = {setting.name for setting in fabric_settings("p3dn.24xlarge", "ens5") if setting.value is None}
+    assert fabric_environment(instance("trn1.32xlarge"), "ens5")["FI_EFA_FORK_SAFE"] == "1"
+    left_out = {setting.name for setting in fabric_settings(instance("p3dn.24xlarge"), "ens5") if setting.value is None}
     assert {"NCCL_TREE_THRESHOLD", "FI_OFI_RXR_RX_COPY_UNEXP"} <= left_out
-    assert all(setting.why for setting in fabric_settings("p5.48xlarge", "ens5"))
-    assert "FI_PROVIDER" not in fabric_environment("c7i.8xlarge", "ens5")
-    assert "FI_PROVIDER" not in fabric_environment("trn1.2xlarge", "ens5")  # Trainium without EFA
+    assert all(setting.why for setting in fabric_settings(instance("p5.48xlarge"), "ens5"))
+    assert "FI_PROVIDER" not in fabric_environment(instance("c7i.8xlarge"), "ens5")
+    assert "FI_PROVIDER" not in fabric_environment(instance("trn1.2xlarge"), "ens5")  # Trainium without EFA
 
 
 GOOD = """n0:6310:6318 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)
@@ -167,7 +168,7 @@ n0:6310:6318 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabr
     ],
 )
 def test_nccl_is_taken_at_its_word(log: str, kind: str | None, wrong: list[str]) -> None:
-    found = judge_nccl(log.splitlines(), kind)
+    found = judge_nccl(log.splitlines(), instance(kind))
     assert len(found) == len(wrong) and all(line.startswith(start) for line, start in zip(found, wrong, strict=True)), found
 
 
@@ -176,12 +177,12 @@ def test_a_job_s_own_words_are_heard_once_and_after_its_first_step(tmp_path: Pat
     run.logs.mkdir()
     log = run.logs / "node-0.log"
     log.write_text(GOOD)  # of an earlier attempt
-    words = FabricLog(run, tmp_path, "p4d.24xlarge")
+    words = FabricLog(run, tmp_path, instance("p4d.24xlarge"))
     log.write_text(GOOD + "x NCCL INFO NET/Socket : Using [0]ens5:172.31.0.112<0>\n")
     assert words.wrong() == []
     run.metrics.write_text("{}\n")
     assert [why.partition(":")[0] for why in words.wrong()] == ["NCCL did not choose EFA"] and words.wrong() == []
-    silent = FabricLog(run, tmp_path, "p4d.24xlarge")
+    silent = FabricLog(run, tmp_path, instance("p4d.24xlarge"))
     run.metrics.write_text("{}\n")
     assert silent.wrong() == [], "who was not asked to speak is no fault of the fabric"
 
@@ -203,7 +204,7 @@ def test_every_pair_meets_once_and_nobody_twice_in_a_round() -> None:
 
 def test_bandwidth_is_held_to_what_the_type_promises() -> None:
     hosts = [Host(f"n{i}", f"10.0.0.{i}") for i in range(4)]
-    least = least_bandwidth("p4d.24xlarge")
+    least = least_bandwidth(instance("p4d.24xlarge"))
     assert least == 30.0 and least_bandwidth(None) is None and least_bandwidth("c5n.18xlarge") is None
     assert judge_bandwidth(Bandwidth(31.0, 1, 4, ()), least, hosts) == []
     (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, {2})), least, hosts)

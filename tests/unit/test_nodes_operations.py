@@ -23,9 +23,9 @@ FSX = "9C36DD9C515F10DBC3AA835C5D5CCC3383A962E1"
 
 def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
     config: Config = load(Settings(ROOT / "config.yaml"))[0]
-    from trainfleet.hardware import stack_of
+    from trainfleet.hardware import instance, stack_of
 
-    stack = stack_of(instance_type)
+    stack = stack_of(instance(instance_type))
     fleet = {"backend": "ssh", "hosts": ("a", "b"), "shared_folder": SHARED, "python": "/opt/python", "stack": stack} | fleet
     changed = replace(config, fleet=replace(config.fleet, instance_type=instance_type, **fleet))
     return Wanted(changed, load_stack(stack))

@@ -93,7 +93,7 @@ def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.
 
 
 def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:
-    found, device = best(config(), 5), hardware.accelerator_of("p5.48xlarge")
+    found, device = best(config(), 5), hardware.INSTANCE_TYPES["p5.48xlarge"].accelerator
     assert device and len(found) == 5 and [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
     every = ranked(config(), set(KEYS), device)
     assert found[0] is not None and min(choice.seconds for choice in every) == found[0].seconds

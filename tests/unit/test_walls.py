@@ -27,6 +27,8 @@ GROUND = {
     "output",
     "runs",
     "hardware",
+    "accelerators",
+    "adapters",
     "presence",
     "processes",
     "s3",

@@ -10,6 +10,7 @@ find(run)                → Handle of whatever may still run under the run's na
 place(run)               → Place: how the run's folder comes here (place.py)
 price()                  US dollars for an hour of a node; 0 if free, None if unknown
 machines()               → Machines: what jobs run on, made ready and taken down again
+probe()                  → Probe: what its nodes have, as they say themselves; None where none can be asked, or doctor asks each
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Protocol
 from .. import runs
 from ..config import Config
 from ..errors import InputError, RunError
+from ..nodes.facts import Facts
 from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request
 from ..runs import Run
@@ -101,6 +103,14 @@ class Handle:
     hosts: tuple[Name, ...] = ()
 
 
+@dataclass(frozen=True)
+class Probe:
+    """What was found out about the nodes: in words, and the facts of those that were looked at, by name."""
+
+    lines: tuple[str, ...]
+    facts: Mapping[str, Facts]
+
+
 class Machines(Protocol):
     """What jobs run on.
 
@@ -135,6 +145,7 @@ class Backend(Protocol):
     def place(self, run: Run) -> Place: ...
     def price(self) -> float | None: ...
     def machines(self) -> Machines: ...
+    def probe(self) -> Probe | None: ...
 
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:

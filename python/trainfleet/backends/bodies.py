@@ -43,7 +43,7 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
         own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
-        own |= fabric_environment(row.name, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
+        own |= fabric_environment(row, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)
     if job.image:

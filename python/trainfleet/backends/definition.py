@@ -86,7 +86,7 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
     return {name: value for name, value in body.items() if value}
 
 
-def devices(row: hardware.InstanceType) -> list[str]:
+def devices(row: hardware.NodeType) -> list[str]:
     """The device files of a node that a container needs; Batch hands over GPUs by itself."""
     found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
     if row.accelerator and row.accelerator.kind == "neuron":

@@ -14,7 +14,7 @@ from ..config import Config
 from ..config.goodput import saving_of
 from ..errors import BackendError
 from ..runs import Run
-from .base import Can, Handle, Status
+from .base import Can, Handle, Probe, Status
 from .consoles import Console, Consoles
 from .place import Place
 from .remote import bucket_of, unpacked, unshared
@@ -116,6 +116,9 @@ class Hosted(ABC):
             f"  warning: {leaves}",
             f"  so it goes on from the last checkpoint (checkpoint.every: {every}); make stop saves first",
         ]
+
+    def probe(self) -> Probe | None:
+        return None  # its nodes are of a known type, and there only while a job runs
 
     def price(self) -> float | None:
         """By the table, and of what that does not have by the Pricing API, where it can be asked."""

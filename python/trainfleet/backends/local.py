@@ -23,20 +23,25 @@ from ..checkpoints import beginning
 from ..config import Config
 from ..config.addresses import absent
 from ..errors import BackendError, InputError
+from ..nodes import facts as reading
+from ..nodes import probe
+from ..nodes.answers import Implausible
 from ..origin import CODE
+from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
 from ..processes import die_with_parent, identity, signal_group
 from ..runs import Run
 from ..seat import LOOPBACK, Seat
 from ..supervisor import EXIT, process_in, read, said_file, told, write
-from .base import Can, Handle, Machines, Phase, Status
+from .base import Can, Handle, Machines, Phase, Probe, Status
 from .machine import Machine
 from .node import node_script, values_of
 from .place import Here, Place
 
 KILL_GRACE = 5.0  # seconds for SIGKILLed processes to be gone
 MOST_NODES = 64
+WSL = Path("/dev/dxg")  # the GPU of Windows, below its Subsystem for Linux
 
 
 class Local:
@@ -48,6 +53,7 @@ class Local:
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
+        self._price = (list_price(config) if config else None) or 0.0
         self._started: dict[int, subprocess.Popen[bytes]] = {}  # by pid: ours to reap
         self._asked: set[str] = set()
 
@@ -60,9 +66,10 @@ class Local:
             yield "fleet.image", "the local backend runs in the environment that make has built; none works"
         if config.fleet.nodes > MOST_NODES:
             yield "fleet.nodes", f"{config.fleet.nodes} nodes on one machine; the local backend plays at most {MOST_NODES}"
+        yield from _other(config)
         yield from absent(config)
         yield from beginning.faults(config)
-        if config.train.precision == "fp8" and not hardware.local_accelerators():
+        if config.train.precision == "fp8" and not config.fleet.rank_device and not hardware.local_accelerators():
             yield "train.precision", "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
@@ -162,10 +169,18 @@ class Local:
         return Here(run)
 
     def price(self) -> float | None:
-        return 0.0
+        return self._price
 
     def machines(self) -> Machines:
         return Machine(self.nodes)
+
+    def probe(self) -> Probe | None:
+        """What this machine has; None where it tells nothing, as other systems than Linux."""
+        try:
+            found = reading.read_here()
+        except Implausible:
+            return None
+        return Probe(tuple(probe.describe(found)) if found.gpus or found.bus else (), {"this machine": found})
 
 
 def _file(handle: Handle, node: int) -> Path:
@@ -188,6 +203,20 @@ def _alive(file: Path) -> int:
     """The pid of a node whose process runs; 0 when it does not."""
     pid, said, _ = process_in(file)
     return pid if pid and identity(pid) == said else 0
+
+
+def _other(config: Config) -> Iterator[tuple[str, str]]:
+    """Where fleet.accelerator says something else than this machine's drivers; in WSL these leave no files to read."""
+    kind, devices, row = config.fleet.node_type, hardware.local_accelerators(), hardware.local_accelerator()
+    if config.fleet.accelerator is None or kind is None or kind.accelerator is None or WSL.exists():
+        return
+    if not devices:
+        other = "ssh and slurm take it, and make plan there needs no hosts; left out, ranks compute on the cores"
+        yield "fleet.accelerator", f"{kind.name}: this machine has no accelerator that a driver knows; {other}"
+    elif row and row.words != kind.accelerator.words:
+        yield "fleet.accelerator.name", f"{kind.accelerator.label}: this machine has {row.label}; leave it out"
+    elif kind.accelerators > devices:
+        yield "fleet.accelerator.per_node", f"{kind.accelerators}: this machine has {devices}; leave it out"
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:

@@ -26,6 +26,7 @@ from ..nodes import jobs, polling
 from ..nodes.answers import Answers, Failure, Host, Implausible, Result, by_host, implausible, settled
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.gate import fabric_of
 from ..nodes.jobs import RUNNING, Look
 from ..nodes.operations import lock_name
 from ..nodes.quarantine import Quarantine
@@ -34,13 +35,12 @@ from ..nodes.tar import code_files, content_hash
 from ..nodes.transport import Transport
 from ..origin import ROOT
 from ..plan.estimate import list_price
-from ..plan.fabric import fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
 from ..presence import ALONE
 from ..runs import Run
 from ..seat import PORT, Seat
-from .base import Can, Handle, Machines, Phase, Status
+from .base import Can, Handle, Machines, Phase, Probe, Status
 from .hosts import Hosts, OwnHosts
 from .node import node_script, values_of
 from .place import Here, Place
@@ -166,7 +166,7 @@ class Ssh:
         seat = Seat(node, job.nodes, head.address(hosts[0]), port, address=facts.address(host))
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
-            own = fabric_environment(self.fleet.instance_type, facts.card(host))
+            own = fabric_of(wanted_of(self.config), facts, host, job.nodes)
             own |= {"OMP_NUM_THREADS": threads, lease.VARIABLE: str(lease.ORPHANED_AFTER)}
         else:
             own = {"WORKERS": str(facts.cores)}
@@ -261,6 +261,9 @@ class Ssh:
 
     def machines(self) -> Machines:
         return OwnHosts(self.config)
+
+    def probe(self) -> Probe | None:
+        return None  # make doctor asks every host
 
     @property
     def _first_port(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .. import hardware
 from ..cloud.inputs import own_tags, pairs
 from ..config import Config
 from ..errors import BackendError
@@ -68,7 +67,7 @@ def input_of(config: Config, size: int | None) -> Input:
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """What of fleet.sagemaker goes with what not: (key, message) each."""
-    own, row = config.fleet.sagemaker, hardware.instance(config.fleet.instance_type)
+    own, row = config.fleet.sagemaker, config.fleet.node_type
     if row and row.name in NOT_THERE:
         yield "fleet.instance_type", f"{row.name}: SageMaker trains on no such machines; trn2.48xlarge works"
     if own.input_mode == "fsx" and not own.file_system:

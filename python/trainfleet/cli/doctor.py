@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..launch.readiness import examine
-from ..launch.settings import config_of, settings_of
+from ..launch.settings import config_to_examine, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    config, _ = config_of(settings_of(variables))
+    config = config_to_examine(settings_of(variables))
     return examine(config, variables.get("LIFT", "").replace(",", " ").split())

@@ -114,7 +114,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         yield allow([f"ec2:{action}" for action in faces], ["*"])
 
 
-def _image(row: hardware.InstanceType) -> dict[str, str]:
+def _image(row: hardware.NodeType) -> dict[str, str]:
     """The machine image: ECS's own for the accelerator (docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html)."""
     if row.kind == "neuron":
         return {"ImageType": "ECS_AL2023", "ImageIdOverride": NEURON}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .. import hardware
 from ..config import Config
 from .machines import MACHINES
 from .storage import makes_file_system, throughput
@@ -45,7 +44,7 @@ def _width(config: Config) -> int:
 
 def node_rate(config: Config) -> float:
     """What a node gets from S3, in bytes/s."""
-    row = hardware.instance(config.fleet.instance_type)
+    row = config.fleet.node_type
     return min(REQUEST * AT_ONCE, (row.network_gbps if row else 10) / 8 * 1e9)
 
 

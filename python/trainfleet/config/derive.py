@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from .. import cpu_speed, hardware
-from . import hub, huggingface
+from . import hub, huggingface, owned
 from .families import FAMILIES
 from .neuron import XLA
 from .presets import PLAIN, PRESETS, Preset
@@ -26,10 +26,14 @@ class Derived:
     why: str
 
 
-def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardware.Node] = hardware.node) -> list[Derived]:
+OfKind = Callable[[hardware.NodeType | None, int], hardware.Node]
+
+
+def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool = False) -> list[Derived]:
     """Fills what is None in `values`, in place; says what and why.
 
-    `values` are checked; `tokens` is the tokenizer's size; `node`: what a node of an instance type is, and one of so many.
+    `values` are checked; `tokens` is the tokenizer's size; `node`: what a node of a kind is, and one of so many; `here`: whether
+    this machine is the fleet's nodes.
     """
     found: list[Derived] = []
 
@@ -39,7 +43,9 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
 
     _derive_model(values["model"], tokens, put)
     fleet, train = values["fleet"], values["train"]
-    machine = node(fleet["instance_type"], fleet["nodes"])
+    found += [Derived(*row) for row in owned.settle(fleet, here)]
+    kind = owned.node_type_of(fleet)
+    machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet["slurm"]["gres"])
     if fleet["ranks_per_node"] is None:
         put(fleet, "fleet", "ranks_per_node", *ranks_of(machine, fleet["nodes"], train["global_batch"]))
     if fleet["stack"] is None:
@@ -49,7 +55,7 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
     if machine.cores and train["precision"] == "auto":  # which stays so in the config: ranks on other CPUs may decide otherwise
         speed = cpu_speed.of_this_machine()
         found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
-    device = hardware.accelerator_of(fleet["instance_type"])
+    device = kind.accelerator if kind else hardware.local_accelerator() if here else None
     if device is not None and device.bf16 is None and train["precision"] == "auto":
         why = f"{device.name} has no instructions for bf16; in fp16 its products run at {device.peak('fp16') / 1e12:.0f} TFLOP/s"
         found.append(Derived("train.precision", device.half, f"{why}, in fp32 at {device.fp32 / 1e12:.1f}"))
@@ -64,6 +70,14 @@ def derive(values: Values, tokens: int, node: Callable[[str | None, int], hardwa
     if train["warmup_steps"] is None:
         put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
     return found
+
+
+def _given_by_gres(machine: hardware.Node, kind: hardware.NodeType | None, gres: str | None) -> hardware.Node:
+    """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that there are some at all."""
+    gpus = owned.gpus_of(gres)
+    if gpus is None or (kind is not None and gpus.count >= machine.ranks):
+        return machine
+    return replace(machine, ranks=gpus.count, reason=f"fleet.slurm.gres {gres}", stack="cuda" if kind is None else machine.stack)
 
 
 def ranks_of(machine: hardware.Node, nodes: int, batch: int) -> tuple[int, str]:
@@ -82,7 +96,7 @@ def compilation(values: Values) -> tuple[bool, str]:
         return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
     if fleet["stack"] == XLA:
         return False, "PyTorch/XLA compiles every step by itself"
-    row = hardware.instance(fleet["instance_type"])
+    row = owned.node_type_of(fleet)
     if (row and row.accelerator) or hardware.local_accelerators():
         return True, "an accelerator"
     layers, width = model["layers"] or 0, model["hidden_size"] or 0

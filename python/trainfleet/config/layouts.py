@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .. import hardware
+from ..accelerators import Accelerator
 from . import rules
 from .derive import Derived
 from .precision import is_half, usable_bytes
@@ -27,7 +28,7 @@ def provide(train: dict[str, Any]) -> set[str]:
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
     """The config with the keys in `asked` (`layout.shard`, `micro_batch` ...) chosen; what was chosen, and why."""
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     if device is None or not asked:
         settled = _for_cpus(config, asked)
         reasons = _unknown(settled, asked)
@@ -42,7 +43,7 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
 
 def lack(config: Config, asked: set[str]) -> str | None:
     """Why a layout that was left open does not fit, with a number of nodes that would; None when it fits, or that is unknown."""
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     if device is None or not any(key.startswith("layout.") for key in asked) or needs(config) <= usable_bytes(device):
         return None
     if any(message for rule in rules.DIVISION for message in rule(config)):
@@ -56,7 +57,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
 
 def best(config: Config, count: int) -> list[Choice]:
     """The fastest ways to divide this model over this fleet, whatever its layout says; none for an unknown device."""
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     if device is None or config.world_size == 1:
         return []
     asked = {key for key in KEYS if key != "recompute" or isinstance(config.train.recompute, str)}
@@ -81,11 +82,11 @@ def _for_cpus(config: Config, asked: set[str]) -> Config:
     return replace(config, train=replace(config.train, micro_batch=size))
 
 
-def _fits(config: Config | None, device: hardware.Accelerator) -> bool:
+def _fits(config: Config | None, device: Accelerator) -> bool:
     return config is not None and needs(config) <= usable_bytes(device)
 
 
-def _halved(config: Config, asked: set[str], device: hardware.Accelerator) -> str:
+def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
     """`, or train.weights=bf16`, where that alone makes it fit."""
     if config.train.optimizer != "adamw" or config.train.weights == "bf16" or not is_half(config):
         return ""
@@ -93,7 +94,7 @@ def _halved(config: Config, asked: set[str], device: hardware.Accelerator) -> st
     return ", or train.weights=bf16 train.precision=bf16" if _fits(small, device) else ""
 
 
-def _lacking(config: Config, device: hardware.Accelerator) -> str:
+def _lacking(config: Config, device: Accelerator) -> str:
     ranks = f"{config.world_size} ranks of {usable_bytes(device) / 2**30:.1f} GiB ({device.name})"
     return f"auto: no layout of {ranks} holds the model; the least takes {needs(config) / 2**30:.1f} GiB per rank"
 
@@ -122,7 +123,7 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
     return {key: reason for key, reason in why.items() if key in asked}
 
 
-def _reason(key: str, settled: Config, choices: list[Choice], device: hardware.Accelerator) -> str:
+def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
     """Why a key has its value: what the fastest choice with the next lesser value would cost, or that none fits."""
     chosen = next(choice for choice in choices if choice.config is settled)
     there = f"{chosen.bytes / 2**30:.1f} of {usable_bytes(device) / 2**30:.1f} GiB usable ({device.name})"

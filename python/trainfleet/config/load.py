@@ -18,8 +18,8 @@ from .. import door, hardware, spelling
 from ..errors import ConfigError, DataError, InputError, Problem
 from ..output import keep_secret
 from ..shapes import fit
-from . import goodput, layouts, rules, schema
-from .derive import Derived, derive, other_family
+from . import goodput, layouts, owned, rules, schema
+from .derive import Derived, OfKind, derive, other_family
 from .positions import DEEPEST, Document, Key, dotted, read, read_value
 from .types import Config, Data, flat
 from .vocabulary import lack_for, vocabulary_size_of
@@ -50,10 +50,11 @@ class Derivation(list[Derived]):
 
 @dataclass(frozen=True)
 class Terms:
-    """A backend's terms for a config: the node of an instance type, given a number of nodes, and what it refuses."""
+    """A backend's terms for a config: a node of a kind, given a number of nodes; what it refuses; whether this machine is all."""
 
-    node: Callable[[str | None, int], hardware.Node]
+    node: OfKind
     refuse: Callable[[Config], Iterator[tuple[str, str]]]  # (key, message) each
+    here: bool = False
 
 
 def no_terms(backend: str) -> Terms:
@@ -96,7 +97,7 @@ def _loaded(
         report("model.preset", f"{error.head}: {error.why}" if error.why else error.head)
         broken.add("model.preset")
         values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
-    derived = derive(values, tokens, terms.node)
+    derived = derive(values, tokens, terms.node, terms.here)
     missing = [name for name, value in values["model"].items() if value is None and name not in ("preset", "head_size", "module")]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
@@ -234,9 +235,9 @@ def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], li
         problems.append(Problem(1, top, "", "must be keys with values, such as `name: my-run`"))
     if not isinstance(document.value, dict):
         raise ConfigError(problems, next=COMPARE)
-    _open_layout(document)
+    _open_short(document)
     problems += _override(document, settings)
-    _open_layout(document)
+    _open_short(document)
     found = list(schema.check(document))
     for key, _ in found:
         _drop(document.value, key)
@@ -245,11 +246,13 @@ def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], li
     return document, schema.fill(document.value, schema.load_schema()), broken, problems
 
 
-def _open_layout(document: Document) -> None:
-    """`train.layout: auto` says of every degree what null says of one."""
-    train = document.value.get("train")
+def _open_short(document: Document) -> None:
+    """Writes out the words that stand for a group: `train.layout: auto`, which is null for all of it, and `fleet.accelerator`."""
+    train, fleet = document.value.get("train"), document.value.get("fleet")
     if isinstance(train, dict) and train.get("layout") == "auto":
         train["layout"] = {}
+    if isinstance(fleet, dict) and type(word := fleet.get("accelerator")) in (str, int):
+        fleet["accelerator"] = owned.expand(str(word))
 
 
 def _read(path: Path) -> Document:
@@ -328,6 +331,7 @@ def _assign(document: Document, source: str, name: str, text: str) -> Iterator[P
         yield Problem(0, source, name, f"{dotted(key[:-1])} is not a group of keys")
     else:
         document.set(key, given.value, source)
+        _open_short(document)
 
 
 def _drop(value: Any, key: Key) -> None:

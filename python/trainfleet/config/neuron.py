@@ -38,13 +38,13 @@ def copies_heads(config: Config) -> bool:
 
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
     """What a type of node has against the stack, the ranks and the sequence length."""
-    fleet, row = config.fleet, hardware.instance(config.fleet.instance_type)
+    fleet, row = config.fleet, config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron" or fleet.stack == "cpu":
         return
     family = row.name.partition(".")[0]
     if fleet.stack in GENERATIONS and family not in GENERATIONS[fleet.stack]:
-        has = "PyTorch/XLA alone" if hardware.stack_of(row.name) == XLA else "native PyTorch alone"
-        yield "fleet.stack", f"{fleet.stack}: {family} trains by {has}; {hardware.stack_of(row.name)} works"
+        has = "PyTorch/XLA alone" if hardware.stack_of(row) == XLA else "native PyTorch alone"
+        yield "fleet.stack", f"{fleet.stack}: {family} trains by {has}; {hardware.stack_of(row)} works"
     fit = [ranks for ranks in RANKS if ranks <= row.accelerators]
     if family in GENERATIONS[XLA] and fleet.ranks_per_node not in fit:
         fits = ", ".join(map(str, fit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import cpu_speed, hardware
+from ..accelerators import Accelerator
 from .families import FAMILIES
 from .memory import FORMATS, passes_of
 from .precision import format_of, is_half
@@ -18,10 +19,10 @@ UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
 def predict(config: Config) -> Step | None:
     """The seconds of a step by part; None for a device without figures."""
-    row = hardware.accelerator_of(config.fleet.instance_type)
+    row = config.fleet.rank_device
     if row is not None:
         return step_of(work_of(config), as_device(config, row))
-    if not hardware.on_local_cpus(config.fleet.instance_type):
+    if not config.fleet.on_local_cpus:
         return None
     return step_of(work_of(config), local_cpu(config), ON_CPUS)
 
@@ -45,9 +46,9 @@ def work_of(config: Config) -> Work:
     )  # fmt: skip
 
 
-def as_device(config: Config, row: hardware.Accelerator) -> Device:
+def as_device(config: Config, row: Accelerator) -> Device:
     """A rank's device, with its part of the node's network."""
-    machine, ranks = hardware.instance(config.fleet.instance_type), config.fleet.ranks_per_node
+    machine, ranks = config.fleet.node_type, config.fleet.ranks_per_node
     outside = machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators) if machine else UNKNOWN_NETWORK / ranks
     flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp16", "fp32") if format == "fp32" or getattr(row, format)}
     return Device(
@@ -60,6 +61,7 @@ def as_device(config: Config, row: hardware.Accelerator) -> Device:
         row.efficiency,
         row.attention,
         row.kind != "neuron",
+        domain=row.domain,
         side=row.side,
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .. import cpu_speed, hardware
+from .. import cpu_speed
+from ..accelerators import Accelerator
 from .types import Config
 
 USABLE = 0.9  # of a device's memory: the rest is the driver's, NCCL's buffers and what fragments (tests/bench/accounts.py)
 
 
-def usable_bytes(device: hardware.Accelerator) -> float:
+def usable_bytes(device: Accelerator) -> float:
     return USABLE * device.memory_gib * 2**30
 
 
@@ -16,9 +17,9 @@ def format_of(config: Config) -> str:
     """The number format of products: fp8, bf16, fp16 or fp32. Of CPUs this one stands for all: ranks decide by theirs."""
     if config.train.precision != "auto":
         return config.train.precision
-    if hardware.on_local_cpus(config.fleet.instance_type):
+    if config.fleet.on_local_cpus:
         return "bf16" if cpu_speed.of_this_machine().half else "fp32"
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     return "fp32" if device is None else device.half
 
 
@@ -29,7 +30,7 @@ def is_half(config: Config) -> bool:
 
 def by_parts(config: Config) -> bool:
     """Whether norms and dropout keep what their parts make, as torch's do on CPUs (2.13): elsewhere each is one kernel."""
-    return hardware.on_local_cpus(config.fleet.instance_type) and not config.train.compile
+    return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
@@ -37,4 +38,4 @@ def casts(config: Config) -> bool:
     layout, train = config.train.layout, config.train
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     plain = not divided and train.weights == "fp32" and format_of(config) in ("bf16", "fp16")
-    return plain and hardware.on_local_cpus(config.fleet.instance_type)
+    return plain and config.fleet.on_local_cpus

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from .. import hardware
 from . import rules
 from .memory import FORMATS, memory_of
 from .neuron import is_xla
@@ -51,7 +50,7 @@ class Room:
 
 def device_room(config: Config) -> Room | None:
     """What a rank has on its accelerator; None where there is none, or it is unknown."""
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     return Room(device.memory_gib * 2**30, "rank", f"a {device.name}") if device else None
 
 

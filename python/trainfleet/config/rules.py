@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from .. import hardware
+from ..accelerators import Accelerator
 from ..spelling import suggest
-from . import addresses, neuron
+from . import addresses, neuron, owned
 from .families import FAMILIES
 from .hosts import parse_hosts
 from .types import Config, Layout
@@ -37,7 +38,7 @@ def check_shape(config: Config) -> Iterator[tuple[str, str]]:
 def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
     name = config.fleet.instance_type
     if name is not None and name not in hardware.INSTANCE_TYPES:
-        known, why = list(hardware.INSTANCE_TYPES), hardware.left_out(name)
+        known, why = list(hardware.INSTANCE_TYPES), hardware.left_out(name) or owned.instead(name)
         instead = f": {why}" if why else suggest(name, known) or f"; known: {', '.join(known)}"
         yield "fleet.instance_type", f"{name!r} is not in the table of instance types{instead}"
     row = hardware.instance(name)
@@ -49,15 +50,17 @@ def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
-    """What fleet.instance_type has against the keys that say otherwise."""
-    fleet, row = config.fleet, hardware.instance(config.fleet.instance_type)
+    """What the kind of nodes has against the keys that say otherwise."""
+    fleet, row = config.fleet, config.fleet.node_type
     if row is None:
         return
     if fleet.stack == "cpu":
         return  # whatever devices there are, its ranks compute on CPUs
     kind = row.accelerator.kind if row.accelerator else "no"
     if fleet.stack.partition("-")[0] != kind:
-        yield "fleet.stack", f"{fleet.stack}: {row.name} has {kind} devices; {hardware.stack_of(row.name)} works"
+        yield "fleet.stack", f"{fleet.stack}: {row.name} has {kind} devices; {hardware.stack_of(row)} works"
+    elif row.accelerator and row.accelerator.stack == "cuda-volta" and fleet.stack == "cuda":
+        yield "fleet.stack", f"cuda: its torch has no code for {row.accelerator.name}; cuda-volta works"
     elif fleet.ranks_per_node > row.accelerators:
         most = f"{row.name} has {row.accelerators} devices, and two ranks can't share one"
         yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: {most}; {row.accelerators} works"
@@ -274,7 +277,7 @@ def _recompute(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
-    train, layout, device = config.train, config.train.layout, hardware.accelerator_of(config.fleet.instance_type)
+    train, layout, device = config.train, config.train.layout, config.fleet.rank_device
     if device is not None and device.bf16 is None and config.fleet.stack != "cpu":
         instead = {"weights": "fp32", "precision": f"{device.half}, which auto takes,"}
         told = f"bf16: {device.name} has no instructions for it"
@@ -296,11 +299,11 @@ def _formats(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.precision", f"fp8: not with train.layout.tensor of {layout.tensor}; with 1 it works, or bf16"
 
 
-def _lacks_fp8(config: Config, device: hardware.Accelerator | None) -> bool:
+def _lacks_fp8(config: Config, device: Accelerator | None) -> bool:
     """Whether it is known that there is none; of a device that the table lacks, or a host of no known type, ranks say it."""
     if device is not None:
         return device.fp8 is None
-    return hardware.instance(config.fleet.instance_type) is not None
+    return config.fleet.node_type is not None
 
 
 def _profile(config: Config) -> Iterator[tuple[str, str]]:
@@ -338,6 +341,7 @@ def _destination(config: Config) -> Iterator[tuple[str, str]]:
 
 
 RULES: tuple[Rule, ...] = (
-    _instance_type, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own, _documents, _sequence,
-    _schedule, _recompute, _formats, _profile, _destination, neuron.check_node, neuron.check_layout, neuron.check_training,
+    _instance_type, owned.check, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own, _documents,
+    _sequence, _schedule, _recompute, _formats, _profile, _destination, neuron.check_node, neuron.check_layout,
+    neuron.check_training,
 )  # fmt: skip

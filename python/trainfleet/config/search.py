@@ -12,7 +12,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from .. import hardware
+from ..accelerators import Accelerator
 from . import rules
 from .families import FAMILIES
 from .memory import memory_of
@@ -62,7 +62,7 @@ def needs(config: Config) -> int:
     return memory_of(config, is_half(config)).total
 
 
-def ranked(config: Config, asked: set[str], device: hardware.Accelerator) -> list[Choice]:
+def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]:
     """All that fit, the fastest first. What is not in `asked` (of KEYS) stays as it is."""
     return list(_ranked(_undecided(config, asked), frozenset(asked), device))
 
@@ -77,7 +77,7 @@ def _undecided(config: Config, asked: set[str]) -> Config:
 
 
 @lru_cache(maxsize=1)
-def _ranked(config: Config, asked: frozenset[str], device: hardware.Accelerator) -> tuple[Choice, ...]:
+def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple[Choice, ...]:
     room, found = usable_bytes(device), []
     for candidate in candidates(config, asked, device):
         for sized in sizes_of(candidate, asked):
@@ -93,12 +93,12 @@ def choose(choices: list[Choice]) -> Choice:
     return min(near, key=lambda choice: choice.division)
 
 
-def least(config: Config, asked: set[str], device: hardware.Accelerator) -> Config | None:
+def least(config: Config, asked: set[str], device: Accelerator) -> Config | None:
     """What needs the least memory; None where the rules refuse every division."""
     return min(candidates(config, asked, device), key=needs, default=None)
 
 
-def candidates(config: Config, asked: Set[str], device: hardware.Accelerator) -> Iterator[Config]:
+def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Config]:
     """Every division that no rule refuses, with the smallest micro-batch."""
     choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]  # NxD Core recomputes whole blocks
     modes = choices if "recompute" in asked else [config.train.recompute]
@@ -130,7 +130,7 @@ def smallest(config: Config) -> int:
     return sizes(config)[0]
 
 
-def _layouts(config: Config, asked: Set[str], device: hardware.Accelerator) -> Iterator[Layout]:
+def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Layout]:
     fixed, world = config.train.layout, config.world_size
     for tensor in _tensors(config, device) if "layout.tensor" in asked else [fixed.tensor]:
         for context in _contexts(config) if "layout.context" in asked else [fixed.context]:
@@ -144,7 +144,7 @@ def _layouts(config: Config, asked: Set[str], device: hardware.Accelerator) -> I
                     yield from _sharded(config, replace(divided, interleave=interleave), asked, ways)
 
 
-def _tensors(config: Config, device: hardware.Accelerator) -> list[int]:
+def _tensors(config: Config, device: Accelerator) -> list[int]:
     """Degrees within a node, over links that are made for it."""
     copied = is_xla(config) and config.model.family == "llama"  # key-value heads may be copied (neuron.copies_heads)
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import hardware
+from ..accelerators import Accelerator
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,27 @@ class Slurm:
 
 
 @dataclass(frozen=True)
+class Devices:
+    """fleet.accelerator: what accelerates each of the machines that somebody owns, and what joins them."""
+
+    name: str | None = None
+    per_node: int | None = None
+    memory_gib: float | None = None
+    network: str | None = None
+    network_gbps: float | None = None
+    usd_per_hour: float | None = None
+
+    @property
+    def node_type(self) -> hardware.NodeType | None:
+        """The kind of nodes that it says; None where it says too little, or names what the table lacks."""
+        if self.name is None or self.per_node is None:
+            return None
+        return hardware.own_machine(
+            self.name, self.per_node, self.memory_gib, self.network, self.network_gbps, self.usd_per_hour
+        )
+
+
+@dataclass(frozen=True)
 class Fleet:
     backend: str
     nodes: int
@@ -155,11 +177,37 @@ class Fleet:
     aws: Aws = Aws()
     image: str = "none"
     base_image: str | None = None
+    accelerator: Devices | None = None
 
     @property
     def device(self) -> str:
         """The kind of device that a rank opens: nothing else is taken in its place."""
         return hardware.device_of(self.stack)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the config says what kind of nodes these are, be it known or not; else they are as this machine."""
+        return self.instance_type is not None or self.accelerator is not None
+
+    @property
+    def node_type(self) -> hardware.NodeType | None:
+        """The kind of its nodes: an EC2 type, or what fleet.accelerator says; None where it is not told, or not known."""
+        if self.instance_type is not None:
+            return hardware.instance(self.instance_type)
+        return self.accelerator.node_type if self.accelerator else None
+
+    @property
+    def rank_device(self) -> Accelerator | None:
+        """What a rank has to compute on; None for a CPU, or a device that the table lacks."""
+        row = self.node_type
+        if self.is_told or self.device == "cpu":
+            return row.accelerator if row else None
+        return hardware.local_accelerator()
+
+    @property
+    def on_local_cpus(self) -> bool:
+        """Whether its ranks would compute on this machine's CPUs, as far as is known."""
+        return not self.is_told and (self.device == "cpu" or not hardware.local_accelerators())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import hardware
+from ..accelerators import find_accelerator
 from ..errors import RunError
 from .base import COSTLY, Usual
 
@@ -68,7 +69,7 @@ class Cuda(Usual):
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
-        accelerator = hardware.find_accelerator(self.name, self.memory_bytes())
+        accelerator = find_accelerator(self.name, self.memory_bytes())
         format = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
         return float("nan") if accelerator is None else accelerator.peak(format)
 

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     folder, start = Path(arguments[0]), Path(arguments[1])
     config = load_resolved(Run(folder).config)
     report = examine(config, hosts, start)
-    print("\n".join(report.describe(least_bandwidth(config.fleet.instance_type))), flush=True)
+    print("\n".join(report.describe(least_bandwidth(config.fleet.node_type))), flush=True)
     for finding in report.findings:
         leave(folder, hosts, finding)
     return OPEN if report.is_open else SHUT
@@ -63,7 +63,7 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.Report:
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
     said = [_plain(node_log(sbatch.gate_folder(start), node)) for node in range(len(hosts))]
-    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.instance_type, hosts) or (None, _failed(said, hosts))
+    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.node_type, hosts) or (None, _failed(said, hosts))
     return gate.Report(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
 
 

@@ -130,7 +130,7 @@ def execute(
         follower.progress, follower.still = (lambda: sum(runs.size_of(log) for log in request.logs)), COMPILES
     require_numbers(ENDS)
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
-    follower.instance_type = plan.config.fleet.instance_type
+    follower.kind = plan.config.fleet.node_type
     follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)

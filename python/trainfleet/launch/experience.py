@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from ..config import Config, load_resolved
 from ..config.pace import predict
 from ..config.speed import GROUPS
+from ..config.types import Fleet
 from ..errors import TrainfleetError
 from ..plan.estimate import Experience
 from ..plan.measurement import WARM_UP
@@ -108,7 +109,13 @@ def _median(lines: list[Record], name: str) -> float:
 
 def _is_on_same(config: Config, other: Config) -> bool:
     one, two = config.fleet, other.fleet
-    return (one.instance_type, one.stack, one.backend) == (two.instance_type, two.stack, two.backend)
+    return (_kind(one), one.stack, one.backend) == (_kind(two), two.stack, two.backend)
+
+
+def _kind(fleet: Fleet) -> object:
+    """What its nodes are, whatever they cost."""
+    kind = fleet.node_type
+    return replace(kind, usd_per_hour=None) if kind else fleet.is_told
 
 
 def _is_of_model(config: Config, other: Config) -> bool:

@@ -152,7 +152,7 @@ def pass_gate(config: Config, backend: Ssh, sound: list[Host]) -> dict[str, str]
     nodes, without = config.fleet.nodes, dict[str, str]()
     while nodes > 1:
         fit = [host for host in sound if host.name not in without]
-        report = examine(backend.transport, config, fabric=config.fleet.instance_type is not None, hosts=fit[:nodes])
+        report = examine(backend.transport, config, fabric=config.fleet.is_told, hosts=fit[:nodes])
         for finding in report.findings:
             if finding.blames_host and finding.host:
                 backend.quarantine.add(finding.host, finding.message)

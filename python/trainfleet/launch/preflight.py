@@ -51,7 +51,7 @@ def room_of(config: Config) -> Room | None:
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None
-    return device_room(config) if here or config.fleet.instance_type else None  # what this machine has says nothing of hosts
+    return device_room(config) if here or config.fleet.is_told else None  # what this machine has says nothing of hosts
 
 
 def warnings(config: Config) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..adapters import fastest, listed
 from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.ec2_machines import Instances
@@ -15,7 +16,7 @@ from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
-from . import imaging
+from . import imaging, probing
 
 if TYPE_CHECKING:
     from ..nodes.answers import Host
@@ -80,6 +81,12 @@ def examine(config: Config, lift: Sequence[str]) -> int:
         return examine_hosts(config, quarantine)
     for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend_of(config).can else ():
         print(f"in quarantine: {entry}; make doctor LIFT={entry.host} lets it out")
+    if found := backend_of(config).probe():
+        differs, fits = probing.compare(config, found.facts)
+        print("\n".join([*found.lines, *differs]), end="\n" if found.lines or differs else "")
+        if not fits:
+            print("next: write it into your config, then make plan")
+            return 1
     return make_ready(config)
 
 
@@ -92,7 +99,7 @@ def examine_hosts(config: Config, quarantine: Quarantine) -> int:
     backend = backend_of(config)
     assert isinstance(backend, Ssh)
     with backend.transport as transport, Board(transport.hosts) as board:
-        report = examine_fleet(transport, backend.located)
+        report = examine_fleet(transport, backend.located, links=True)
         held = quarantine.held(transport.hosts)
         for host in transport.hosts:
             against = report.against(host)
@@ -102,14 +109,23 @@ def examine_hosts(config: Config, quarantine: Quarantine) -> int:
             said = [str(finding) for finding in against] + ([f"in quarantine: {held[host].evidence}"] if host in held else [])
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
         tried, wrong = collectives(transport, backend.located, report.facts) if report.is_open else ([], [])
-    card = next((facts.card(host) for host, facts in report.facts.items()), "")
-    print("\n".join([*environment(config, card), *report.describe(least_bandwidth(config.fleet.instance_type)), *tried]))
-    if report.is_open and not held and not wrong:
+    lines, fits = look(config, report.facts)
+    print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
+    if report.is_open and not held and not wrong and fits:
         print("next: make train")
         return 0
     inside = ",".join(host.name for host in quarantine.held(transport.hosts))
     print(f"next: mend what is named above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}")
     return 1
+
+
+def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
+    """Lines on what the hosts have, where the config says otherwise, and their fabric's settings; whether the config fits."""
+    named = {host.name: found for host, found in facts.items()}
+    differs, fits = probing.compare(config, named)
+    host, found = next(iter(facts.items()), (None, None))
+    settings = environment(config, host, found) if host and found else ()
+    return [*probing.described(named), *differs, *settings], fits
 
 
 def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
@@ -122,7 +138,11 @@ def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts
     return [*said, *(f"{finding.host or 'fleet'}: {finding}" for finding in wrong)], wrong
 
 
-def environment(config: Config, card: str) -> Iterable[str]:
+def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
     """The settings of the fabric, each with its reason."""
-    for setting in fabric_settings(config.fleet.instance_type, card) if config.fleet.instance_type else ():
+    kind = config.fleet.node_type
+    if kind is None:
+        return
+    ports = listed(fastest(facts.ports, kind.fabric))
+    for setting in fabric_settings(kind, facts.card(host), ports, alone=config.fleet.nodes == 1):
         yield f"{setting.name}={setting.value}  {setting.why}" if setting.value else f"{setting.name} not set: {setting.why}"

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import hardware
 from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.ssh import Ssh
@@ -36,7 +35,7 @@ PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 UNDONE = "hosts could not do their part in a rehearsal"
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
-KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "image", "base_image")  # of the user's fleet
+KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "accelerator", "image", "base_image")  # of the user's fleet
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
@@ -171,7 +170,7 @@ def require_hosts(config: Config) -> Config:
 
 def lacking(config: Config) -> dict[str, str]:
     """The faults that can't be played on the hosts of a config, and why."""
-    nodes, row = nodes_of(config), hardware.instance(config.fleet.instance_type)
+    nodes, row = nodes_of(config), config.fleet.node_type
     found = {"link-cut": "a run on both of two hosts can't go on without one"} if len(config.fleet.hosts) < 3 else {}
     if nodes < 3:
         found["link-slowed"] = "of two nodes none can be called the slow one: it takes four hosts"

@@ -30,7 +30,7 @@ NODES = 2
 STEPS = 240
 PATIENCE = 1800.0  # seconds of a command, with its time in the queue
 LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
-KEPT = ("stack", "slurm", "instance_type", "exclusive", "device")  # of the user's fleet
+KEPT = ("stack", "slurm", "instance_type", "accelerator", "exclusive", "device")  # of the user's fleet
 # It reads a word, or that whom it guards is dead: then the folder is nobody's. A squeue that fails says nothing of jobs.
 GUARD = """read -r over
 for _ in $(seq 180); do

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import hardware
-from ..backends import Backend, backend_of, terms_of
+from ..backends import Backend, backend_of, terms_of, terms_to_examine
 from ..checkpoints.store import Store, store_of
 from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
 from ..data.dataset import find
@@ -58,6 +58,11 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
 def config_of(settings: Settings) -> tuple[Config, Derivation]:
     """The config with everything derived, and from what, by its backend's rules too; ConfigError with all that is wrong."""
     return load(settings, terms_of)
+
+
+def config_to_examine(settings: Settings) -> Config:
+    """The config of nodes that are to be looked at: what they have may still be open."""
+    return load(settings, terms_to_examine)[0]
 
 
 def run_named(variables: Variables) -> Run:

@@ -59,7 +59,7 @@ def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, F
     found = read(answer)
     if isinstance(found, str):
         return [*said, f"not tried between the nodes: {found}; can {hosts[0].name} log in on the others?"], []
-    least = least_bandwidth(wanted.fleet.instance_type) or 0.0
+    least = least_bandwidth(wanted.type) or 0.0
     slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"
     return [*said, f"all {len(hosts)} nodes: {describe(found, ranks * len(hosts))}"], (
         [Finding(None, "nccom-test", slow, FABRIC)] if found.gbs < least else []

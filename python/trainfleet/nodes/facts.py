@@ -5,21 +5,23 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from ..adapters import MOST, Port, read_port
 from ..config import Config
 from ..errors import InputError
 from ..telemetry import NeuronDevice, read_devices
 from .answers import Failure, Host, Implausible, Result, implausible, settled
+from .gpus import Gpu, Topology, read_gpus, read_topology
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
 TIMEOUT = 30.0  # seconds; a node that needs longer can't train either
 LINES, LETTERS = 10_000, 4096  # of an answer, and of a line of it
-ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")  # nvidia-smi's words for what this kind of GPU does not count
 FORMS = {  # of the values that go on into commands and files for other hosts
     "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
     "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
@@ -28,16 +30,6 @@ FORMS = {  # of the values that go on into commands and files for other hosts
     "address": r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?",
     "card": r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}",
 }
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU: driver version, memory in MiB, uncorrected memory errors since boot, name."""
-
-    driver: str
-    memory_mib: int
-    ecc_errors: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,11 @@ class Facts:
     neuron_ecc: dict[str, int] = field(default_factory=dict)  # counter (`neuron0/.../total`) → uncorrected memory errors
     neuron_devices: tuple[NeuronDevice, ...] = ()  # as neuron-ls lists them
     neuron_trouble: str = ""  # what neuron-ls says in their place
-    infiniband: tuple[str, ...] = ()
+    infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
+    ports: tuple[Port, ...] = ()  # theirs
+    speeds: dict[str, int] = field(default_factory=dict)  # card → Mbit/s
+    topology: Topology | None = None  # of the GPUs, where that was asked (--links)
+    slices: int = 0  # that GPUs are cut into by MIG, where that was asked
     uverbs: bool = False
     efa: str = ""  # installer version
     fi_info: int = -1  # endpoints that `fi_info -p efa` lists; -1 without fi_info
@@ -111,11 +107,13 @@ class Facts:
         return host.address if host.address in self.addresses else own[0] if own else host.address
 
 
-def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = None) -> dict[Host, Facts | Failure]:
-    """The facts of every host, or its failure."""
+def read(
+    transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
+) -> dict[Host, Facts | Failure]:
+    """The facts of every host, or its failure; `links`: also how GPUs are joined, which takes a second more."""
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
-    words = shlex.join([fleet.shared_folder or "", fleet.python or "", *peers])
+    words = shlex.join([*(["--links"] if links else []), fleet.shared_folder or "", fleet.python or "", *peers])
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | Failure:
@@ -130,6 +128,21 @@ def read(transport: Transport, config: Config, hosts: Iterable[Host] | None = No
             return implausible(error, "what facts.sh prints")
 
     return transport.each(ask, hosts, leave_behind=True)
+
+
+def read_here() -> Facts:
+    """The facts of this machine, with how its GPUs are joined.
+
+    Raises:
+        Implausible: there is no shell that tells them.
+    """
+    words = ["sh", "-s", "--", "--links", "", "", "localhost"]
+    try:
+        said = subprocess.run(words, input=SCRIPT.read_text(encoding="utf-8"), capture_output=True, text=True, errors="replace",
+                              timeout=TIMEOUT, check=False)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Implausible(str(error)) from None
+    return parse(said.stdout)
 
 
 def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
@@ -162,7 +175,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
     plain = {f.name: one(f.name) for f in fields(Facts) if f.type == "str" and f.name not in ("efa", "neuron_trouble")}
     for name in FORMS.keys() & plain.keys():
         _require_form(name, plain[name])
-    gpus, trouble = _gpus(lines.get("gpu", ()))
+    gpus, trouble = read_gpus(lines.get("gpu", ()))
     listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
     sent = now - seconds  # the clock was read about when the command arrived, half a round trip after it was sent
     return Facts(
@@ -179,6 +192,8 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
         neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
         mtu={_card(card): _count("mtu", size) for card, size in pairs("mtu")},
+        ports=_ports(lines.get("port", [])), topology=read_topology(lines.get("topology", [])), slices=_count("mig", one("mig")),
+        speeds={_card(card): int(rate) for card, rate in pairs("speed") if re.fullmatch("[1-9][0-9]{0,8}", rate)},
         addresses={_address(address): _card(card) for card, address in pairs("address")},
         resolves={name: _address(address) for address, names in pairs("resolves") for name in names.split()},
         clock_offset=_seconds(one("clock") or str(now)) - sent, seconds=seconds,
@@ -221,6 +236,14 @@ def _address(text: str) -> str:
     return text
 
 
+def _ports(lines: list[str]) -> tuple[Port, ...]:
+    """The ports of RDMA adapters: name, number, link, state, driver and rate of each; a line that is none is passed over."""
+    words = [line.split(" ", 5) for line in lines[:MOST]]
+    found = [read_port(name, number, link, rate, state, driver) for name, number, link, state, driver, rate in
+             (row for row in words if len(row) == 6)]  # fmt: skip
+    return tuple(port for port in found if port)
+
+
 def _space(key: str, text: str) -> Space | None:
     """A file system as df said it; None where it said nothing."""
     words = text.split(None, 3)
@@ -237,17 +260,3 @@ def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
         return (read_devices("\n".join(lines)) if lines else ()), ""
     except InputError:
         return (), next((line.strip()[:160] for line in reversed(lines) if line.strip()), "")
-
-
-def _gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The GPUs that answer, and what nvidia-smi says of those that don't: in place of their line, or of a number in it."""
-    found, trouble = [], []
-    for line in lines:
-        words = [word.strip() for word in line.split(",", 3)]
-        numbers = [0 if word in ABSENT else int(float(word)) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]+)?", word) else None
-                   for word in words[1:3]]  # fmt: skip
-        if len(words) == 4 and numbers[0] is not None and numbers[1] is not None:
-            found.append(Gpu(words[0], numbers[0], numbers[1], words[3]))
-        else:
-            trouble.append(line.strip()[:160])
-    return tuple(found), tuple(trouble)

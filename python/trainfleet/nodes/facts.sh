@@ -1,6 +1,9 @@
 # shellcheck shell=dash
-# Read by `sh -s -- SHARED_FOLDER PYTHON PEER...` on a node: all that a plan or the gate wants to know, as key=value lines.
+# Read by `sh -s -- [--links] SHARED_FOLDER PYTHON PEER...` on a node: all that a plan or the gate wants to know, as key=value lines.
+# --links: also how GPUs are joined, which nvidia-smi needs a second for.
 # It changes nothing, needs no root (with sudo it says more) and is fast on purpose: 64 nodes are read in a few seconds.
+links=
+[ "$1" != --links ] || { links=yes && shift; }
 shared=$1 python=$2
 shift 2
 say() { printf '%s=%s\n' "$1" "$2"; }
@@ -54,6 +57,8 @@ for device in /sys/bus/pci/devices/*; do # counted on the bus, so that they are 
   { read -r vendor < "$device/vendor" && read -r model < "$device/device" && read -r class < "$device/class"; } 2> /dev/null || continue
   case $vendor:$model:$class in
     0x10de:*:0x0302* | 0x10de:*:0x0300*) say bus nvidia ;;
+    0x1002:*:0x0380* | 0x1002:*:0x1200*) say bus amd ;;
+    0x1da3:*:0x1200*) say bus gaudi ;;
     0x1d0f:0xefa?:*) say bus efa ;;
     0x1d0f:0x7?6?:*) say bus neuron ;;
   esac
@@ -61,6 +66,10 @@ done
 if command -v nvidia-smi > /dev/null; then
   timeout 10 nvidia-smi --format=csv,noheader,nounits \
     --query-gpu=driver_version,memory.total,ecc.errors.uncorrected.volatile.total,name | while IFS= read -r line; do say gpu "$line"; done
+fi
+if [ -n "$links" ] && command -v nvidia-smi > /dev/null; then
+  timeout 20 nvidia-smi topo -m | tr '\t' ' ' | while IFS= read -r line; do say topology "$line"; done
+  say mig "$(timeout 10 nvidia-smi -L | grep -c MIG)"
 fi
 for device in /dev/neuron[0-9]*; do [ ! -e "$device" ] || say neuron "$device"; done
 if [ -d /sys/devices/virtual/neuron_device ]; then # found by name: driver 2.31 moved the counters
@@ -72,7 +81,15 @@ PATH=$PATH:/opt/aws/neuron/bin
 if [ -e /dev/neuron0 ] && command -v neuron-ls > /dev/null; then
   timeout 20 neuron-ls --json-output 2>&1 | while IFS= read -r line; do say neuron_ls "$line"; done
 fi
-for device in /sys/class/infiniband/*; do [ ! -e "$device" ] || say infiniband "${device##*/}"; done
+for device in /sys/class/infiniband/*; do
+  [ -e "$device" ] || continue
+  say infiniband "${device##*/}"
+  driver=$(readlink -f "$device/device/driver")
+  for port in "$device"/ports/*; do
+    { read -r link < "$port/link_layer" && read -r rate < "$port/rate" && read -r state < "$port/state"; } 2> /dev/null || continue
+    say port "${device##*/} ${port##*/} ${link%% *} ${state%% *} ${driver##*/} $rate"
+  done
+done
 [ ! -d /sys/module/ib_uverbs ] || say uverbs yes
 [ ! -r /opt/amazon/efa_installed_packages ] || first /opt/amazon/efa_installed_packages efa
 [ ! -x /opt/amazon/efa/bin/fi_info ] ||
@@ -93,6 +110,7 @@ while read -r device folder kind _; do
 done < /proc/mounts
 for card in /sys/class/net/*; do
   { read -r mtu < "$card/mtu"; } 2> /dev/null && say mtu "${card##*/} $mtu"
+  { read -r speed < "$card/speed"; } 2> /dev/null && say speed "${card##*/} $speed"
 done
 ! command -v ip > /dev/null || ip -o addr | while read -r _ card _ address _; do say address "$card ${address%/*}"; done
 [ "$#" = 0 ] || getent hosts "$hostname" "$@" | while read -r address names; do say resolves "$address $names"; done

@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..adapters import fastest, listed
 from ..config import Config
+from ..hardware import NodeType
 from ..plan.fabric import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, lone_rank, torchrun
 from . import facts as reading
@@ -71,11 +73,16 @@ class Report:
         yield f"examined {len(self.facts)} hosts in {self.seconds:.1f} s"
 
 
-def examine(transport: Transport, config: Config, *, fabric: bool = True, hosts: Sequence[Host] | None = None) -> Report:
-    """The report on these hosts (all by default). `fabric` tries the links too, which takes as long as torch takes to start."""
+def examine(
+    transport: Transport, config: Config, *, fabric: bool = True, hosts: Sequence[Host] | None = None, links: bool = False
+) -> Report:
+    """The report on these hosts (all by default).
+
+    `fabric` tries the links too, which takes as long as torch takes to start; `links` looks at how GPUs are joined.
+    """
     began = time.monotonic()
     wanted = wanted_of(config)
-    facts, findings = heard(reading.read(transport, config, hosts))
+    facts, findings = heard(reading.read(transport, config, hosts, links))
     findings += flaws(facts, wanted)
     bandwidth = None
     for test in (try_shared_folder, try_port):
@@ -156,11 +163,11 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
     code = send_code(transport, fleet.shared_folder or "", hosts)
     answers = run_together(transport, lambda host: speed_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
     said = _printed(answers, hosts[0]).splitlines()
-    return judge_output(said, fleet.instance_type, hosts) or (None, _explain_silence(answers))
+    return judge_output(said, wanted.type, hosts) or (None, _explain_silence(answers))
 
 
 def judge_output(
-    lines: Sequence[str], instance_type: str | None, hosts: Sequence[Host]
+    lines: Sequence[str], kind: NodeType | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
     """The bandwidth that the test's first node printed, and what is wrong with it; None where it has printed none. Pure."""
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
@@ -170,8 +177,8 @@ def judge_output(
         found = read_bandwidth(report, len(hosts))
     except Implausible as error:
         return None, [Finding(hosts[0], "fabric", implausible(error, "what the trial prints").message, "make doctor again")]
-    findings = [Finding(None, "nccl", said) for said in judge_nccl(lines, instance_type)]
-    return found, findings + judge_bandwidth(found, least_bandwidth(instance_type), hosts)
+    findings = [Finding(None, "nccl", said) for said in judge_nccl(lines, kind)]
+    return found, findings + judge_bandwidth(found, least_bandwidth(kind), hosts)
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
@@ -197,7 +204,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     """torchrun's words for one node of the bandwidth test. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
-    environment = fabric_environment(fleet.instance_type, facts[host].card(host)) | {
+    environment = fabric_of(wanted, facts[host], host, len(facts)) | {
         "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **NCCL_LOGS,
     }  # fmt: skip
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
@@ -211,12 +218,18 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"
 
 
+def fabric_of(wanted: Wanted, facts: Facts, host: Host, nodes: int) -> dict[str, str]:
+    """The variables of the fabric for a host of so many, with its own card and ports. Pure."""
+    ports = listed(fastest(facts.ports, wanted.fabric))
+    return fabric_environment(wanted.type, facts.card(host), ports, alone=nodes == 1)
+
+
 def speed_words(wanted: Wanted) -> tuple[str, ...]:
     """The module that each rank of the bandwidth test runs, and its words. Pure."""
     kind = wanted.type.kind if wanted.type else "cpu"
     # Of NeuronCores the test is gloo's, which tries the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
-    least = least_bandwidth(wanted.fleet.instance_type)
+    least = least_bandwidth(wanted.type)
     return "trainfleet.devices.bandwidth", device, str(ALL_REDUCE_BYTES[kind]), str(1e9 if least is None else least)
 
 

@@ -10,7 +10,11 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from ..adapters import fastest
+from ..config.owned import gpus_of
 from ..config.room import Room, checkpoint_bytes, lack
+from ..hardware import RDMA
+from . import probe
 from .answers import Failure, Host
 from .facts import Facts
 from .finding import Finding
@@ -50,7 +54,8 @@ def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, neuron_devices, memory, room, cards,
+        one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, alike, neuron_devices, memory, room,
+        cards, rails,
         mtu, names, clock, mounted, shared, disk_for_checkpoints, broken,
     )  # fmt: skip
     for check in checks:
@@ -59,7 +64,7 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """The same for nodes that an engine has chosen and others administer."""
-    for check in (disk, versions, gpus, neuron_devices, memory, cards, mtu, shared, broken):
+    for check in (disk, versions, gpus, alike, neuron_devices, memory, cards, rails, mtu, shared, broken):
         yield from check(facts, wanted)
 
 
@@ -171,14 +176,39 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many GPUs as the instance type has: one that fell off the bus is the usual broken node."""
+    """As many GPUs as such a node has, or as Slurm gives: one that fell off the bus is the usual broken node."""
     row = wanted.type
     if row is None or row.kind != "cuda":
         return
+    given = gpus_of(wanted.fleet.slurm.gres)
+    expected = min(row.accelerators, given.count) if given else row.accelerators
     for host, fact in facts.items():
-        if len(fact.gpus) != row.accelerators:
-            message = f"{len(fact.gpus)} of {row.accelerators} GPUs answer, {fact.bus.count('nvidia')} are on the bus"
-            yield Finding(host, "gpus", message, "on it: nvidia-smi; dmesg. Then replace it", blames_host=True)
+        if len(fact.gpus) < expected or (len(fact.gpus) != expected and not given):
+            message = f"{len(fact.gpus)} of {expected} GPUs answer, {fact.bus.count('nvidia')} are on the bus"
+            more = len(fact.gpus) > expected  # it is sound, and the config is wrong
+            remedy = "fleet.accelerator.per_node" if more else "on it: nvidia-smi; dmesg. Then replace it"
+            yield Finding(host, "gpus", message, remedy, blames_host=not more)
+
+
+def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The kind of accelerator and the network that the config names."""
+    for host, fact in facts.items():
+        for message in probe.differing(fact, wanted.fleet):
+            yield Finding(host, "accelerator", message, "make doctor prints what to write; or mend that node")
+
+
+def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """As many ports of the fabric as most nodes have: all ranks wait for a node with one of eight down, and nothing says so."""
+    if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
+        return
+    active = {host: len(fastest(fact.ports, wanted.fabric)) for host, fact in facts.items()}
+    usual = Counter(active.values()).most_common(1)[0][0] if active else 0
+    for host, count in active.items():
+        if 0 < count < usual:
+            down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
+            other = f"; down: {down}" if down else ""
+            message = f"{count} {probe.WORDS[wanted.fabric]} ports are active, on most nodes {usual}{other}"
+            yield Finding(host, "rails", message, "on it: ibstat; ip -s link; then the cable", blames_host=True)
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

@@ -29,7 +29,6 @@ HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
 LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
 SCRATCH = "/scratch"
 NOFILE = 65536
-NVSWITCH = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")  # their GPUs speak only when the fabric manager runs
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the fleet is to be: its config, its stack, and what its instance type has.
+    """What the fleet is to be: its config, its stack, and what its kind of nodes has.
 
     `whole`: also what every node has for itself; not on a machine that is only the entrance to its nodes.
     """
@@ -70,13 +69,18 @@ class Wanted:
         return self.config.fleet
 
     @property
-    def type(self) -> hardware.InstanceType | None:
-        return hardware.instance(self.fleet.instance_type)
+    def type(self) -> hardware.NodeType | None:
+        return self.fleet.node_type
 
     @property
     def efa(self) -> int:
         """The EFA interfaces that each node needs: none on a single node, which has nobody to speak to."""
         return self.type.efa if self.type and self.fleet.nodes > 1 else 0
+
+    @property
+    def fabric(self) -> str:
+        """What the nodes talk over, one of FABRICS; "" where that is not told, and for a single node."""
+        return self.type.fabric if self.type and self.fleet.nodes > 1 else ""
 
     @property
     def interpreter(self) -> str:
@@ -118,9 +122,10 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 
 def limits(facts: Facts, wanted: Wanted) -> Iterator[Step]:
-    """Locked memory, which EFA registers, and open files."""
+    """Locked memory, which RDMA registers, and open files."""
+    registers = wanted.fabric in hardware.RDMA
     short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
-    short += [f"{facts.memlock} KiB of locked memory"] if wanted.efa and facts.memlock != "unlimited" else []
+    short += [f"{facts.memlock} KiB of locked memory"] if registers and facts.memlock != "unlimited" else []
     if short and LIMITS not in facts.has:
         yield Step("limits.sh", (str(NOFILE),), f"only {' and '.join(short)}")
 
@@ -137,8 +142,7 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     found = sorted({gpu.driver for gpu in facts.gpus})
     if not stack.nvidia or (len(found) == 1 and is_within(found[0], stack.nvidia_least, stack.nvidia_below)):
         return
-    family = (wanted.fleet.instance_type or "").partition(".")[0]
-    fabric = "fabric" if family in NVSWITCH else ""
+    fabric = "fabric" if wanted.type and wanted.type.is_switched else ""
     words = (stack.nvidia_least, stack.nvidia_below, stack.nvidia, stack.kernel_modules, fabric)
     before = f", before {stack.nvidia_below}" if stack.nvidia_below != "-" else ""
     why = f"driver {', '.join(found) or 'missing'}, the stack needs {stack.nvidia_least} or newer{before}"
@@ -161,7 +165,7 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """The EFA kernel module, libfabric, and ib_uverbs, which is lost now and then."""
-    if not wanted.efa or not wanted.stack.efa:
+    if wanted.fabric != "efa" or not wanted.stack.efa:
         return
     reasons = []
     if not at_least(facts.efa, wanted.stack.efa_least):
@@ -178,7 +182,7 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[Step]:
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[Step]:
     """The plug-in by which NCCL speaks EFA."""
     least = wanted.stack.ofi_nccl
-    if not wanted.efa or not least:
+    if wanted.fabric != "efa" or not least:
         return
     found = next((version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), "")
     if not at_least(found, least):

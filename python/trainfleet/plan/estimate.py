@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .. import cpu_speed, hardware
+from ..accelerators import Accelerator
 from ..config import Config
 from ..config.memory import Memory, memory_of
 from ..config.pace import predict
@@ -63,7 +64,7 @@ class Estimate:
 
 def estimate(config: Config, price: float | None, experience: Experience | None = None) -> Estimate:
     """The estimate that `make plan` prints and the budget is checked against; `price`: of a node's hour."""
-    device, format = hardware.accelerator_of(config.fleet.instance_type), format_of(config)
+    device, format = config.fleet.rank_device, format_of(config)
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
     step = predict(config)
     step = experience.correct(step) if step and experience else step
@@ -76,15 +77,17 @@ def estimate(config: Config, price: float | None, experience: Experience | None 
 
 
 def list_price(config: Config) -> float | None:
-    """US dollars for an hour of a node of the instance type; None where there is no list price or the type is not told."""
-    row = hardware.instance(config.fleet.instance_type)
+    """US dollars for an hour of a node: as the config says, of an EC2 type the list price; None where nobody knows it."""
+    own, row = config.fleet.accelerator, config.fleet.node_type
+    if own and own.usd_per_hour is not None:
+        return own.usd_per_hour
     return row.usd_per_hour if row else None
 
 
-def _peak(config: Config, device: hardware.Accelerator | None, format: str) -> float | None:
+def _peak(config: Config, device: Accelerator | None, format: str) -> float | None:
     """FLOP/s of all ranks together; None for accelerators that the table does not have."""
     if device is not None:
         return device.peak(format) * config.world_size
-    if not hardware.on_local_cpus(config.fleet.instance_type):
+    if not config.fleet.on_local_cpus:
         return None
     return cpu_speed.of_this_machine().rate(format) * hardware.local_cores()

@@ -55,7 +55,10 @@ def _over_budget(config: Config, needs: Estimate) -> str:
     if limit is None:
         return ""
     if needs.price is None:
-        return f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set fleet.instance_type"
+        return f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set fleet.accelerator.usd_per_hour"
+    if needs.price == 0 and config.fleet.node_type and config.fleet.node_type.owned:
+        free = "machines of yours cost nothing until fleet.accelerator.usd_per_hour says what"
+        return f"${limit:,.2f}: can't be enforced, as {free}"
     if needs.usd is None or needs.usd <= limit:
         return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
     fit = int(config.train.steps * limit / needs.usd)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import hardware
 from ..config import Config
 
 
@@ -37,7 +36,7 @@ ROWS = (
 
 def beside(config: Config) -> str:
     """AWS's figure for this model on this type of node, a node; "" where the nodes are not Trainium's."""
-    row = hardware.instance(config.fleet.instance_type)
+    row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
         return ""
     family = row.name.partition(".")[0]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .. import hardware
+from ..accelerators import Accelerator
 from ..config import Config
 from ..config.goodput import foresee
 from ..config.precision import format_of
@@ -54,17 +54,17 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
     Raises:
         ConfigError: nobody knows the device, or its price where USD is asked.
     """
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     if device is None:
-        kind = config.fleet.instance_type
-        what = f"{kind} has no accelerator" if kind else "without a type there is nothing to count nodes of"
+        kind = config.fleet.node_type
+        what = f"{kind.name} has no accelerator" if kind else "without a type there is nothing to count nodes of"
         asks = "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes"
-        next = (
-            "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'; of this machine: make plan"
-        )
+        types = "fleet.instance_type=p5.48xlarge', or fleet.accelerator=8xh100 for machines of yours"
+        next = f"make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm {types}; of this machine: make plan"
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=next)
-    if wish.usd is not None and price is None:
-        what = f"no list price of {config.fleet.instance_type}, so USD can't be turned into nodes"
+    if wish.usd is not None and not price:
+        name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
+        what = f"no price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't be turned into nodes"
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
     found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, price, device))]
     if not found:
@@ -85,7 +85,7 @@ def answer(found: Sequence[Size], wish: Wish) -> Size:
     if wish.tokens is None and wish.days is not None and wish.usd is not None:
         return max(meets, key=lambda size: size.tokens)
     if wish.days is not None:
-        return min(meets, key=lambda size: (size.usd if size.usd is not None else size.nodes * size.days, size.days))
+        return min(meets, key=lambda size: (size.usd or size.nodes * size.days, size.days))  # of what is free, the least use
     return min(meets, key=lambda size: size.days)
 
 
@@ -107,7 +107,7 @@ def _counts(config: Config) -> Iterator[int]:
     yield from sorted(count for count in counts if count <= LARGEST)
 
 
-def _size(config: Config, nodes: int, wish: Wish, price: float | None, device: hardware.Accelerator) -> Size | None:
+def _size(config: Config, nodes: int, wish: Wish, price: float | None, device: Accelerator) -> Size | None:
     choices = ranked(replace(config, fleet=replace(config.fleet, nodes=nodes)), set(KEYS), device)
     if not choices:
         return None

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from .. import hardware
 from ..config import Config, Derived, dump_resolved
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
@@ -40,7 +39,7 @@ FILES = (
 def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterator[str]:
     """What is known without asking any machine, for people: aligned."""
     fleet = config.fleet
-    kind = f" ({fleet.instance_type})" if fleet.instance_type else ""
+    kind = f" ({fleet.node_type.name})" if fleet.node_type else ""
     plural = "s" * (fleet.nodes > 1), "s" * (fleet.ranks_per_node > 1)
     world = f"{fleet.nodes} node{plural[0]} x {fleet.ranks_per_node} rank{plural[1]}{kind}"
     yield f"{config.name}: {config.train.steps:,} steps on the {fleet.backend} backend, {world}"
@@ -51,7 +50,8 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     yield from (hung(f"  {row.key:{keys}}  {row.value!s:>{values}}  ", row.why) for row in derived)
     yield from ("", "estimate")
     yield from (hung(f"  {name:10} ", text) for name, text in _estimates(config, needs))
-    settings = (*(fabric_settings(fleet.instance_type, "<card>") if fleet.instance_type else ()), *neuron.settings(config))
+    fabric = fabric_settings(fleet.node_type, "<card>", alone=fleet.nodes == 1) if fleet.is_told else ()
+    settings = (*fabric, *neuron.settings(config))
     if settings:
         yield from ("", "environment")
         width = max(len(setting.name) for setting in settings)
@@ -99,6 +99,7 @@ def columns() -> int:
 def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     train, fleet = config.train, config.fleet
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
+    yield from zip(("node", ""), _node(config), strict=False)
     yield "layout", degrees(config)
     passes = f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}"
     yield "batch", f"{train.global_batch} sequences = {passes}"
@@ -131,12 +132,32 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     if needs.usd is None:
         yield "cost", "unknown: no list price" if needs.price is None else f"${needs.price * fleet.nodes:,.2f} an hour"
     else:
-        yield "cost", f"about ${rough(needs.usd)}" if needs.usd else "$0 (this machine)"
+        yield "cost", f"about ${rough(needs.usd)}" if needs.usd else _free(config)
+
+
+def _free(config: Config) -> str:
+    """Why a run costs nothing."""
+    kind = config.fleet.node_type
+    own = "$0: machines of yours, until fleet.accelerator.usd_per_hour says what an hour of one costs"
+    return own if kind and kind.owned else "$0 (this machine)"
+
+
+def _node(config: Config) -> Iterator[str]:
+    """What a node of machines that are no EC2 type is reckoned to have, and the source of it."""
+    kind = config.fleet.node_type
+    if kind is None or not kind.owned or kind.accelerator is None:
+        return
+    row, format = kind.accelerator, kind.accelerator.half
+    peaks = f"{row.peak(format) / 1e12:,.4g} TFLOP/s in {format}, {row.memory_gib:g} GiB at {row.bandwidth / 1e12:.3g} TB/s"
+    yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between them'}"
+    if config.fleet.nodes > 1:
+        assumed = "" if not kind.assumed else ", as is usual" if kind.fabric else ", assumed"
+        yield f"{kind.fabric or 'an unknown network'} between nodes: {kind.network_gbps:,g} Gbit/s each{assumed}"
 
 
 def _likely(config: Config) -> str:
     """How far off a rank's memory may be."""
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     if device is None:
         return " in tensors"  # measured against torch's allocator, not against what a process takes
     if device.kind == "neuron":
@@ -150,7 +171,7 @@ def _basis(config: Config, needs: Estimate) -> str:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         by_parts = " (each part of a step by itself)" if found.parts else ""
         return f"measured here: corrected by {runs}{by_parts}, which had {found.ratio:.2f} times what was predicted"
-    device = hardware.accelerator_of(config.fleet.instance_type)
+    device = config.fleet.rank_device
     if device is None:
         return "predicted roughly: no run on this machine has been measured yet (make profile does it)"
     if not device.fitted:

@@ -10,6 +10,7 @@ from .. import fence
 from ..backends.base import Backend, Handle, Phase, Status, save_job
 from ..backends.place import Place
 from ..errors import BackendError
+from ..hardware import NodeType
 from ..plan.job import Job
 from ..plan.request import Request
 from ..runs import Run
@@ -82,7 +83,7 @@ class Follower:
     ends: float | None = None  # unix time at which all machines are reclaimed
     sequel: Sequel | None = None
     trouble: bool = False  # the run folder can't be brought up to date
-    instance_type: str | None = None  # of the nodes
+    kind: NodeType | None = None  # of the nodes
     nccl: FabricLog | None = None
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer but whose ranks still beat
 
@@ -193,7 +194,7 @@ class Follower:
             attempt = fence.current(self.run.folder).order
             ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.place.lag)
             self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.beats else None
-            self.nccl = FabricLog(self.run, job.folder, self.instance_type) if job.torchrun and job.nodes > 1 else None
+            self.nccl = FabricLog(self.run, job.folder, self.kind) if job.torchrun and job.nodes > 1 else None
 
     def _hear_nccl(self) -> None:
         """Reports what is wrong with the fabric by NCCL's log: the run goes on, but slower than it could."""

@@ -1,4 +1,4 @@
-"""What NCCL logs of the fabric, read once in each attempt: does it use EFA, all interfaces of it, and GPUDirect?
+"""What NCCL logs of the fabric, read once in each attempt: does it use it, all its interfaces, and GPUDirect?
 
 Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/bodies.py), as no gate tests their nodes first. On hosts
 `make doctor` and the gate have judged the same lines already (nodes/gate.py), and jobs do not log them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ..hardware import NodeType
 from ..plan.fabric import judge_nccl
 from ..runs import Run, node_log, size_of
 
@@ -19,8 +20,8 @@ SAID = "NCCL INFO"
 class FabricLog:
     """What the ranks of node 0 log of NCCL from now on."""
 
-    def __init__(self, run: Run, folder: Path, instance_type: str | None) -> None:
-        self.run, self.log, self.instance_type = run, node_log(folder, 0), instance_type
+    def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:
+        self.run, self.log, self.kind = run, node_log(folder, 0), kind
         self.start = size_of(self.log)
         self.since, self.heard = time.time(), False
 
@@ -32,4 +33,4 @@ class FabricLog:
         with open(self.log, "rb") as file:
             file.seek(self.start)
             said = file.read(MOST).decode(errors="replace").splitlines()
-        return judge_nccl(said, self.instance_type) if any(SAID in line for line in said) else []
+        return judge_nccl(said, self.kind) if any(SAID in line for line in said) else []

@@ -28,7 +28,7 @@ from ... import door, runs
 from ...cloud.region import through_agent
 from ...config import Config
 from ...config.hosts import Host
-from ...entrypoint import CARDS, LOCK
+from ...entrypoint import CARD, CARDS, LOCK, PORTS
 from ...errors import BackendError
 from ...nodes import setup
 from ...nodes.answers import Failure
@@ -42,11 +42,11 @@ from ...plan.job import Job
 from ...plan.request import Request
 from ...runs import Run
 from ...seat import expand_hosts
-from ..base import Can, Handle, Machines, Phase, Status
+from ..base import Can, Handle, Machines, Phase, Probe, Status
 from ..node import values_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
-from . import cluster_checks, cluster_file, sbatch, starts
+from . import cluster_checks, cluster_file, resources, sbatch, starts
 from .cluster_file import name_of
 from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
@@ -143,11 +143,14 @@ class Slurm(Ssh):
         return Request(job, (script,))
 
     def _fabric(self, job: Job) -> dict[str, str]:
-        """What is known of the fabric before a node is; its card is found there (entrypoint.py)."""
-        found = fabric_environment(self.fleet.instance_type, "*") if job.torchrun else {}
-        cards = [f"{name}={value}" for name, value in found.items() if name.endswith("_IFNAME")]
-        plain = {name: value for name, value in found.items() if not name.endswith("_IFNAME")}
-        return plain | ({CARDS: " ".join(cards)} if cards else {})
+        """What is known of the fabric before a node is; its card and its ports are found there (entrypoint.py)."""
+        kind = self.fleet.node_type
+        if not job.torchrun:
+            return {}
+        found = fabric_environment(kind, CARD, f"{PORTS}{kind.fabric}" if kind else "", alone=job.nodes == 1)
+        there = {name: value for name, value in found.items() if CARD in value or PORTS in value}
+        plain = {name: value for name, value in found.items() if name not in there}
+        return plain | ({CARDS: " ".join(f"{name}={value}" for name, value in there.items())} if there else {})
 
     def submit(self, request: Request) -> Handle:
         """One sbatch for a token. Where two submit it at once, the job that starts second finds the first's claim, and leaves."""
@@ -273,6 +276,13 @@ class Slurm(Ssh):
     def machines(self) -> Machines:
         cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)
         return Entrance(self, cluster) if self.hands_over else cluster
+
+    def probe(self) -> Probe | None:
+        """What sinfo says of the nodes, and one of them itself; None of a cluster that is made, whose types are known."""
+        if self.fleet.slurm.create:
+            return None
+        lines, facts = resources.report(self.engine, self.fleet.slurm)
+        return Probe(tuple(lines), {facts.hostname: facts} if facts else {})
 
 
 class Entrance:

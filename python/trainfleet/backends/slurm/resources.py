@@ -1,0 +1,124 @@
+"""What a cluster's nodes have: by sinfo, in its own words (gres, features), and by a look at one of them, where one is free.
+
+slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). What they print is another machine's: it is parsed here, the
+free text last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ... import door
+from ...accelerators import find_accelerator
+from ...config.owned import KEY, gpus_of
+from ...config.types import Devices, Slurm
+from ...errors import BackendError
+from ...nodes import facts as reading
+from ...nodes import probe
+from ...nodes.answers import Implausible
+from ...nodes.facts import Facts
+from .engine import Engine
+
+COLUMNS = "%D|%c|%m|%R|%N|%G|%f"  # numbers first, then names, and last what administrators write as they like
+MOST_ROWS = 1000
+FREE_WITHIN = 20  # seconds in which a node must be free for a look: the answer of sinfo stands without it
+LOOK_MINUTES = 2
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes that are alike: how many, cores and MiB of each, partition, names, gres and features."""
+
+    count: int
+    cores: int
+    memory_mib: int
+    partition: str
+    names: str
+    gres: str
+    features: str
+
+
+def read_nodes(out: str) -> list[Nodes]:
+    """The rows of sinfo's answer in COLUMNS; lines that are none are passed over."""
+    found = []
+    for line in out.splitlines()[:MOST_ROWS]:
+        words = [door.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))]
+        count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
+        numbers = [door.whole(word.rstrip("+")) for word in (count, cores, memory)]  # 64+: the least of several
+        if None not in numbers:
+            count_, cores_, memory_ = (number or 0 for number in numbers)
+            found.append(Nodes(count_, cores_, memory_, *names))
+    return found
+
+
+def nodes_of(engine: Engine, slurm: Slurm) -> list[Nodes]:
+    """The nodes of the partitions that the config names, or of all."""
+    which = [f"--partition={slurm.partition}"] if slurm.partition else []
+    return read_nodes(engine.run("sinfo", "--noheader", *which, f"--format={COLUMNS}"))
+
+
+def describe(rows: list[Nodes]) -> Iterator[str]:
+    """A line for each kind of nodes: what Slurm says of them."""
+    for row in rows:
+        what = row.gres if row.gres not in ("", "(null)") else "no gres"
+        features = f"; features {row.features}" if row.features not in ("", "(null)") else ""
+        size = f"{row.cores} cores, {row.memory_mib / 1024:,.0f} GiB"
+        yield f"partition {row.partition}: {row.count} nodes ({row.names}) with {what}, {size}{features}"
+
+
+def devices_of(rows: list[Nodes]) -> Devices | None:
+    """What fleet.accelerator is to say by sinfo alone: a kind that the gres or a feature names, where all nodes have the same."""
+    gpus = {found for row in rows if (found := gpus_of(row.gres))}
+    if len(gpus) != 1:
+        return None
+    (one,) = gpus
+    words = [one.type, *(word for row in rows if gpus_of(row.gres) for word in row.features.split(","))]
+    named = {row.label: row for word in words if word and (row := find_accelerator(word))}
+    return Devices(next(iter(named)), one.count) if len(named) == 1 else None
+
+
+def look(engine: Engine, slurm: Slurm, rows: list[Nodes]) -> Facts | str:
+    """What one of the nodes with GPUs says itself, in an allocation of seconds; why there is none, where none is free."""
+    with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
+    if with_gpus is None:
+        return "no node has a gres of GPUs"
+    given = {
+        "partition": slurm.partition or with_gpus.partition, "account": slurm.account, "qos": slurm.qos,
+        "constraint": slurm.constraint, "reservation": slurm.reservation, "gres": slurm.gres or f"gpu:{_most(with_gpus)}",
+    }  # fmt: skip
+    own = [f"--{name}={value}" for name, value in given.items() if value]
+    words = ["srun", f"--immediate={FREE_WITHIN}", "--nodes=1", "--ntasks=1", f"--time={LOOK_MINUTES}", "--mpi=none", "--quiet",
+             "--job-name=trainfleet-doctor", *own, "sh", "-s", "--", "--links", "", "", "localhost"]  # fmt: skip
+    try:
+        said = engine.ask(words, reading.SCRIPT.read_text(encoding="utf-8"), None)
+        return reading.parse(said.out) if not said.code else f"srun says: {_last(said.error)}"
+    except (BackendError, Implausible) as error:
+        return str(error).partition("\n")[0]
+
+
+def report(engine: Engine, slurm: Slurm) -> tuple[list[str], Facts | None]:
+    """What is known of the nodes, in words, and a node's own facts where one has answered."""
+    rows = nodes_of(engine, slurm)
+    lines = list(describe(rows))
+    if not any(gpus_of(row.gres) for row in rows):
+        return lines, None
+    found = look(engine, slurm, rows)
+    if isinstance(found, Facts):
+        return [*lines, f"a node that was free, {found.hostname}:", *(f"  {line}" for line in probe.describe(found))], found
+    lines.append(f"no node could be looked at within {FREE_WITHIN} s, so its network is not known: {found}")
+    if devices := devices_of(rows):
+        lines += [f"by its gres, {KEY} is to say", probe.block(devices)]
+    else:
+        lines.append(f"the gres names no kind of GPU that is known: {KEY} must, as in {KEY}: 8xh100")
+    return lines, None
+
+
+def _most(row: Nodes) -> int:
+    gpus = gpus_of(row.gres)
+    return gpus.count if gpus else 0
+
+
+def _last(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return door.printable(lines[-1])[:200] if lines else "nothing"
