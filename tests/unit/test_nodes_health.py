@@ -205,7 +205,7 @@ def test_every_pair_meets_once_and_nobody_twice_in_a_round() -> None:
 def test_bandwidth_is_held_to_what_the_type_promises() -> None:
     hosts = [Host(f"n{i}", f"10.0.0.{i}") for i in range(4)]
     least = least_bandwidth(instance("p4d.24xlarge"))
-    assert least == 30.0 and least_bandwidth(None) is None and least_bandwidth("c5n.18xlarge") is None
+    assert least == 30.0 and least_bandwidth(None) is None and least_bandwidth(instance("c5n.18xlarge")) is None
     assert judge_bandwidth(Bandwidth(31.0, 1, 4, ()), least, hosts) == []
     (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, {2})), least, hosts)
     assert found.host == hosts[2] and found.blames_host

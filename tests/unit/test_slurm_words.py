@@ -76,7 +76,7 @@ def test_every_entry_of_the_catalogue_says_what_to_do() -> None:
 
 def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_path: Path) -> None:
     slurm = {"partition": "gpu", "account": "vision", "qos": "long", "time_limit": 90, "constraint": "a&b", "gres": "gpu:8"}
-    config = config_of(tmp_path, slurm=slurm | {"reservation": "ours", "gate": True})
+    config = config_of(tmp_path, stack="cpu", slurm=slurm | {"reservation": "ours", "gate": True})
     for job in (tokenize_job(config), replace(train_job(config), arguments=("it's", "#SBATCH --evil\n#SBATCH --worse"))):
         text = Slurm(config).plan(job, {"node7": "broken"}).artifacts[0].text
         asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]

@@ -32,8 +32,7 @@ OfKind = Callable[[hardware.NodeType | None, int], hardware.Node]
 def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool = False) -> list[Derived]:
     """Fills what is None in `values`, in place; says what and why.
 
-    `values` are checked; `tokens` is the tokenizer's size; `node`: what a node of a kind is, and one of so many; `here`: whether
-    this machine is the fleet's nodes.
+    `values` are checked; `tokens`: the tokenizer's size; `node`: a node of a kind, of so many; `here`: this machine is all nodes.
     """
     found: list[Derived] = []
 
@@ -45,7 +44,7 @@ def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool
     fleet, train = values["fleet"], values["train"]
     found += [Derived(*row) for row in owned.settle(fleet, here)]
     kind = owned.node_type_of(fleet)
-    machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet["slurm"]["gres"])
+    machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
     if fleet["ranks_per_node"] is None:
         put(fleet, "fleet", "ranks_per_node", *ranks_of(machine, fleet["nodes"], train["global_batch"]))
     if fleet["stack"] is None:
@@ -72,10 +71,10 @@ def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool
     return found
 
 
-def _given_by_gres(machine: hardware.Node, kind: hardware.NodeType | None, gres: str | None) -> hardware.Node:
+def _given_by_gres(machine: hardware.Node, kind: hardware.NodeType | None, fleet: Values) -> hardware.Node:
     """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that there are some at all."""
-    gpus = owned.gpus_of(gres)
-    if gpus is None or (kind is not None and gpus.count >= machine.ranks):
+    gres, gpus = fleet["slurm"]["gres"], owned.gpus_of(fleet["slurm"]["gres"])
+    if gpus is None or fleet["stack"] == "cpu" or (kind is not None and gpus.count >= machine.ranks):
         return machine
     return replace(machine, ranks=gpus.count, reason=f"fleet.slurm.gres {gres}", stack="cuda" if kind is None else machine.stack)
 

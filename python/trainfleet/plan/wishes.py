@@ -64,7 +64,7 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=next)
     if wish.usd is not None and not price:
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
-        what = f"no price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't be turned into nodes"
+        what = f"no list price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't be turned into nodes"
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
     found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, price, device))]
     if not found:
