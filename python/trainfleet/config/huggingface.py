@@ -62,6 +62,18 @@ FORMATS = {
     "bert": Format("BertForPreTraining", _BERT, {**_ENCODER, "type_vocab_size": 2}),
     "roberta": Format("RobertaForMaskedLM", _BERT, {**_ENCODER, "type_vocab_size": 1, "pad_token_id": 1}),
 }
+# What no folder may ask for: it makes another function of the same weights, or other weights, in one version or another.
+# None of it is written, as the value that stands here is the one that a missing key has.
+_PARTS: Json = {"add_cross_attention": False, "pruned_heads": {}}
+REFUSED: dict[str, Json] = {"gpt2": _PARTS, "bert": {"is_decoder": False, **_PARTS}, "roberta": {"is_decoder": False, **_PARTS}}
+ROTARY_REFUSED: Json = {"partial_rotary_factor": 1.0}
+GPT2_ALIASES = {  # under which transformers takes GPT-2's keys too, and before these
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+FULL_ATTENTION = "full_attention"
 # A dropout of its own for attention and embeddings: ours is one for all.
 OTHER_DROPOUTS = {"gpt2": ("attn_pdrop", "embd_pdrop"), "bert": ("attention_probs_dropout_prob",)}
 OTHER_DROPOUTS["roberta"] = OTHER_DROPOUTS["bert"]
@@ -71,7 +83,7 @@ STRETCHED = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 
 
 
 def write(model: Model) -> Json:
-    """The config.json of a shape, but for what is the tokenizer's."""
+    """The config.json of a shape, but for what is the tokenizer's: where `transformers` 4 has another name than 5, under both."""
     form, family = FORMATS[model.family], FAMILIES[model.family]
     content: Json = {"architectures": [form.architecture], "model_type": model.family}
     content |= {theirs: getattr(model, ours) for ours, theirs in form.keys.items()} | form.fixed
@@ -79,12 +91,13 @@ def write(model: Model) -> Json:
     if model.family == "roberta":
         content["max_position_embeddings"] += family.positions_from
     if family.rotary:
-        stretched = STRETCHED | {"factor": model.rope_scaling} if model.rope_scaling != 1 else {"rope_type": "default"}
-        content |= {"head_dim": model.head_features, "rope_theta": model.rope_theta}
+        stretched = STRETCHED | {"factor": model.rope_scaling} if model.rope_scaling != 1 else None
+        content |= {"head_dim": model.head_features}
         content |= dict.fromkeys(("hidden_act", "hidden_activation"), GELU) if family.gelu else {}
         content |= {"sliding_window": None} if model.family == "mistral" else {}  # what was trained here saw whole sequences
-        content["rope_parameters"] = stretched | {"rope_theta": model.rope_theta}
-    return content | {"dtype": "float32"}
+        content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {"rope_theta": model.rope_theta}
+        content |= {"rope_theta": model.rope_theta, "rope_scaling": stretched}  # the names of versions before 5
+    return content | {"dtype": "float32", "torch_dtype": "float32"}
 
 
 def read(folder: Path) -> Preset:
@@ -115,9 +128,11 @@ def _read(content: Any) -> Preset:
     form, values = FORMATS[family], _defaults(content, family)
     if FAMILIES[family].gelu and (other := [key for key in ACTIVATIONS if content.get(key) not in (None, "gelu", GELU)]):
         raise InputError(f"{show(content[other[0]])} is not built for {family}: {show(GELU)} is", key=other[0])
-    for key, value in form.fixed.items():
+    without = {key: value for key, value in REFUSED.get(family, ROTARY_REFUSED).items() if content.get(key) is not None}
+    for key, value in (form.fixed | without).items():
         if content.get(key, value) != value:
             raise InputError(f"{show(content[key])} is not built for {family}: {show(value)} is", key=key)
+    _one_attention(content)
     if missing := sorted(theirs for theirs in form.keys.values() if values.get(theirs) is None):
         raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
     shape = {ours: values[theirs] for ours, theirs in form.keys.items()}
@@ -139,6 +154,12 @@ def _check(ours: str, theirs: str, value: Any) -> None:
         raise InputError(next(schema.explain(error))[1], key=theirs)
 
 
+def _one_attention(content: Json) -> None:
+    kinds = content.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != FULL_ATTENTION for kind in kinds)):
+        raise InputError(f"{show(kinds)} is not built: {show(FULL_ATTENTION)} in every layer is", key="layer_types")
+
+
 def _one_dropout(content: Json, family: str, dropout: Any) -> None:
     for key in OTHER_DROPOUTS.get(family, ()):
         if content.get(key, dropout) != dropout:
@@ -148,6 +169,8 @@ def _one_dropout(content: Json, family: str, dropout: Any) -> None:
 def _defaults(content: Json, family: str) -> Json:
     """The file with what `transformers` takes where older files leave a key out."""
     values: Json = {"tie_word_embeddings": family == "gemma" or not FAMILIES[family].rotary} | content
+    if family == "gpt2":
+        values |= {name: content[alias] for alias, name in GPT2_ALIASES.items() if alias in content}
     if family in ("llama", "olmo2"):
         values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
     if FAMILIES[family].rotary:
@@ -163,7 +186,7 @@ def _rotary(content: Json, family: str) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
     if not FAMILIES[family].rotary:
         return {}
-    name = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
+    name = "rope_scaling" if content.get("rope_scaling") else "rope_parameters"  # of both, all versions take the first
     scaling = content.get(name) or {}
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)

@@ -28,6 +28,9 @@ IGNORED = {
     "bert": r"position_ids$|^cls\.predictions\.decoder\.bias$",
     "roberta": r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
 }
+# The output layer's bias has two names in an encoder. transformers 4 makes them one tensor; 5 does so where the weights are
+# tied, and else reads the second alone.
+BIASES = {"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.decoder.bias"}
 _TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"  # copies of the embedding, where they are tied
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
 SEEN = 64  # files that are looked into before a launch: the largest models have some hundreds
@@ -72,6 +75,7 @@ def require(folder: Path, model: Model) -> None:
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
+    sizes |= {name: sizes[other] for name, other in BIASES.items() if other in sizes}
     left_out = IGNORED[model.family] + (f"|{_TIED}" if model.tie_embeddings else "")
     numbers = sum(math.prod(size) for name, size in sizes.items() if not re.search(left_out, name))
     if numbers != (wanted := count_parameters(model)):

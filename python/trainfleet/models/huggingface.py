@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config.types import Model
-from ..config.weight_files import FLOATS, IGNORED, INDEX, LIKE_LLAMA, WEIGHTS, file_names, open_file
+from ..config.weight_files import BIASES, FLOATS, IGNORED, INDEX, LIKE_LLAMA, WEIGHTS, file_names, open_file
 from ..errors import RunError
+from .network import Network
 
 SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
 _ENCODER = {
@@ -84,20 +85,22 @@ def counterpart_of(family: str, ours: str) -> Counterpart:
     return Counterpart(f"{prefix}.{name}", ours.endswith("weight"), third)
 
 
-def outgoing(model: nn.Module, family: str) -> dict[str, Tensor]:
-    """The weights under their names there, on the host; a tied one once."""
+def outgoing(model: Network, family: str) -> dict[str, Tensor]:
+    """The weights under their names there, on the host: a tied one once, an untied output layer's bias under both names."""
     parts: dict[str, list[Tensor]] = {}
     for ours, parameter in model.named_parameters():
         there = counterpart_of(family, ours)
         value = parameter.detach().cpu()
         parts.setdefault(there.name, []).append(value.T if there.turned else value)
-    return {
+    found = {
         name: torch.cat(several, -1).contiguous() if len(several) > 1 else several[0].contiguous()
         for name, several in parts.items()
     }
+    twice = {} if model.shape.tie_embeddings else BIASES
+    return found | {other: found[name].clone() for name, other in twice.items() if name in found}
 
 
-def save(model: nn.Module, family: str, folder: Path) -> list[str]:
+def save(model: Network, family: str, folder: Path) -> list[str]:
     """Writes the weights into a folder, over several files when they are large; the files' names. Same weights, same bytes."""
     tensors = dict(sorted(outgoing(model, family).items()))
     shards: list[dict[str, Tensor]] = [{}]
@@ -132,6 +135,9 @@ def collect(files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, t
     """`load` of open files, or of what answers as safetensors' do: keys, get_slice and get_tensor."""
     found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - it is no dict
     names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
+    for name, other in BIASES.items():
+        if other in names and (name not in names or not shape.tie_embeddings):
+            names[name] = names.pop(other)
     refuse_others(folder, shape, set(names))
     return {ours: take(folder, names, counterpart_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
 

@@ -228,7 +228,8 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
     Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep equal.
     """
     size = shape.head_features
-    frequencies = stretched(shape.rope_theta ** (-torch.arange(0, size, 2, device=positions.device).float() / size), shape)
+    waves = shape.rope_theta ** (torch.arange(0, size, 2, device=positions.device).float() / size)
+    frequencies = stretched(1 / waves, shape)  # as transformers rounds: a bit more or less is an angle at late positions
     half = positions.float()[..., None] * frequencies
     angles = torch.cat((half, half), -1) if positions.ndim == 1 else torch.cat((half, half), -1)[:, None]
     return angles.cos(), angles.sin()
