@@ -7,16 +7,21 @@ What is executed and what stands in for what: rank.py, closed.py, bridge.py. The
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "distributed"), str(HERE.parents[1] / "python")]
@@ -35,6 +40,8 @@ LAYOUTS = {
     "tp4-copied-heads": (4, {"train.layout.tensor": 4}),  # Llama has two key-value heads here, each on two ranks; BERT four
 }  # fmt: skip
 NEAR = 1e-4
+PATIENCE, AFTER_ONE = 1200.0, 30.0  # seconds: of the ranks of one start, and of the others once one of them has failed
+PIECE = "40000"  # bytes of logits at once: those of 26 tokens of the bench's vocabulary, where a micro-batch has 128
 # Models as NxD's own checkpoints have them: the keys that differ from the bench's, tensor ranks, stages (by the converter alone).
 FORMATS: dict[str, tuple[dict[str, Any], int, int]] = {
     "llama-fused": ({"kv_heads": 4, "tie_embeddings": False}, 2, 2),
@@ -44,38 +51,37 @@ FORMATS: dict[str, tuple[dict[str, Any], int, int]] = {
 }  # fmt: skip
 
 
-class Check:
-    def __init__(self, source: str, folder: Path) -> None:
-        self.source, self.bench, self.failed = source, ranks.Bench(folder), False
+class Failed(Exception):
+    """A case that did not come to its end, with the words of its ranks."""
 
-    def start(self, run: Path, size: int, xla: bool, program: str = "rank.py") -> list[subprocess.Popen[str]]:
-        port, started = str(ranks.free_port()), []
+
+class Check:
+    def __init__(self, source: str, folder: Path, patience: float = PATIENCE) -> None:
+        """`patience`: seconds that the ranks of one start may take."""
+        self.source, self.bench, self.failed, self.patience = source, ranks.Bench(folder), False, patience
+
+    def start(self, run: Path, size: int, xla: bool, program: str = "rank.py") -> Ranks:
         words = [str(HERE / program)] if xla else ["-m", "trainfleet.engine"]
-        for rank in range(size):
-            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": 0}
-            told = {name: str(value) for name, value in place.items()} | {
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NXD_SOURCE": self.source,
-            }  # fmt: skip
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, *words, str(run)],
-                    cwd=self.bench.folder,
-                    env=ranks.environment() | told,
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
-        return started
+        return Ranks([sys.executable, *words, str(run)], size, self.bench.folder, {"NXD_SOURCE": self.source})
+
+    def finish(self, name: str, started: Ranks, code: int | None = 0) -> list[str]:
+        """What each rank printed, once all have ended: with this exit code, or any (None)."""
+        codes = started.wait(self.patience)
+        if code is not None and any(found != code for found in codes):
+            raise Failed(f"{name}: exit codes {codes}\n{started.outputs[0][-4000:]}")
+        return started.outputs
 
     def train(self, name: str, size: int, xla: bool, values: Mapping[str, object]) -> Path:
         run = self.bench.prepare(name, size, **COMMON | (XLA if xla else {}) | dict(values))
-        processes = self.start(run, size, xla)
-        outputs = [process.communicate()[0] for process in processes]
-        if any(process.returncode for process in processes):
-            sys.exit(f"{name}: {[process.returncode for process in processes]}\n{outputs[0][-4000:]}")
+        self.finish(name, self.start(run, size, xla))
         return run
+
+    def case(self, name: str, do: Callable[[], object]) -> None:
+        """Runs a case; one that fails or takes too long is told, and the next one follows."""
+        try:
+            do()
+        except Exception as error:
+            self.say(name, False, f"{type(error).__name__}: {error}")
 
     def compare(self, name: str, ours: Path, theirs: Path) -> None:
         lines = list(zip(ranks.metrics(ours), ranks.metrics(theirs), strict=True))
@@ -84,6 +90,15 @@ class Check:
             for key in ("loss", "grad_norm", "valid_loss")
         }
         self.say(name, all(value < NEAR for value in far.values()), f"{len(lines)} steps, farthest: {far}")
+
+    def beside(self, name: str, size: int, layout: Mapping[str, object], values: Mapping[str, object], limit: str) -> None:
+        """Compares with one process that has no such limit to its logits (rank.py)."""
+        alone = self.train(f"{name}-alone", 1, False, values)
+        os.environ["LOGITS_BYTES"] = limit
+        try:
+            self.compare(name, self.train(name, size, True, {**layout, **values}), alone)
+        finally:
+            del os.environ["LOGITS_BYTES"]
 
     def say(self, name: str, good: bool, what: str) -> None:
         self.failed |= not good
@@ -94,12 +109,8 @@ class Check:
 
         Where the model is first, what is left is that bf16 has of the fp32 copies, which NxD does not save by default.
         """
-        processes = self.start(self.bench.folder / "upstream", 2, True, "upstream.py")
-        outputs = [process.communicate()[0] for process in processes]
-        lines = [line for line in outputs[0].splitlines() if line.startswith("{")]
-        if not lines:
-            sys.exit(f"upstream: {[process.returncode for process in processes]}\n{outputs[0][-4000:]}")
-        found = json.loads(lines[-1])
+        outputs = self.finish("upstream", self.start(self.bench.folder / "upstream", 2, True, "upstream.py"))
+        found = last_object("upstream", outputs[0])
         shows = abs(found["resumed"] - found["whole"]) > 1e-2 and abs(found["model first"] - found["whole"]) < 1e-3
         self.say("NxD's own resume goes wrong, and not where the model is loaded first", shows, str(found))
 
@@ -107,11 +118,13 @@ class Check:
         """Without collectives each of torchrun's ranks is alone to torch_xla; ours ends then, and does not train."""
         run = self.bench.prepare("strangers", 2, **COMMON | XLA)
         os.environ["APART"] = "1"
-        processes = self.start(run, 2, xla=True)
-        outputs = [process.communicate()[0] for process in processes]
-        del os.environ["APART"]
+        try:
+            processes = self.start(run, 2, xla=True)
+            outputs = self.finish("strangers", processes, code=None)
+        finally:
+            del os.environ["APART"]
         told = [line for output in outputs for line in output.splitlines() if "PyTorch/XLA takes it for rank" in line]
-        ended = all(process.returncode for process in processes) and not (run / "metrics.jsonl").exists()
+        ended = all(processes.codes) and not (run / "metrics.jsonl").exists()
         self.say("ranks that are strangers to each other end", ended and bool(told), told[0] if told else outputs[0][-2000:])
 
     def kill(self, family: str, values: Mapping[str, object]) -> None:
@@ -119,12 +132,12 @@ class Check:
         size, layout = LAYOUTS["dp2-zero1"]
         whole = self.bench.folder / "runs" / f"{family}-dp2-zero1"
         run = self.bench.prepare(f"{family}-killed", size, **COMMON | XLA | layout | dict(values))
-        processes = self.start(run, size, xla=True)
-        while not (run / "metrics.jsonl").exists() or len(ranks.metrics(run)) < 10:
-            assert processes[0].poll() is None, processes[0].communicate()[0]
-            time.sleep(0.05)
-        for process in processes:
-            ranks.kill(process)
+        with self.start(run, size, xla=True) as started:
+            deadline = time.monotonic() + self.patience
+            while not (run / "metrics.jsonl").exists() or len(ranks.metrics(run)) < 10:
+                if not started.alive() or time.monotonic() > deadline:
+                    raise Failed(f"{family} kill -9: never at step 10\n{started.stop()[0][-4000:]}")
+                time.sleep(0.05)
         self.train(f"{family}-killed", size, True, {**layout, **values})
         last = "checkpoints/step-00000020"
         different = ranks.different(ranks.state_of(run / last), ranks.state_of(whole / last))
@@ -157,13 +170,8 @@ class Check:
         (folder / "hf/config.json").write_text(json.dumps(shapes.write(shape)))
         whole = huggingface.outgoing(model, shape.family)
         nxd_files.save(whole, shape, Degrees(tensor, 1), folder / "ours")
-        processes = self.start(folder, tensor, True, "formats.py")
-        outputs = [process.communicate()[0] for process in processes]
-        told = [line for line in outputs[0].splitlines() if line.startswith("{")]
-        if any(process.returncode for process in processes) or not told:
-            sys.exit(f"{name}: {[process.returncode for process in processes]}\n{outputs[0][-4000:]}")
-        found = json.loads(told[-1])
-        self.say(f"{name}, TP {tensor}: what NxD makes of ours", abs(found["NxD"] / found["transformers"] - 1) < NEAR, told[-1])
+        found = last_object(name, self.finish(name, self.start(folder, tensor, True, "formats.py"))[0])
+        self.say(f"{name}, TP {tensor}: what NxD makes of ours", abs(found["NxD"] / found["transformers"] - 1) < NEAR, str(found))
         for saved in ("plain", "apart"):
             back, tag = models.build(shape), nxd_folder.tag_of(str(folder / saved))
             assert tag
@@ -193,9 +201,9 @@ class Check:
         nxd_files.save(whole, shape, degrees, folder / "ours")
         words = [str(folder), str(degrees.tensor), str(degrees.pipeline)]
         done = subprocess.run([sys.executable, str(HERE / "formats.py"), *words], env=ranks.environment() | {"NXD_SOURCE": self.source},
-                              capture_output=True, text=True)  # fmt: skip
+                              capture_output=True, text=True, timeout=self.patience)  # fmt: skip
         if done.returncode:
-            sys.exit(f"{name}: the converter: {(done.stdout + done.stderr)[-4000:]}")
+            raise Failed(f"{name}: the converter: {(done.stdout + done.stderr)[-4000:]}")
         merged = torch.load(folder / "merged.pt")
         self.say(
             f"{name}, {degrees}: our slices, merged by AWS's converter",
@@ -208,28 +216,105 @@ class Check:
         self.say(f"{name}, {degrees}: slices by AWS's converter and by us", good, f"{len(theirs)} files" if good else str(differ))
 
 
+class Ranks:
+    """Processes that meet at a store of ours: it listens before they start, on a port that the system chose, as torchrun's does."""
+
+    def __init__(self, words: Sequence[str], size: int, folder: Path, environment: Mapping[str, str]) -> None:
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.files = [tempfile.TemporaryFile("w+") for _ in range(size)]  # noqa: SIM115 - read when the ranks have ended
+        self.codes: list[int | None] = [None] * size
+        self.processes = []
+        for rank, file in enumerate(self.files):
+            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": 0,
+                     "MASTER_PORT": self.store.port, "TORCHELASTIC_RESTART_COUNT": 0}  # fmt: skip
+            told = {name: str(value) for name, value in place.items()} | {
+                "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_USE_AGENT_STORE": "True", **environment,
+            }  # fmt: skip
+            self.processes.append(
+                subprocess.Popen(
+                    words,
+                    cwd=folder,
+                    env=ranks.environment() | told,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.stop()
+
+    def alive(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
+
+    def wait(self, patience: float) -> list[int | None]:
+        """The exit codes; ranks that others wait for in vain, or that take too long, are killed."""
+        deadline = time.monotonic() + patience
+        while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
+            if any(process.returncode for process in self.processes):
+                deadline = min(deadline, time.monotonic() + AFTER_ONE)
+            time.sleep(0.05)
+        self.stop()
+        return self.codes
+
+    def stop(self) -> list[str]:
+        """Kill -9 of those that are left; what each has printed."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self.codes = [process.wait() for process in self.processes]
+        return self.outputs
+
+    @property
+    def outputs(self) -> list[str]:
+        for file in self.files:
+            file.seek(0)
+        return [file.read() for file in self.files]
+
+
+def last_object(name: str, output: str) -> dict[str, Any]:
+    """The last line of JSON that a rank printed."""
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if not lines:
+        raise Failed(f"{name}: {output[-4000:]}")
+    return dict(json.loads(lines[-1]))
+
+
 def main(source: str, cases: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         check = Check(str(Path(source).absolute()), Path(folder))
-        if not cases or "upstream" in cases:
-            check.upstream()
-        if not cases or "world" in cases:
-            check.world()
-        for name in FORMATS:
-            if not cases or f"format-{name}" in cases:
-                check.formats(name)
+        every: dict[str, Callable[[], object]] = {"upstream": check.upstream, "world": check.world}
+        every |= {f"format-{name}": partial(check.formats, name) for name in FORMATS}
         for family, values in (("llama", {}), ("bert", ranks.BERT)):
-            if cases and not any(case.startswith(family) for case in cases):
-                continue
-            alone = check.train(f"{family}-alone", 1, False, values)
-            for name, (size, layout) in LAYOUTS.items():
-                if not cases or f"{family}-{name}" in cases:
-                    check.compare(f"{family} {name}", check.train(f"{family}-{name}", size, True, {**layout, **values}), alone)
-            if not cases or f"{family}-kill" in cases:
-                check.kill(family, values)
-            if not cases or f"{family}-cross" in cases:
-                check.cross(family, values)
+            every |= dict(trained(check, family, values))
+        for name, do in every.items():
+            if not cases or name in cases:
+                check.case(name, do)
         return int(check.failed)
+
+
+def trained(check: Check, family: str, values: Mapping[str, object]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A family's cases by name; each trains what it is compared with, where no case before it has."""
+    alone = cache(partial(check.train, f"{family}-alone", 1, False, values))
+    layout = cache(lambda name: check.train(f"{family}-{name}", LAYOUTS[name][0], True, {**LAYOUTS[name][1], **values}))
+    for name in LAYOUTS:
+        yield f"{family}-{name}", lambda name=name: check.compare(f"{family} {name}", layout(name), alone())
+    if family == "llama":
+        yield from decoded(check, values)
+    yield f"{family}-kill", lambda: (layout("dp2-zero1"), check.kill(family, values))
+    yield f"{family}-cross", lambda: (layout("tp2"), check.cross(family, values))
+
+
+def decoded(check: Check, values: Mapping[str, object]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What only models of the next token have: logits in pieces, and documents apart."""
+    few = {"train.steps": 4, "train.validate_every": 2, **values}
+    apart = few | {"train.separate_documents": "true"}
+    for name, told, limit in (("dp2-zero1", few, PIECE), ("pp2", few, PIECE), ("dp2-zero1", apart, ""), ("tp2", apart, "")):
+        case = f"llama-{'pieces' if limit else 'documents'}-{name}"
+        yield case, partial(check.beside, case, *LAYOUTS[name], told, limit)
 
 
 if __name__ == "__main__":

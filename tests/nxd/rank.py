@@ -35,6 +35,9 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     from trainfleet.engine.__main__ import main
+    from trainfleet.models import loss
+
+    loss.LOGITS_BYTES = int(os.environ.get("LOGITS_BYTES") or loss.LOGITS_BYTES)
 
     code = main(sys.argv[1:])
     print(f"collectives: {dict(bridge.counts)}", flush=True)
