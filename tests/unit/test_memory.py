@@ -63,3 +63,18 @@ def test_what_is_reckoned_is_what_a_step_allocates(layout: str, tmp_path: Path) 
     state, peak = measure(config, World(0, config.world_size, 0, Cpu()))
     assert reckoned.weights + reckoned.moments == pytest.approx(state, rel=0.01)
     assert 0.95 * peak < reckoned.total < 1.06 * peak, f"{reckoned} for {peak}"  # it may err, and rather on the side that fits
+
+
+@pytest.mark.parametrize("layout", [ALONE, f"{ALONE} train.precision=bf16", f"{ALONE} {HALF}", HALF])
+def test_a_loss_in_pieces_takes_what_is_reckoned(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With logits so large that the moment of the loss is the fullest, and as pieces of an eighth of them."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    wide = f"{layout} model.vocabulary_size=30000 model.layers=1"
+    config, _ = load(Settings(tmp_path / "config.yaml", wide))
+    train = config.train
+    limit = 4 * train.micro_batch * train.sequence_length * config.model.vocabulary_size // 8
+    for module in ("config.memory", "models.loss"):
+        monkeypatch.setattr(f"trainfleet.{module}.LOGITS_BYTES", limit)
+    reckoned = memory_of(config, is_half(config))
+    _, peak = measure(config, World(0, config.world_size, 0, Cpu()))
+    assert 0.95 * peak < reckoned.total < 1.06 * peak, f"{reckoned} for {peak}, pieces of {limit}"

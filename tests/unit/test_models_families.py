@@ -15,6 +15,7 @@ from trainfleet import models
 from trainfleet.config import sizes
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Model
+from trainfleet.models import loss as losses
 from trainfleet.models.llama import Cache
 from trainfleet.models.loss import IGNORED
 
@@ -142,16 +143,65 @@ def test_documents_packed_into_a_row_are_as_if_alone(family: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loss_in_pieces_is_the_loss(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
-    """And no tensor is as large as all logits are."""
-    model, (tokens, targets) = make(SHAPES["llama"]), batch("llama", 3)
-    whole = model(tokens, targets=targets, reduction=reduction)
-    monkeypatch.setattr("trainfleet.models.loss.LOGITS_BYTES", 50 * 120 * 4)
-    sizes: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda kept: sizes.append(kept.numel()) or kept, lambda kept: kept):
-        pieces = model(tokens, targets=targets, reduction=reduction)
-    assert pieces.item() == pytest.approx(whole.item(), rel=1e-6) and max(sizes) < 3 * LENGTH * 120
-    ours, theirs = (torch.autograd.grad(loss, [*model.parameters()]) for loss in (pieces, whole))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+def head_and_targets(format: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
+    """An output layer, what enters it [3, 40, 48], and targets of which some are not guessed."""
+    generator = torch.Generator().manual_seed(1)
+    head = nn.Linear(48, 120, bias=False)
+    with torch.no_grad():
+        head.weight.normal_(0, 0.1, generator=generator)
+    x, targets = torch.randn(3, LENGTH, 48, generator=generator), torch.randint(0, 120, (3, LENGTH), generator=generator)
+    targets[1, :5] = IGNORED
+    return head.to(format), x.to(format).requires_grad_(), targets
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("format", [torch.float32, torch.bfloat16])
+def test_a_loss_in_pieces_is_the_loss(monkeypatch: pytest.MonkeyPatch, format: torch.dtype, cast: bool) -> None:
+    """And its gradients, of weights in either format and of products that autocast casts; a step scales both by what follows."""
+    near = 1e-6 if format == torch.float32 and not cast else 2e-2
+    found = []
+    for limit in (1 << 30, 50 * 120 * 4):
+        monkeypatch.setattr(losses, "LOGITS_BYTES", limit)
+        head, x, targets = head_and_targets(format)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            loss = losses.next_token_loss(x, head, targets, "sum")
+        with torch.no_grad():
+            assert losses.next_token_loss(x, head, targets, "sum").item() == pytest.approx(
+                loss.item(), rel=1e-3 if cast else 1e-6
+            )
+        found.append((loss.detach(), *torch.autograd.grad(loss * 3, (x, head.weight))))
+    whole, pieces = found
+    for mine, other in zip(pieces, whole, strict=True):
+        assert mine.dtype == other.dtype
+        assert float((mine - other).float().norm() / other.float().norm()) < near
+
+
+def test_a_loss_in_pieces_computes_no_product_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps nothing as large as all logits are."""
+    head, x, targets = head_and_targets(torch.float32)
+    flops, kept = [], list[int]()
+    for limit in (1 << 30, 50 * 120 * 4):
+        monkeypatch.setattr(losses, "LOGITS_BYTES", limit)
+        kept.clear()
+        with (
+            FlopCounterMode(display=False) as counter,
+            torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.numel()) or each, lambda each: each),
+        ):
+            losses.next_token_loss(x, head, targets).backward()
+        flops.append(counter.get_total_flops())
+    assert flops[1] <= flops[0] == 3 * 2 * 3 * LENGTH * 48 * 120  # one of the three in place, which is not counted
+    assert max(kept) < 3 * LENGTH * 120
+
+
+def test_a_loss_in_pieces_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "LOGITS_BYTES", 50 * 120 * 4)
+    head, x, targets = head_and_targets(torch.float32)
+    graphs = list[object]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(losses.next_token_loss, fullgraph=True, backend=backend)
+    assert compiled(x, head, targets).item() == pytest.approx(losses.next_token_loss(x, head, targets).item(), rel=1e-6)
+    assert len(graphs) == 1

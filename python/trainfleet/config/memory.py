@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
-from .activations import Flow, flow_of
+from .activations import FULL, Flow, flow_of
 from .families import FAMILIES
 from .neuron import is_xla
 from .precision import casts
@@ -231,11 +231,24 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
     family, train, model = FAMILIES[config.model.family], config.train, config.model
     guessed = train.micro_batch * family.guesses(train.sequence_length) / train.layout.context
     logits = 4 * guessed * model.vocabulary_size / train.layout.tensor
-    if family.causal and train.layout.tensor == 1:
-        logits = min(logits, LOGITS_BYTES)  # models/loss.py
-    copies = LOSS if train.layout.tensor == 1 else LOSS + 1
     layer = width * model.vocabulary_size * model.hidden_size / train.layout.tensor
+    if family.causal and train.layout.tensor == 1 and logits > LOGITS_BYTES:
+        return _pieces(config, width, flow)
+    copies = LOSS if train.layout.tensor == 1 else LOSS + 1
     return max(copies * logits, logits + layer + flow.gradient)
+
+
+def _pieces(config: Config, width: int, flow: Flow) -> float:
+    """Bytes of a loss in pieces (models/loss.py, Pieces): one piece's logits, in fp32 and for products, beside both gradients.
+
+    After the last piece, both gradients are there as they were computed and as they go on.
+    """
+    numbers = config.model.vocabulary_size * config.model.hidden_size
+    logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
+    layer, product = width, 0
+    if casts(config):  # a piece's product is cast, and added to what is not: a CPU makes a copy of it in that format first
+        layer, product = FULL, width + FULL
+    return max(logits + (layer + product) * numbers, 2 * layer * numbers + flow.gradient) + flow.gradient
 
 
 def _exchanged(config: Config, stage: Stage) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..config.memory import LOGITS_BYTES
 
@@ -25,17 +25,69 @@ def next_token_loss(
 ) -> Tensor:
     """Cross-entropy of every position of x [B, T, D] against targets [B, T].
 
-    Where all logits would take more than LOGITS_BYTES, they are computed piece by piece, and again for the backward pass; torch's
-    own linear_cross_entropy (2.13) is neither compiled nor of slices of the vocabulary. Where a rank has a part of the sequence,
-    it has a slice of the vocabulary too, and all goes at once.
+    Where all logits would take more than LOGITS_BYTES, they are computed piece by piece, and once: a piece's gradients are
+    computed with its loss (`Pieces`). Where a rank has a part of the sequence, it has a slice of the vocabulary too, and all
+    goes at once.
     """
     pieces = -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES) if x.shape[:2] == targets.shape else 1
-    if pieces == 1:
+    if pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1:  # no plain matrix, or a bias too
         return _surprise(head, x, targets, reduction, surprise)
-    parts = zip(x.flatten(0, 1).chunk(pieces), targets.flatten().chunk(pieces), strict=True)
-    losses = [checkpoint(_surprise, head, *part, "sum", surprise, use_reentrant=False) for part in parts]
-    total = torch.stack(losses).sum()
+    x, targets = x.flatten(0, 1), targets.flatten()
+    if torch.is_grad_enabled():
+        total: Tensor = Pieces.apply(x, head.weight, targets, pieces)  # type: ignore[no-untyped-call]
+    else:
+        parts = zip(x.chunk(pieces), targets.chunk(pieces), strict=True)
+        total = torch.stack([_surprise(head, *part, "sum", surprise) for part in parts]).sum()
     return total / targets.numel() if reduction == "mean" else total
+
+
+class Pieces(torch.autograd.Function):
+    """The summed cross-entropy of x [N, D] through a matrix [V, D], in pieces of x, with the gradients computed on the way.
+
+    So no piece's logits are kept or computed twice: the product x W is 1 of 3 that the head takes, and a backward pass that
+    computes the logits again makes it 4. torch.utils.checkpoint, which would, does not run on PyTorch/XLA (2.9), and once it
+    is compiled it saves nothing, as the backward pass computes all logits before it uses any (torch 2.13). torch's own
+    linear_cross_entropy (2.13) is not compiled.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, pieces: int) -> Tensor:
+        total = torch.zeros((), device=x.device)
+        to_x, to_weight = [], torch.zeros_like(weight)
+        for part, wanted in zip(x.chunk(pieces), targets.chunk(pieces), strict=True):
+            logits = F.linear(part, weight)
+            format, logits = logits.dtype, logits.float()
+            loss, slope = surprise_and_slope(logits, wanted)
+            slope = slope.to(format)
+            total = total + loss
+            to_x.append((slope @ weight).to(x.dtype))
+            add_product(to_weight, slope.t(), part)
+        ctx.save_for_backward(torch.cat(to_x), to_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        to_x, to_weight = ctx.saved_tensors
+        return to_x * gradient, to_weight * gradient, None, None
+
+
+def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed cross-entropy of fp32 logits [N, V], and its gradient to them, which takes their place."""
+    guessed = (targets != IGNORED)[:, None]
+    places = torch.where(guessed, targets[:, None], 0)
+    largest, wanted = logits.amax(1, keepdim=True), logits.gather(1, places)
+    slope = logits.sub_(largest).exp_()
+    sums = slope.sum(1, keepdim=True)
+    slope.div_(sums).scatter_add_(1, places, -torch.ones_like(wanted)).mul_(guessed)
+    return torch.where(guessed, largest + sums.log() - wanted, 0).sum(), slope
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds a product of matrices to a total, in place; without a copy of it where all have one number format."""
+    if total.dtype == left.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:  # products are cast (autocast), and the weights are not
+        total.add_(left @ right.to(left.dtype))
 
 
 def _surprise(head: nn.Linear, x: Tensor, targets: Tensor, reduction: str, surprise: Surprise) -> Tensor:
