@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainfleet import devices
+from trainfleet import devices, models
 from trainfleet.config import schema
 from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
@@ -197,3 +197,32 @@ def test_any_node_tells_that_no_launcher_is_left_once_and_goes_on_where_it_can_t
     assert [(event["event"], event["node"]) for event in run.read_events()] == [("orphaned", 1)]
     (tmp_path / "file").touch()
     leave_alone(Run(tmp_path / "file"), vote, World(0, 1, 0, Cpu()), 121.0)
+
+
+class Philox(Cpu):
+    """A device that draws other numbers than the host from the same seed, as CUDA's does."""
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed ^ 0x5A5A5A)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_first_weights_are_those_of_every_layout_on_every_device(tmp_path: Path, family: str) -> None:
+    """Replicas draw where the device draws, as a divided model does: else a layout chosen by `auto` would change a run."""
+    from trainfleet.config import Settings, load
+    from trainfleet.engine.parallel import Replicas
+    from trainfleet.engine.parallel.division import divide
+    from trainfleet.engine.world import join
+
+    (tmp_path / "config.yaml").write_text(
+        "name: x\nmodel: {layers: 2, hidden_size: 32, heads: 4, kv_heads: 4, intermediate_size: 64, tie_embeddings: true,"
+        f" family: {family}}}\nfleet: {{nodes: 1, ranks_per_node: 1}}\ntrain: {{micro_batch: 1, compile: false, precision: fp32}}\n"
+    )
+    config = load(Settings(tmp_path / "config.yaml"))[0]
+    with join(Philox()) as world:
+        ours, theirs = Replicas(config, world).weights(), divide(config, world.device, torch.float32).weights()
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    hosts = models.build(config.model)
+    hosts.initialize(config.train.seed)
+    assert not torch.equal(ours["lm_head.weight"], hosts.state_dict()["lm_head.weight"]), "the stand-in draws as the host does"

@@ -15,7 +15,7 @@ from .. import optimizer
 from ..batches import Batch
 from ..meter import Stopwatch
 from ..world import World
-from . import blocks, gradients
+from . import blocks, gradients, own_weights
 from .parts import Held
 
 
@@ -30,9 +30,9 @@ class Replicas(Held):
         self.precision = precision
         self.data, self.ways = world.rank, world.size
         self.micro_batches = train.global_batch // (world.size * train.micro_batch)
-        model = models.build(config.model)
-        model.initialize(train.seed)
-        model.to(self.device.torch_device)
+        with torch.device("meta"):
+            model = models.build(config.model)
+        own_weights.draw(model, train.seed, self.device, torch.float32)
         super().__init__(model, optimizer.build(model, train, self.device, precision), train.gradient_clip)
         parts = list(model.get_submodule(model.plan.blocks).children())
         blocks.recompute(parts, train.recompute, self.device)
