@@ -208,13 +208,17 @@ def fork(rank: int, ranks: int, port: str, run: str) -> int:
 
 
 def run_all(arguments: list[str]) -> None:
-    """Runs each triple of arguments, one after the other; exits at the first that fails."""
+    """Runs each triple of arguments, one after the other; those that failed are told at the end."""
+    failed: dict[str, list[int]] = {}
     for first in range(0, len(arguments), 3):
         count, port, run = int(arguments[first]), *arguments[first + 1 : first + 3]
         children = [fork(rank, count, port, run) for rank in range(count)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         if any(codes):
-            sys.exit(max(codes, key=abs))
+            failed[run] = codes
+    if failed:
+        print(f"runs that failed, with the exit codes of their ranks: {failed}", flush=True)
+        sys.exit(max((code for codes in failed.values() for code in codes), key=abs))
 
 
 if __name__ == "__main__":

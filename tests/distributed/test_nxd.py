@@ -52,6 +52,17 @@ def test_every_layout_trains_as_one_process_without_nxd(bench: Bench, family: st
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-4), (name, ours["step"], key)
 
 
+def test_documents_are_kept_apart_in_validation_too(bench: Bench) -> None:
+    """Of 5 sequences a rank has 2 or 3, and fills up with padding, which must have documents as well."""
+    values = {"train.separate_documents": "true", "train.steps": 2, "train.validate_every": 1, "train.validation_sequences": 5}
+    alone = bench.prepare("documents-alone", 1, **COMMON | values)
+    run, size = prepare(bench, "documents", "dp2-zero1", **values)
+    bench.train_all([(alone, 1)])
+    bench.train_all([(run, size)], PROGRAM)
+    for ours, theirs in zip(ranks.metrics(run), ranks.metrics(alone), strict=True):
+        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-4)
+
+
 def test_a_killed_run_goes_on_exactly(bench: Bench) -> None:
     """NxD's own loading would shard the weights before it has loaded them (since SDK 2.22): ours ends on the same bits."""
     whole, size = prepare(bench, "whole", "dp2-zero1")

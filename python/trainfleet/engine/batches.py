@@ -17,6 +17,7 @@ from ..config.types import Train
 from ..data.dataset import Dataset
 from ..data.masking import Masked
 from ..devices import Device
+from ..models.loss import IGNORED
 
 
 class Batch(NamedTuple):
@@ -37,6 +38,11 @@ class Batch(NamedTuple):
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with each of its tensors changed."""
         return Batch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))
+
+    def blank(self, count: int) -> Batch:
+        """`count` sequences of padding with all that a sequence of this batch has; they have no loss."""
+        padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
+        return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
 
 
 def join(batches: Sequence[Batch]) -> Batch:

@@ -28,7 +28,6 @@ from ... import models
 from ...config import Config
 from ...devices.base import Lazy
 from ...errors import RunError
-from ...models.loss import IGNORED
 from ...models.network import Network
 from ..batches import Batch, filled
 from ..meter import Stopwatch
@@ -76,7 +75,7 @@ class Nxd:
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
         self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
-        self.tail: tuple[int, ...] = ()  # what an input's token consists of: of one number, or of that and a segment's
+        self.like: Batch | None = None  # the newest batch that it was trained on
         with torch.device("meta"):
             self.root = models.build(config.model)
         if layout.tensor > 1:
@@ -164,13 +163,13 @@ class Nxd:
         self.compiled = self.device.compilations()
         if self.stages:
             given = [batch for _, batch in batches]
-            self.tail = tuple(given[0].inputs.shape[2:])
+            self.like = given[0]
             with watch.part("pipeline"):
                 loss = self.stages.train(given)
             return self._zero() if loss is None else loss * self.depth  # the last stage alone has one
         total = self._zero()
         for _, batch in batches:
-            self.tail = tuple(batch.inputs.shape[2:])
+            self.like = batch
             with watch.own_work(), self._format():
                 loss = self.model(batch.inputs, **batch.named) / self.micro_batches
             with watch.part("backward"):
@@ -206,7 +205,8 @@ class Nxd:
         self.root.eval()
         passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.stages else passes
-        given = list(filled(batches, passes, self._blank()))
+        assert self.like, "validation comes after a step"
+        given = list(filled(batches, passes, self.like.blank(self.size)))
         for start in range(0, len(given), self.micro_batches) if self.stages else ():
             assert self.stages
             mean = self.stages.evaluate(given[start : start + self.micro_batches])
@@ -217,11 +217,6 @@ class Nxd:
             self.device.settle()
         self.root.train()
         return total / self.grid.slices
-
-    def _blank(self) -> Batch:
-        """A micro-batch of padding, which has no loss."""
-        tokens = torch.zeros((self.size, self.length, *self.tail), dtype=torch.int64, device=self.device.torch_device)
-        return Batch(tokens, torch.full((self.size, self.length), IGNORED, device=self.device.torch_device))
 
     def _format(self) -> AbstractContextManager[object]:
         return self.device.autocast(torch.bfloat16) if self.casts else nullcontext()
