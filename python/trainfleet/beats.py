@@ -34,7 +34,7 @@ class Beat(NamedTuple):
     phase_seconds: float
     time: float
     step_seconds: float = 0.0  # that the newest completed step took
-    busy_seconds: float = 0.0  # of these in the rank's own work, without waiting for others
+    busy_seconds: float = 0.0  # of a step in the rank's own work on its device, without waiting for others; 0: not known
 
 
 MAGIC = b"TFB2"

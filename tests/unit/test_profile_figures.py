@@ -13,14 +13,20 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
+from trainfleet.beats import Beat
 from trainfleet.config import Settings, load
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.devices.cpu import Cpu
+from trainfleet.devices.cuda import Cuda
+from trainfleet.devices.neuron import Neuron
+from trainfleet.devices.neuron_xla import NeuronXla
+from trainfleet.engine.meter import Reading, Stopwatch
 from trainfleet.engine.profile import merge, summarize
 from trainfleet.errors import ConfigError
 from trainfleet.launch.settings import sized
 from trainfleet.plan.measurement import counts_of, measured, measures_of, steady
 from trainfleet.report import profile, scaling
 from trainfleet.runs import Run
+from trainfleet.watchdog import is_slow
 
 CONFIG = """
 name: base
@@ -90,6 +96,68 @@ def test_what_backward_waits_for_when_all_is_computed_is_communication() -> None
             loss.backward()
             now[0] += 3.0
         assert watch.parts() == parts
+
+
+class Queue:
+    """A device that the host only gives work to: it is done later, one after the other, and its clock is not the host's."""
+
+    def __init__(self) -> None:
+        self.until = 0.0  # when all that was given so far will be done
+
+    def work(self, seconds: float) -> None:
+        self.until += seconds
+
+    def clock(self) -> Reading:
+        moment = self.until
+        return lambda: moment
+
+
+class Takes(nn.Module):
+    """A block that takes the device so many seconds, after weights that it waits for as long as others take."""
+
+    def __init__(self, queue: Queue, seconds: float, waits: float) -> None:
+        super().__init__()
+        self.queue, self.seconds = queue, seconds
+        self.register_forward_pre_hook(lambda *_: queue.work(waits))  # as FSDP's gathers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.queue.work(self.seconds)
+        return x
+
+
+def judged(seconds: float, waits: float, by_blocks: bool) -> float:
+    """What a rank's heartbeat says of its own work, after ten steps on a device; each forward pass has three blocks."""
+    queue, heart = Queue(), SimpleNamespace(at=lambda *_: None, busy=0.0)
+    watch = Stopwatch(0.0, heart=heart, clock=queue.clock)  # type: ignore[arg-type]
+    blocks = [Takes(queue, seconds, waits) for _ in range(3)]
+    if by_blocks:
+        watch.hear_blocks(blocks)
+    for step in range(1, 11):
+        watch.begin(step, sampled=step == 10)
+        with watch.own_work():
+            for block in blocks:
+                block(torch.zeros(1))
+        queue.work(5.0)  # the backward pass, and gradients that are summed over ranks
+        if step == 1:
+            queue.work(100.0)
+            watch.first_step()
+    assert heart.busy == 0.0, "nothing is read before the device is waited for"
+    watch.tell()
+    return float(heart.busy)
+
+
+@pytest.mark.parametrize(("by_blocks", "waits"), [(False, 0.0), (True, 0.0), (True, 0.7)])
+def test_a_rank_is_slow_by_its_device_s_time_and_not_by_when_the_host_had_launched(by_blocks: bool, waits: float) -> None:
+    """The host launches at once on every rank. A device that is throttled takes longer; one that waits for it does not."""
+    usual, slow = (judged(seconds, waits, by_blocks) for seconds in (0.1, 0.3))
+    assert (usual, slow) == (pytest.approx(0.3), pytest.approx(0.9))
+    beats = [Beat(rank, rank, 1, 1, "step", 10, 0.0, 0.0, 3.0, busy) for rank, busy in enumerate((usual, slow, usual, usual))]
+    busy = sorted(beat.busy_seconds for beat in beats)
+    assert [beat.rank for beat in beats if is_slow(beat, busy)] == [1]
+
+
+def test_no_rank_is_judged_by_a_clock_that_only_sees_the_host() -> None:
+    assert not NeuronXla.tells_time and all(kind.tells_time for kind in (Cpu, Cuda, Neuron))
 
 
 def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:

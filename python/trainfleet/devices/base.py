@@ -36,6 +36,7 @@ class Device(Protocol):
     fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
     casts: bool  # whether fp32 weights are cast for each product of bf16; else once for all of a step's, as ranks gather them
     lazy: bool  # whether it is a `Lazy` one
+    tells_time: bool  # whether `clock` is of what the device does; else of when the host recorded it, and no rank is judged by it
     executes: bool  # False where programs are only recorded, to be compiled ahead: what is read back means nothing
 
     def start(self) -> None:
@@ -119,7 +120,7 @@ class Usual:
     """What most devices do alike, for the classes of `Device`."""
 
     gradient_sums, loss_sums = torch.float32, torch.float64
-    fused_adamw = executes = True
+    fused_adamw = executes = tells_time = True
     casts = lazy = False
 
     def joined(self, rank: int, size: int) -> None:

@@ -29,6 +29,7 @@ class NeuronXla(Core):
     kind = "neuron_xla"
     backend = "xla"
     lazy = True
+    tells_time = False
 
     def __init__(self, index: int) -> None:
         """The core number `index` of this node; PJRT's client is not made before `start`.

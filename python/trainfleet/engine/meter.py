@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from torch import Tensor, nn
+from torch.compiler import disable
 from torch.profiler import record_function
 
 from ..heartbeat import Heart
 
+STEPS_JUDGED = 10  # at most, since the device's clock was read last: slowness is that of a mean of them
 Item = TypeVar("Item")
 Reading = Callable[[], float]  # seconds on a device's clock, once the device has passed the event (devices/base.py)
 
@@ -43,7 +46,9 @@ class Stopwatch:
         self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
         self.computed: list[Reading] = []  # when the last gradient of the backward pass was computed
         self.position = "load", 0  # phase and step
-        self.own = 0.0  # seconds of this step that this rank worked for itself, not waiting for others
+        # Of the newest steps: from when to when this rank worked for itself, not waiting for others.
+        self.work: deque[list[tuple[Reading, Reading]]] = deque(maxlen=STEPS_JUDGED)
+        self.by_blocks = False  # whether blocks are timed one by one
         self.startup = 0.0
         self.to_first_step = 0.0
         self.reached: dict[str, float] = {}  # on the way to the first step: seconds from the command until then
@@ -59,17 +64,53 @@ class Stopwatch:
         """A step begins; an attempt's first one may compile."""
         self.at_step(step)
         self.sampled, self.spans = sampled, []
-        if self.heart:
-            self.heart.busy, self.own = self.own, 0.0
+        self.work.append([])
         self._at("step" if self.to_first_step else "compile", step)
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times work that waits for no other rank: a rank that needs longer for it than the others is slow."""
-        began = time.perf_counter()
-        with self.part("forward"):
+        """Times a forward pass on the device's clock: the host may long be ahead, and knows nothing of a device that is slow.
+
+        It is this rank's own work, unless blocks in it wait for the weights of others: then `hear_blocks` times those alone.
+        """
+        began = self.clock()
+        with record_function("forward") if self.sampled else nullcontext():
             yield
-        self.own += time.perf_counter() - began
+        ended = self.clock()
+        if self.sampled:
+            self.spans.append(("forward", began, ended))
+        if not self.by_blocks:
+            self._worked(began, ended)
+
+    def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
+        """Takes for own work what blocks do once their weights are there, and not how long these were waited for.
+
+        To be called when whatever gathers weights has its hooks, as those must run before ours do.
+        """
+        self.by_blocks = True
+        for block in blocks:
+            began: list[Reading] = []
+
+            def begin(*_: object, began: list[Reading] = began) -> None:
+                began[:] = [self.clock()]
+
+            def end(*_: object, began: list[Reading] = began) -> None:
+                if began:
+                    self._worked(began.pop(), self.clock())
+
+            for hook, register in ((begin, block.register_forward_pre_hook), (end, block.register_forward_hook)):
+                register(disable(hook))  # type: ignore[no-untyped-call]  # it is no part of what is compiled
+
+    def _worked(self, began: Reading, ended: Reading) -> None:
+        if self.work:
+            self.work[-1].append((began, ended))
+
+    def tell(self) -> None:
+        """Tells the heartbeat how long a step's own work took, of the newest steps; the device must be past them."""
+        seconds = [sum(ended() - began() for began, ended in step) for step in self.work if step]
+        self.work.clear()
+        if self.heart and seconds:
+            self.heart.busy = sum(seconds) / len(seconds)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -122,6 +163,7 @@ class Stopwatch:
 
     def first_step(self) -> None:
         self.to_first_step = self.reached["first_step"] = self.total
+        self.work.clear()  # it was compiled too, which takes one rank longer than another
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -96,6 +96,8 @@ class Trainer:
         """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the device."""
         skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
+        if self.device.tells_time:
+            self.watch.tell()
         if recorder:
             meters = self.device.meters() | (self.scale.meters() if self.scale else {})
             recorder.step(loss, norm, valid_loss, skipped, self.device.memory_used(), meters)

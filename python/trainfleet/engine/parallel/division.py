@@ -14,7 +14,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from ... import models
 from ...config import Config
 from ...devices import Device
-from ...models.loss import IGNORED
 from ...models.network import Network
 from .. import optimizer
 from ..batches import Batch, filled, join
@@ -92,10 +91,10 @@ class Division(Held):
         """`tied`: parameters that are also the head's; `precision`: the format of products."""
         super().__init__(model, optimizer.build(model, config.train, device, precision), config.train.gradient_clip)
         self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
-        self.zero, self.size, self.length = config.train.layout.zero, config.train.micro_batch, config.train.sequence_length
-        self.data, self.ways, self.separate = mesh.data, mesh.ways, config.train.separate_documents
+        self.zero, self.size = config.train.layout.zero, config.train.micro_batch
+        self.data, self.ways = mesh.data, mesh.ways
         self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
-        self.tail: tuple[int, ...] = ()  # what an input's token consists of: of one number, or of that and a segment's
+        self.like: Batch | None = None  # the newest batch
         self.tie: Tie | None = None
         self.pipeline: Pipeline | None = None
         if mesh.layout.pipeline > 1:
@@ -105,6 +104,8 @@ class Division(Held):
     def listen(self, watch: Stopwatch) -> None:
         if self.mesh.grid.size() > 1 and not self.pipeline:  # a schedule's passes overlap: no moment is the last
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
+        if self.mesh.sharing().size() > 1 and not self.pipeline:
+            watch.hear_blocks(blocks_of(self.model))
 
     def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
         with self._sliced():
@@ -161,20 +162,17 @@ class Division(Held):
 
     def _fill(self, batches: Iterable[Batch], most: int) -> Iterator[Batch]:
         """The batches, each padded to the micro-batch's size, and then batches of padding alone."""
-        size, length = self.size, self.length
-        passes = -(-most // size)
+        passes = -(-most // self.size)
         passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
-        tokens = torch.zeros((size, length, *self.tail), dtype=torch.int64, device=self.device.torch_device)
-        documents = torch.zeros_like(tokens, dtype=torch.int32) if self.separate else None
-        blank = Batch(tokens, torch.full((size, length), IGNORED, device=self.device.torch_device), documents)
-        return filled(batches, passes, blank)
+        assert self.like, "validation comes after a step"
+        return filled(batches, passes, self.like.blank(self.size))
 
     def clip(self, limit: float) -> Tensor:
         return gradients.clip(self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset())
 
     def part(self, batch: Batch) -> Batch:
         """The positions of a batch that are this rank's."""
-        positions, self.tail = self.model.positions, tuple(batch.inputs.shape[2:])
+        positions, self.like = self.model.positions, batch
         if self.mesh.context_group is None or positions is None:
             return batch
         return batch.each(lambda tokens: tokens.index_select(1, positions))
