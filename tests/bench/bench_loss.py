@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainfleet.models import loss
 
-TOKENS, WIDTH, VOCABULARY, PIECE = 2_048, 512, 128_256, 1 << 28
+TOKENS, WIDTH, VOCABULARY, PIECE = 512, 256, 128_256, 1 << 26
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -59,7 +59,7 @@ def turn(way: str, format: str) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert head.weight.grad is not None
     norm = float(head.weight.grad.float().norm())
-    print(json.dumps({"seconds": seconds, "MiB": peak / 1024, "loss": float(value), "norm": norm}))
+    print(json.dumps({"seconds": seconds, "MiB": peak / 1024, "loss": value.item(), "norm": norm}))
 
 
 def main(pairs: int) -> None:
