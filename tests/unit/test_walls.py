@@ -40,6 +40,7 @@ GROUND = {
     "streams",
     "travel",
     "contents",
+    "intent",
     "cpu_speed",
     "folder_sync",
     "cloudwatch",

@@ -6,13 +6,15 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from ..config import Config, exports
 from ..errors import BackendError
+from ..intent import Found, Intent
 from ..lease import is_held, read_holder
-from ..nodes import errand, leftovers, removal
+from ..nodes import errand, intents, leftovers, removal
 from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason, settled
 from ..nodes.fetch import fetch
 from ..nodes.fleet import open_fleet
@@ -24,6 +26,7 @@ from ..nodes.transport import Transport
 from ..plan.request import Artifact
 from ..runs import Run
 
+NOTICE, FEW = 20.0, 4  # seconds for a host to answer about an intent; hosts that are asked which of them answers
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 LARGEST = 1 << 20  # bytes of a config
 HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
@@ -81,6 +84,38 @@ class Hosts:
 
     def is_running(self) -> bool:
         return is_held(read_holder(self.run.folder), self.now)
+
+    def declare(self, intent: Intent) -> Found | None:
+        """Nothing where no host answers, or the shared folder can't be written: what launches says that, by host."""
+        found = self.declared()
+        if found and not found.gone:
+            return found
+        command = intents.leave(self.folder, self.run.name, intent, found.intent.token if found else "")
+        now = self._found(self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE))
+        return now if now and now.intent.token != intent.token else None
+
+    def declared(self, touch: bool = False) -> Found | None:
+        return self._found(self.transport.ask(self._first(), intents.look(self.folder, self.run.name, touch), timeout=NOTICE))
+
+    def withdraw(self, intent: Intent, begun: bool) -> None:
+        self.transport.ask(self._first(), intents.withdraw(self.folder, self.run.name, intent, begun), timeout=NOTICE)
+
+    def _found(self, answer: Result | Failure) -> Found | None:
+        """The intent that a host has told of; where it is unknown, the next host is asked the next time."""
+        answer = settled(answer)
+        if isinstance(answer, Failure):
+            self.door = None
+            return None
+        with suppress(Implausible):
+            return intents.read_found(answer.stdout)
+        return None
+
+    def _first(self) -> Host:
+        """A host that answers: the last one that did, or else one of the first few; the first where none does."""
+        if self.door is None:
+            few = self.transport.hosts[:FEW]
+            self.door = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
+        return self.door or self.transport.hosts[0]
 
     def ask_to_stop(self) -> None:
         self.head.ask_to_stop(self.door or self.transport.hosts[0])

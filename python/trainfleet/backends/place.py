@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, Self
 
+from .. import intent as intents
 from ..config import Config
 from ..errors import BackendError
+from ..intent import Found, Intent
 from ..runs import Run, is_locked
 
 
@@ -29,6 +31,9 @@ class Place(Protocol):
     supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes that left no log there;
                   BackendError when it does not answer
     is_running    whether a launcher was at work on the run at the last refresh
+    declare       leaves the intent of a launch there; nothing is done, and the other's returned, where one is under way
+    declared      the intent that is there now; None where there is none. `touch`: it is ours, and goes on
+    withdraw      removes this intent; where the run has not `begun` also the request to stop, which was obeyed
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
     remove        deletes such folders, of a dataset's only what the program wrote; what it left, as it is somebody else's
@@ -46,6 +51,9 @@ class Place(Protocol):
     def refresh(self) -> None: ...
     def supplement(self, folder: Path) -> None: ...
     def is_running(self) -> bool: ...
+    def declare(self, intent: Intent) -> Found | None: ...
+    def declared(self, touch: bool = False) -> Found | None: ...
+    def withdraw(self, intent: Intent, begun: bool) -> None: ...
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
     def remove(self, folders: Iterable[str]) -> list[str]: ...
@@ -73,6 +81,17 @@ class Here:
 
     def is_running(self) -> bool:
         return is_locked(self.run.folder)
+
+    def declare(self, intent: Intent) -> Found | None:
+        return intents.leave(self.run, intent)
+
+    def declared(self, touch: bool = False) -> Found | None:
+        if touch:
+            intents.touch(self.run)
+        return intents.read(self.run)
+
+    def withdraw(self, intent: Intent, begun: bool) -> None:
+        intents.withdraw(self.run, intent, begun)
 
     def ask_to_stop(self) -> None:
         self.run.ask_to_stop()

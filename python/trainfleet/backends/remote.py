@@ -11,9 +11,11 @@ from typing import Self
 
 from .. import contents, s3
 from ..config import Config
+from ..contents import INTENT
 from ..door import show
 from ..errors import BackendError, S3Error
 from ..folder_sync import FolderSync, file_of
+from ..intent import QUIET, Found, Intent, parse
 from ..lease import read_holder
 from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
@@ -101,6 +103,38 @@ class Bucket:
         with _as_backend():
             times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
             return bool(times) and s3.clock(self.address) - max(times) < seconds
+
+    def declare(self, intent: Intent) -> Found | None:
+        found = self.declared()
+        if found and not found.gone:
+            return found
+        with _as_backend():
+            s3.remove(f"{self.address}/asked/stop")
+            before = s3.read_version(self._intent)
+            done = s3.write_if(self._intent, intent.text.encode(), before[1] if before else "")
+        return None if done else self.declared()
+
+    def declared(self, touch: bool = False) -> Found | None:
+        with _as_backend():
+            intent = parse((s3.read(self._intent) or b"").decode(errors="replace"))
+            times = [found.modified for found in s3.list_objects(self._intent)]
+            if intent is None or not times:
+                return None
+            found = Found(intent, s3.clock(self._intent) - max(times), bool(s3.list_objects(f"{self.address}/asked/stop")))
+            if touch and found.age > QUIET / 4:
+                s3.write(self._intent, intent.text.encode())
+            return found
+
+    def withdraw(self, intent: Intent, begun: bool) -> None:
+        found = self.declared()
+        if found and found.intent.token == intent.token:
+            with _as_backend():
+                s3.remove_all([self._intent, *([] if begun else [f"{self.address}/asked/stop"])])
+
+    @property
+    def _intent(self) -> str:
+        """The address of a launch's intent."""
+        return f"{self.address}/{INTENT.name}"
 
     def ask_to_stop(self) -> None:
         with _as_backend():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import BackendError, RunError
-from ..launch import cleaning, whereabouts
+from ..launch import cleaning, intending, whereabouts
 from ..launch.settings import run_named
 from .variables import Variables, flag
 
@@ -17,7 +17,8 @@ def main(variables: Variables, started: float) -> int:
     try:
         with whereabouts.place_of(variables) as place:
             place.refresh()
-            if place.is_running():
+            intent = None if place.is_running() else intending.under_way(place)
+            if place.is_running() or (intent and not intending.cancel(place, run, intent)):
                 whereabouts.stop(place, run, variables)
             whereabouts.end(variables)  # also where it did not stop by itself
             if not machines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import BackendError
-from ..launch import whereabouts
+from ..launch import intending, whereabouts
 from ..launch.settings import run_named
 from ..report.summary import status
 from .variables import Variables
@@ -14,7 +14,9 @@ def main(variables: Variables, started: float) -> int:
     try:
         with whereabouts.place_of(variables) as place:
             place.refresh()
-            alone = "" if place.is_running() else whereabouts.orphan_note(run, variables)
+            led, intent = place.is_running(), intending.under_way(place)
+            alone = "" if led or intent else whereabouts.orphan_note(run, variables)
+            alone = f"\nit is being launched: {intent}" if intent and not led else alone
     except BackendError:
         if run.results.exists():
             minutes = (started - run.results.stat().st_mtime) / 60

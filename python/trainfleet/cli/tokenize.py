@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ..launch import execution, tokenizing
-from ..launch.settings import plan_for
+from ..launch.intending import launching
+from ..launch.settings import config_of, plan_for, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    plan = plan_for(variables, ("tokenize",))
-    execution.warn(plan)
-    return tokenizing.tokenize(plan, started)
+    with launching(config_of(settings_of(variables))[0], "tokenize"):
+        plan = plan_for(variables, ("tokenize",))
+        execution.warn(plan)
+        return tokenizing.tokenize(plan, started)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from ..launch import compiling, execution, training
+from ..launch.intending import launching
 from ..launch.settings import config_of, plan_for, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     config, derived = config_of(settings_of(variables))
-    if compiling.is_due(config) and (code := compiling.compile_first(config, derived, started)):
-        return code
-    plan = plan_for(variables)
-    execution.warn(plan)
-    return training.train(plan, started)
+    with launching(config, "train"):
+        if compiling.is_due(config) and (code := compiling.compile_first(config, derived, started)):
+            return code
+        plan = plan_for(variables)
+        execution.warn(plan)
+        return training.train(plan, started)

@@ -27,6 +27,7 @@ from ..watch.attempts import persevere
 from ..watch.budget import Budget
 from ..watch.follow import ENDS, Follower, Sequel
 from ..watch.interrupts import Interrupts
+from .intending import leads
 
 TAKEOVER = 20.0  # seconds for a launcher that has lost its lease to be gone
 COMPILES = 14400.0  # seconds that compiling one program takes at most
@@ -44,9 +45,11 @@ def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
     try:
         if backend_of(config).is_here:
             with held(run):
+                leads(run)
                 yield lease
             return
         with lease, held(run, patience=TAKEOVER):  # the lease first: it makes a launcher leave that was wrongly taken for dead
+            leads(run)
             yield lease
     finally:
         try:

@@ -32,6 +32,7 @@ from ..watch.budget import Budget
 from ..watch.follow import ENDS
 from ..watch.interrupts import SIGNALS
 from . import execution
+from .intending import is_cancelled, leads
 
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
@@ -118,7 +119,12 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}
     place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token, ends)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
-    await_lease(place, sound[0], before.term if before else 0, words)
+    try:
+        await_lease(place, sound[0], before.term if before else 0, words)
+    except KeyboardInterrupt:  # nobody leads it yet, and nobody shall
+        backend.stop(backend.find(run), at_once=True)
+        raise
+    leads(run)
     return words
 
 
@@ -209,6 +215,9 @@ def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> 
             print_summary(place.run)
         return code
     except LeftAlone:
+        if is_cancelled():  # it goes before a run that was asked to stop, which is not to begin any more
+            place.ask_to_stop()
+            return follow_launcher(place, words)
         print(f"{place.run.name} goes on without this terminal")
         print("next: make train looks on again; make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED

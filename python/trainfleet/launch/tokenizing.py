@@ -11,10 +11,16 @@ from ..plan.plan import Plan
 from ..report import lengths
 from ..watch.interrupts import Interrupts
 from . import execution
+from .intending import launching
 
 
 def tokenize(plan: Plan, started: float) -> int:
     """Turns the sources into data/<name> by this plan; the command's exit code."""
+    with launching(plan.config, "tokenize"):
+        return _tokenize(plan, started)
+
+
+def _tokenize(plan: Plan, started: float) -> int:
     run = runs.run_of(plan.config.name)
     if backend_of(plan.config).hands_over:
         from .handover import hand_over  # loads SSH

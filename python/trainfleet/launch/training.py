@@ -27,6 +27,7 @@ from ..watch.follow import Sequel
 from ..watch.interrupts import Interrupts
 from ..watch.ledger import goodput, ledger
 from . import execution, preflight
+from .intending import launching
 from .settings import was_handed_over
 
 NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
@@ -34,6 +35,11 @@ NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what
 
 def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
     """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is summed up here."""
+    with launching(plan.config, "train"):
+        return _train(plan, started, summarize, sequel)
+
+
+def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -> int:
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     if backend.hands_over:
         from .handover import hand_over  # loads SSH
@@ -113,6 +119,9 @@ def launch(
     if not running:
         prepare(plan, run)
     describe(plan, run, started, restarts=restarts, **({} if running else {"status": "running"}))  # else the ranks say it
+    place.refresh()
+    if not running and run.is_asked_to_stop():
+        return conclude(run, plan.config, "stopped", {})
     seconds = {}
     for request in plan.requests:
         began, done = time.time(), run_request(plan, request, run, place, interrupts, running, sequel)
@@ -128,8 +137,7 @@ def launch(
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Leaves in the run folder what its ranks begin with."""
-    run.stop.unlink(missing_ok=True)
+    """Leaves in the run folder what its ranks begin with. A request to stop that is there came after the command (intent.py)."""
     runs.write_atomic(run.config, dump_resolved(plan.config))
     if not was_handed_over():  # else it came with the requests
         runs.write_atomic(run.given, plan.asked)

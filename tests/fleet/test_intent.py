@@ -1,0 +1,67 @@
+"""A launch on real sshd nodes that is still at its gate: another machine's stop, clean and train see it, and cancel it or follow it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.lab import Lab
+from verbs import begin, enter, finish, write_text
+
+
+def desk(folder: Path, nodes: Lab) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump({
+        "name": "soon",
+        "fleet": nodes.fleet(nodes=2),
+        "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
+        "train": {"steps": 4, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
+    }))  # fmt: skip
+    return folder
+
+
+def until(done: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(280)
+def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(pair: Lab, tmp_path: Path) -> None:
+    write_text(pair.shared / "text")
+    here, elsewhere = desk(tmp_path / "here", pair), desk(tmp_path / "elsewhere", pair)
+    enter(here, "setup")
+    run = pair.shared / "trainfleet/runs/soon"
+
+    for verb, words in (("stop", ()), ("clean", ("PURGE=1", "YES=1"))):
+        pair.cut(1)  # the survey waits for it
+        launch = begin(here, "train")
+        until(lambda: (run / "intent.json").exists())
+        assert "it is being launched: make train, typed by root" in enter(elsewhere, "status")
+        pair.join(1)
+        said = enter(elsewhere, verb, *words, timeout=90)
+        assert "asked the launch of soon to end: make train, typed by root" in said, said
+        assert "stopped" in finish(launch, code=130, timeout=30)
+        assert not pair.processes(0, "trainfleet.engine") and not (run / "results.json").exists()
+        assert not (run / "intent.json").exists() and not (run / "stop").exists()
+
+    first = begin(here, "train")
+    until(lambda: (run / "intent.json").exists())
+    second = enter(elsewhere, "train")
+    assert "soon is being launched: make train, typed by root" in second and "looking on" in second
+    finish(first)
+
+    shutil.rmtree(run)
+    killed = begin(here, "train")
+    until(lambda: (run / "intent.json").exists())
+    killed.kill()
+    killed.communicate()
+    said = enter(here, "train")
+    assert "this launch takes the place of make train, typed by root" in said and "its process has ended" in said

@@ -1,0 +1,207 @@
+"""The intent of a launch: seen by all that share the run folder, taken over when who left it is gone, and a later stop survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from s3server import serve
+from trainfleet import s3
+from trainfleet.backends.place import Here
+from trainfleet.backends.remote import Bucket
+from trainfleet.intent import QUIET, Found, mine, parse
+from trainfleet.nodes import intents
+from trainfleet.nodes.answers import Implausible
+from trainfleet.runs import run_of
+from verbs import begin, enter, finish, write_text
+
+SLOWLY = """
+import sys, time
+from trainfleet.launch import preflight
+require = preflight.require
+preflight.require = lambda config: (open("begun", "w").close(), time.sleep(float({seconds})), require(config))
+from trainfleet.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.chdir(tmp_path)
+    return Here(run_of("demo"))
+
+
+def test_one_launch_at_a_time_leaves_its_intent(here: Here) -> None:
+    first, second = mine("make train"), mine("make train")
+    here.run.folder.mkdir(parents=True)
+    here.run.ask_to_stop()
+    assert here.declare(first) is None and not here.run.stop.exists(), "an older request is over"
+    assert here.declare(second).intent == first  # type: ignore[union-attr]
+    here.run.ask_to_stop()
+    assert here.declared().asked  # type: ignore[union-attr]
+    here.withdraw(second, begun=False)
+    assert here.declared() is not None and here.run.stop.exists(), "another's intent stays"
+    here.withdraw(first, begun=True)
+    assert here.declared() is None and here.run.stop.exists(), "the run obeys it"
+    assert here.declare(first) is None
+    here.run.ask_to_stop()
+    here.withdraw(first, begun=False)
+    assert not here.run.folder.exists(), "a folder that was made for it goes with it"
+
+
+def test_a_launch_is_gone_with_its_process_at_once_here_and_elsewhere_once_it_is_silent() -> None:
+    alive, pid = mine("make train"), os.getpid()
+    assert not Found(alive, 10 * QUIET).gone
+    ended = replace(alive, process=alive.process.replace(f"{pid} ", f"{pid} 1", 1))
+    assert "its process has ended" in Found(ended, 0.0).gone
+    rebooted = replace(alive, process=f"{pid} 77 another-boot")
+    assert not Found(rebooted, 1.0).gone and "its machine was rebooted" in Found(rebooted, QUIET + 1).gone
+    elsewhere = replace(alive, host="laptop")
+    assert not Found(elsewhere, QUIET - 1).gone and "nothing was heard" in Found(elsewhere, QUIET + 1).gone
+
+
+def test_a_launch_that_was_killed_is_told_and_taken_over(here: Here) -> None:
+    assert here.declare(replace(mine("make train"), process="1 0 -", host=platform.node())) is None
+    os.utime(here.run.folder / "intent.json", (0, 0))
+    assert here.declared().gone  # type: ignore[union-attr]
+    second = mine("make train")
+    assert here.declare(second) is None and here.declared().intent == second  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"user": 1}', "\x00", json.dumps(asdict(mine("x")) | {"process": "9" * 5000}),
+                                  json.dumps(asdict(mine("x")) | {"user": "a\x1b[2Jb"})])  # fmt: skip
+def test_a_hostile_intent_is_none(here: Here, text: str) -> None:
+    here.run.folder.mkdir(parents=True)
+    (here.run.folder / "intent.json").write_text(text)
+    assert parse(text) is None and here.declared() is None
+
+
+def shell(command: str, stdin: str = "") -> Found | None:
+    said = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, text=True, check=True)
+    return intents.read_found(said.stdout)
+
+
+def test_a_host_leaves_reads_and_removes_it_as_this_machine_does(here: Here) -> None:
+    shared, first, second = str(Path.cwd()), mine("make train"), mine("make train")
+    assert shell(intents.look(shared, "demo", touch=True)) is None
+    assert shell(intents.leave(shared, "demo", first, ""), first.text).intent == first  # type: ignore[union-attr]
+    assert shell(intents.leave(shared, "demo", second, ""), second.text).intent == first  # type: ignore[union-attr]
+    assert here.declared().intent == first  # type: ignore[union-attr]
+    here.run.ask_to_stop()
+    found = shell(intents.look(shared, "demo", touch=True))
+    assert found is not None and found.asked and found.age < 5
+    assert shell(intents.leave(shared, "demo", second, first.token), second.text).intent == second  # type: ignore[union-attr]
+    assert not here.run.stop.exists()
+    shell(intents.withdraw(shared, "demo", first, True))
+    assert here.declared().intent == second  # type: ignore[union-attr]
+    shell(intents.withdraw(shared, "demo", second, False))
+    assert not here.run.folder.exists()
+
+
+@pytest.mark.parametrize("text", ["x\n{}", "1 maybe\n{}", "\x1b[2J\n"])
+def test_what_a_host_says_of_it_is_checked(text: str) -> None:
+    with pytest.raises(Implausible):
+        intents.read_found(text)
+
+
+def test_it_is_in_the_bucket_where_nodes_share_no_disk(here: Here) -> None:
+    with serve(lambda application: application):
+        place, first, second = Bucket(run_of("demo"), "s3://bucket/some", "set"), mine("make train"), mine("make train")
+        place.ask_to_stop()
+        assert place.declare(first) is None and place.declare(second).intent == first  # type: ignore[union-attr]
+        found = place.declared(touch=True)
+        assert found is not None and not found.asked and found.age < 5
+        place.ask_to_stop()
+        assert place.declared().asked  # type: ignore[union-attr]
+        place.withdraw(first, begun=False)
+        assert place.declared() is None and not s3.list_objects("s3://bucket/some/runs/demo/")
+
+
+CONFIG = """
+name: line
+data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
+model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
+train: {steps: 4, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 0}
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    write_text(tmp_path / "text")
+    return tmp_path
+
+
+def launch(desk: Path, seconds: float) -> subprocess.Popen[str]:
+    """A `make train` that is still at its plan."""
+    (desk / "slowly.py").write_text(SLOWLY.format(seconds=seconds))
+    process = begin(desk, "train", python=str(interpreter(desk)))
+    deadline = time.monotonic() + 60
+    while not (desk / "begun").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def interpreter(desk: Path) -> Path:
+    """Runs slowly.py in the place of the module that is typed."""
+    path = desk / "python"
+    path.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {desk}/slowly.py "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_stop_cancels_a_launch_that_has_not_begun(desk: Path) -> None:
+    process = launch(desk, 60)
+    assert "it is being launched: make train, typed by" in enter(desk, "status")
+    assert "is being launched already" in enter(desk, "train", code=1)
+    said = enter(desk, "stop", timeout=30)
+    assert "asked the launch of line to end: make train, typed by" in said and "nothing of it runs" in said
+    assert "stopped" in finish(process, code=130, timeout=10)
+    assert not (desk / "runs/line/results.json").exists() and not (desk / "runs/line/intent.json").exists()
+    assert "is not running" in enter(desk, "stop")
+
+
+def test_clean_cancels_it_too(desk: Path) -> None:
+    process = launch(desk, 60)
+    enter(desk, "clean", "PURGE=1", "YES=1", timeout=30)
+    finish(process, code=130, timeout=10)
+    assert not (desk / "runs/line").exists()
+
+
+def test_a_request_that_comes_after_the_command_is_not_lost(desk: Path) -> None:
+    """The launch takes its lock before it looks again."""
+    process = launch(desk, 1.0)
+    run = run_of("line", desk / "runs")
+    run.ask_to_stop()
+    assert "stopped" in finish(process, code=130, timeout=60)
+    assert max((line["step"] for line in run.read_metrics()), default=0) == 0
+
+
+def test_a_launch_that_was_killed_is_no_obstacle(desk: Path) -> None:
+    process = launch(desk, 60)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "is not running" in enter(desk, "stop")
+    said = enter(desk, "train")
+    assert "this launch takes the place of make train, typed by" in said and "its process has ended" in said
+
+
+def test_stop_does_not_offer_to_resume_what_had_finished(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfleet.cli import stop
+
+    monkeypatch.chdir(desk)
+    run = run_of("line")
+    run.update_results(status="finished", steps=4)
+    assert "had finished before it could stop" in stop._ended(run, True) and "resumes" not in stop._ended(run, True)
+    run.update_results(status="stopped")
+    assert "make train resumes it" in stop._ended(run, True)
