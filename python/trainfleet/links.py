@@ -14,7 +14,7 @@ import json
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segment
 MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
 FEW = 20  # packets, below which nothing is concluded
 SLOW_TIMES, SLOW_MS = 5.0, 5.0  # slow: this many times the others' round trip, and at least that much more
+CLEARLY_SLOW_MS, CLEARLY_LOSSY = 100.0, 0.02  # bad between nodes of any fleet, also where nothing else tells that they are slow
 LOSSY_TIMES, LOSSY = 5.0, 0.01  # lossy: this many times the others' share of retransmitted packets, and at least that share
 
 
@@ -125,30 +126,52 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
     return None
 
 
-def slow_nodes(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]) -> dict[int, str]:
+def slow_nodes(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], slower: bool = True) -> dict[int | None, str]:
     """The nodes whose links are far worse than the others', in words. Pure.
 
-    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad.
+    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad. Where there are only two
+    nodes, a good link to another machine clears one; None for the link between them, where that does not tell.
+    `slower`: the run is slower than it was. Else only what is bad on any network counts.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}
-    for a, b, way, share in _pairs(before, now):
+    pairs = _pairs(before, now)
+    for a, b, way, share in pairs:
         for node in (a, b):
             ms[node] = min(ms.get(node, way), way)
             lost[node] = min(lost.get(node, share), share)
-    if len(ms) < 3:  # of two nodes none can be called the bad one
-        return {}
-    found = {}
+    if len(ms) < 3:
+        return {_worse_of_two(a, b, now): words for a, b, way, share in pairs if (words := _words(way, share, 0.0, 0.0, False))}
+    found: dict[int | None, str] = {}
     for node in sorted(ms):
         usual_ms, usual_lost = (median(known[other] for other in known if other != node) for known in (ms, lost))
-        if lost[node] >= max(LOSSY, LOSSY_TIMES * usual_lost):
-            found[node] = f"{100 * lost[node]:.0f} % of the packets on its links are lost, the others' {100 * usual_lost:.1f} %"
-        elif ms[node] >= max(usual_ms + SLOW_MS, SLOW_TIMES * usual_ms):
-            found[node] = f"a packet takes {ms[node]:.0f} ms there and back on its links, the others' {usual_ms:.1f} ms"
+        if words := _words(ms[node], lost[node], usual_ms, usual_lost, slower):
+            found[node] = f"{words}, the others' {usual_lost:.1%} and {usual_ms:.1f} ms"
     return found
 
 
-def _pairs(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]) -> Iterable[tuple[int, int, float, float]]:
+def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
+    """What is wrong with links of this round trip and loss, where others have the usual ones; "" if nothing is."""
+    least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
+    if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
+        return f"{lost:.0%} of the packets on its links are lost"
+    if ms >= max(usual_ms + least_ms, SLOW_TIMES * usual_ms):
+        return f"a packet takes {ms:.0f} ms there and back on its links"
+    return ""
+
+
+def _worse_of_two(a: int, b: int, now: Mapping[int, NodeLinks]) -> int | None:
+    """Which of two nodes has no good link to any other machine, a launcher's or a file server's; None if that does not tell."""
+    both = {address for node in (a, b) for address in now[node].addresses}
+    good = [node for node in (a, b) if any(_is_good(link) for peer, link in now[node].peers.items() if peer not in both)]
+    return {a: b, b: a}[good[0]] if len(good) == 1 else None
+
+
+def _is_good(link: PeerLink) -> bool:
+    return link.sent >= FEW and link.ms < CLEARLY_SLOW_MS / 2 and link.again < CLEARLY_LOSSY / 2 * link.sent
+
+
+def _pairs(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]) -> list[tuple[int, int, float, float]]:
     """Each pair of nodes with traffic since `before`, by its worse direction: milliseconds, share of packets retransmitted."""
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}

@@ -235,7 +235,8 @@ class Sentry:
     def __init__(self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None) -> None:
         self.folder, self.ranks, self.order, self.limits = folder, ranks, attempt, limits or Limits()
         self.looked, self.pause = 0.0, EVERY / 2
-        self.links, self.asked, self.suspects, self.named = dict[int, links.NodeLinks](), 0.0, set[int](), set[int]()
+        self.links, self.asked = dict[int, links.NodeLinks](), 0.0
+        self.suspects, self.named = set[int | None](), set[tuple[int | None, bool]]()
         self._begin(attempt)
 
     def _begin(self, number: int) -> None:
@@ -272,19 +273,26 @@ class Sentry:
         """The ranks that turned out to be slow since the last call."""
         return self.dog.slow()
 
-    def slow_links(self) -> dict[int, str]:
-        """The nodes with bad links while the run is slower than it was, with the reason; each once in an attempt.
+    @property
+    def slower(self) -> bool:
+        """Whether the run is slower than it was."""
+        return bool(self.dog.slower)
 
-        Two comparisons in a row must find them: on busy cores one packet's round trip may be long on any node.
+    def slow_links(self) -> dict[int | None, str]:
+        """The nodes with bad links, with the reason; each once in an attempt, and once more where the run grows slower for it.
+
+        Two comparisons in a row must find them: on busy cores one packet's round trip may be long on any node. None: the link
+        between two nodes, of which neither can be told to be the bad one.
         """
-        now = time.monotonic()
-        if not self.dog.slower or now - self.asked < 2 * links.EVERY:
+        now, slower = time.monotonic(), self.slower
+        if now - self.asked < 2 * links.EVERY:
             return {}
         before, self.links, self.asked = self.links, links.read_links(self.folder, self.number), now
-        found = links.slow_nodes(before, self.links) if before else {}
-        slower = f"; steps take {self.dog.slower:.1f} times what they took"
-        new = {node: why + slower for node, why in found.items() if node in self.suspects - self.named}
-        self.suspects, self.named = set(found), self.named | set(new)
+        found = links.slow_nodes(before, self.links, slower) if before else {}
+        how = f"; steps take {self.dog.slower:.1f} times what they took" if slower else ""
+        known = {node for node, was_slower in self.named if was_slower or not slower}
+        new = {node: why + how for node, why in found.items() if node in self.suspects - known}
+        self.suspects, self.named = set(found), self.named | {(node, slower) for node in new}
         return new
 
     def _blame(self, alarm: Alarm) -> Alarm:

@@ -216,8 +216,8 @@ def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(nodes: Lab, 
         again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0, 90)
     finally:
         nodes.fast(2)
-    named, restarted = cockpit.events("slow-link")[0], cockpit.events("restarted")[0]
-    assert (named["node"], named["host"]) == (2, "node2") and "times what they took" in named["why"], named
+    named, restarted = cockpit.events("slow-link"), cockpit.events("restarted")[0]
+    assert {(one["node"], one["host"]) for one in named} == {(2, "node2")} and "times what they took" in named[-1]["why"], named
     assert restarted["hosts"] == ["node0", "node1", "node3"] and restarted["cause"] == "slow"
     lost = max(steps) - cockpit.events("resumed")[0]["step"]
     cockpit.type("stop")

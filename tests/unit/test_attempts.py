@@ -207,7 +207,9 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
         def newly_slow(self) -> list[object]:
             return []
 
-        def slow_links(self) -> dict[int, str]:
+        slower = False
+
+        def slow_links(self) -> dict[int | None, str]:
             return {}
 
     backend = Script(run, [])

@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -37,14 +37,38 @@ def test_the_node_whose_best_link_is_bad_is_named(nodes: int) -> None:
     found = slow_nodes(BEFORE, fleet(nodes, bad=2, ms=200))
     assert list(found) == [2] and "200 ms there and back" in found[2] and "0.3 ms" in found[2]
     found = slow_nodes(BEFORE, fleet(nodes, bad=2, lost=0.3))
-    assert list(found) == [2] and "30 % of the packets" in found[2]
+    assert list(found) == [2] and "30% of the packets" in found[2]
 
 
 def test_what_tells_nothing_blames_nobody() -> None:
-    assert slow_nodes(BEFORE, fleet(2, bad=1, ms=200)) == {}, "of two nodes none is the bad one"
+    assert slow_nodes(BEFORE, fleet(2, bad=1, ms=20)) == {}, "of two nodes neither has another to be compared with"
     assert slow_nodes(BEFORE, fleet(4, bad=2, ms=2)) == {}, "two milliseconds slow nothing down"
     assert slow_nodes(fleet(4, bad=2, ms=200), fleet(4, bad=2, ms=200)) == {}, "nothing was sent since"
     assert slow_nodes({}, {}) == {}
+
+
+def with_another(found: dict[int, NodeLinks], node: int, ms: float, lost: int = 0) -> dict[int, NodeLinks]:
+    """The fleet, with a connection of a node to a machine that is none of its nodes."""
+    told = found[node]
+    return found | {node: replace(told, peers=told.peers | {"10.0.9.9": PeerLink(ms, 500, lost)})}
+
+
+@pytest.mark.parametrize(("bad", "words"), [({"ms": 200}, "200 ms there and back"), ({"lost": 0.05}, "5% of the packets")])
+def test_what_is_bad_on_any_network_is_named_though_the_run_is_as_fast_as_ever(bad: dict[str, float], words: str) -> None:
+    """200 ms or 5 % loss, also from the first step on, and also of two nodes."""
+    found = slow_nodes(BEFORE, fleet(4, bad=2, **bad), slower=False)  # type: ignore[arg-type]
+    assert list(found) == [2] and words in found[2]
+    two = fleet(2, bad=1, **bad)  # type: ignore[arg-type]
+    found = slow_nodes(BEFORE, two, slower=False)
+    assert list(found) == [None] and words in found[None], "nothing tells which of the two it is"
+    assert list(slow_nodes(BEFORE, with_another(two, 0, 0.2), slower=False)) == [1], "node 0 has a good link to another machine"
+    assert list(slow_nodes(BEFORE, with_another(with_another(two, 0, 0.2), 1, 0.3), slower=False)) == [None]
+    assert list(slow_nodes(BEFORE, with_another(two, 0, 180.0), slower=False)) == [None]
+    assert (
+        slow_nodes(BEFORE, fleet(4, bad=2, ms=20), slower=False)
+        == {}
+        == slow_nodes(BEFORE, fleet(4, bad=2, lost=0.012), slower=False)
+    )
 
 
 def test_what_nodes_leave_is_read_only_where_it_can_be_true(tmp_path: Path) -> None:
@@ -90,8 +114,11 @@ def test_a_run_that_is_slower_than_it_was_names_the_node_once(tmp_path: Path, mo
         clock[0] += 64
 
     steps(0.1)
-    leave(1000, None)
-    assert sentry.slow_links() == {}, "as fast as ever: nobody looks"
+    leave(1000, 2)
+    assert sentry.slow_links() == {}
+    clock[0] += 20
+    leave(1500, 2)
+    assert sentry.slow_links() == {}, "as fast as ever: 80 ms are nobody's fault yet"
     steps(0.5)
     leave(2000, 2)
     assert sentry.slow_links() == {}, "the first look has nothing to compare with"

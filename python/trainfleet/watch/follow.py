@@ -260,7 +260,9 @@ class Follower:
         for beat in self.sentry.newly_slow() if self.sentry else ():
             self.run.note("slow", rank=beat.rank, node=beat.node, step=beat.step, busy_seconds=beat.busy_seconds)
         for node, why in self.sentry.slow_links().items() if self.sentry else ():
+            who = "the link between the two nodes" if node is None else f"node {node} ({request.host(node)})"
+            self.say(f"{who}: {why}")
             self.run.note("slow-link", node=node, host=request.host(node), why=why)
-            if self.replaces and not self.asked:
+            if self.replaces and node is not None and self.sentry and self.sentry.slower and not self.asked:
                 return Alarm(why, None, node)
         return None
