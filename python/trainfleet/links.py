@@ -129,8 +129,8 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
 def slow_nodes(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], slower: bool = True) -> dict[int | None, str]:
     """The nodes whose links are far worse than the others', in words. Pure.
 
-    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad. Where there are only two
-    nodes, a good link to another machine clears one; None for the link between them, where that does not tell.
+    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad. Of only two nodes
+    a good link to another machine clears one; None for the link between them, where that does not tell.
     `slower`: the run is slower than it was. Else only what is bad on any network counts.
     """
     ms: dict[int, float] = {}

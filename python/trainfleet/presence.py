@@ -13,6 +13,10 @@ import secrets
 import socket
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
+
+from .output import visible
 
 JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (nodes/jobs.py)
 ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
@@ -22,18 +26,30 @@ PATIENCE = 5.0  # seconds for a fenced run on this host to be gone
 _held: list[socket.socket] = []  # as long as this process lives
 
 
-def announce() -> bool:
-    """Announces this process to all users of this host; False when it may not run here."""
+def announce() -> str:
+    """Announces this process to all users of this host; the run that keeps it from running here, "" where none does."""
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
-        return True
+        return ""
     _hold(f"{ANNOUNCED}{secrets.token_hex(4)}:{user()}:{mark}")
     deadline = time.monotonic() + PATIENCE
     while os.environ.get(ALONE) and not _hold(ONLY):
         if time.monotonic() > deadline:
-            return False
+            return others(mark) or "another run"
         time.sleep(0.1)
-    return True
+    return ""
+
+
+def others(mark: str) -> str:
+    """The other runs that are announced on this host, and whose they are."""
+    found = set()
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
+            _, begins, rest = line.partition(f" @{ANNOUNCED}")
+            whose, _, what = rest.partition(":")[2].partition(":")
+            if begins and what and not (whose == user() and mark.startswith(what)):
+                found.add(visible(f"{what} (of {whose})"))
+    return ", ".join(sorted(found))
 
 
 def _hold(name: str) -> bool:

@@ -69,8 +69,9 @@ def run_part(part: Callable[[], int]) -> int:
     """Runs a node's part in this process, which dies with its parent; the exit code, also written to the file that EXIT names."""
     if os.getpid() != 1:  # the first process of a container: its parent is a thread of the runtime, which may come and go
         die_with_parent()
-    if not announce():
-        print("another run has begun on this host, and fleet.exclusive is set; next: wait for it, or other hosts", flush=True)
+    if other := announce():
+        next = "wait for it, or other hosts, or fleet.exclusive: false"
+        print(f"error: {other} has begun on this host, and fleet.exclusive is set; next: {next}", flush=True)
         return OCCUPIED
     exit_file, code = os.environ.pop(EXIT, None), 1
     try:

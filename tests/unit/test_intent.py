@@ -161,20 +161,20 @@ def interpreter(desk: Path) -> Path:
 
 
 def test_stop_cancels_a_launch_that_has_not_begun(desk: Path) -> None:
-    process = launch(desk, 60)
+    process = launch(desk, 900)
     assert "it is being launched: make train, typed by" in enter(desk, "status")
     assert "is being launched already" in enter(desk, "train", code=1)
-    said = enter(desk, "stop", timeout=30)
+    said = enter(desk, "stop", timeout=200)
     assert "asked the launch of line to end: make train, typed by" in said and "nothing of it runs" in said
-    assert "stopped" in finish(process, code=130, timeout=10)
+    assert "stopped" in finish(process, code=130, timeout=100)
     assert not (desk / "runs/line/results.json").exists() and not (desk / "runs/line/intent.json").exists()
     assert "is not running" in enter(desk, "stop")
 
 
 def test_clean_cancels_it_too(desk: Path) -> None:
-    process = launch(desk, 60)
-    enter(desk, "clean", "PURGE=1", "YES=1", timeout=30)
-    finish(process, code=130, timeout=10)
+    process = launch(desk, 900)
+    enter(desk, "clean", "PURGE=1", "YES=1", timeout=200)
+    finish(process, code=130, timeout=100)
     assert not (desk / "runs/line").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_request_that_comes_after_the_command_is_not_lost(desk: Path) -> None:
 
 
 def test_a_launch_that_was_killed_is_no_obstacle(desk: Path) -> None:
-    process = launch(desk, 60)
+    process = launch(desk, 900)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert "is not running" in enter(desk, "stop")

@@ -12,15 +12,18 @@ import pytest
 
 from trainfleet.config import Config
 from trainfleet.config.hosts import Host
+from trainfleet.config.types import Ssh
 from trainfleet.errors import BackendError
 from trainfleet.nodes import facts as reading
 from trainfleet.nodes import jobs, removal
-from trainfleet.nodes.answers import Failure, Implausible, Result
+from trainfleet.nodes.answers import Failure, Implausible, Result, by_host, grouped
+from trainfleet.nodes.board import Board
 from trainfleet.nodes.facts import parse
 from trainfleet.nodes.gate import read_bandwidth
 from trainfleet.nodes.head import public_key
 from trainfleet.nodes.health import flaws
-from trainfleet.nodes.transport import Transport
+from trainfleet.nodes.transport import PATIENCE, Transport
+from trainfleet.nodes.trouble import is_late
 from unit.test_nodes_facts import P3DN as TEXT
 from unit.test_nodes_health import P3DN, fleet
 from unit.test_nodes_operations import wanted
@@ -237,6 +240,7 @@ def shared(tmp_path: Path) -> Path:
 
 def test_what_a_run_has_on_a_fleet_is_measured_and_removed(shared: Path) -> None:
     folders = ["runs/x", "data/text", "data/none"]
+    (shared / "data/text/file").rename(shared / "data/text/plan.json")
     measured = removal.read_measures(run(removal.measure(str(shared), folders)).stdout, folders)
     assert set(measured) == {"runs/x", "data/text"} and min(measured.values()) >= 5
     assert run(removal.remove(str(shared), folders)).returncode == 0
@@ -282,3 +286,48 @@ def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
 def test_a_measure_of_something_else_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
         removal.read_measures(said, ["runs/x"])
+
+
+def test_what_is_the_same_for_many_hosts_is_said_once() -> None:
+    hosts = [Host(f"node{number}", f"10.77.0.{number}") for number in range(64)]
+    said = {host: f"can't be reached; next: ssh root@{host.address} true" for host in hosts}
+    said[hosts[7]] = "its disk is full"
+    lines = by_host("no host answers", said).splitlines()
+    assert lines == [
+        "no host answers",
+        "  63 hosts (node0, node1, node2, ... node63): can't be reached; next: ssh root@10.77.0.0 true",
+        "  node7: its disk is full",
+    ]
+    few = {host: f"{host.name} is off" for host in hosts[:3]}
+    assert by_host("x", few).splitlines()[1:] == [f"  node{number}: node{number} is off" for number in range(3)], (
+        "few stand apart"
+    )
+    apart = {host: f"its peer 10.77.0.{number + 1} is late" for number, host in enumerate(hosts)}
+    assert len(grouped(apart)) == 64, "what names another host is not the same"
+
+
+def test_a_board_that_is_no_terminal_says_it_once_too(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = [Host(f"node{number}", f"10.77.0.{number}") for number in range(64)]
+    with Board(hosts) as board:
+        board.show_all(hosts, "FAILED", "it refuses root with this key")
+        assert board.in_state("FAILED") == hosts
+    assert capsys.readouterr().out == "64 hosts (node0, node1, node2, ... node63)  FAILED  it refuses root with this key\n"
+
+
+def test_a_late_host_is_asked_again_where_others_are_slow_too_and_not_where_they_are_quick() -> None:
+    fleet = Transport((), Ssh(None, None, None, None, (), None))
+    assert fleet._patience() == PATIENCE, "who asks may be busy itself"
+    fleet._took = [0.1, 0.2, 0.3]
+    assert fleet._patience() == 0.0, "the one that is late is dead or frozen"
+    fleet._took = [3.0, 4.0, 9.0]
+    assert fleet._patience() == 12.0
+
+
+def test_a_login_that_takes_too_long_is_no_refusal() -> None:
+    import paramiko
+
+    for error in (TimeoutError(), paramiko.SSHException("Error reading SSH protocol banner"),
+                  paramiko.AuthenticationException("Authentication timeout.")):  # fmt: skip
+        assert is_late(error)
+    for other in (paramiko.AuthenticationException("Authentication failed."), ConnectionRefusedError(), EOFError()):
+        assert not is_late(other)

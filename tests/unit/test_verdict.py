@@ -92,6 +92,12 @@ def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> 
     assert (found.cause, found.node, found.rank) == ("host-memory", 1, 5)
 
 
+def test_of_two_runs_that_begin_on_a_host_at_once_the_other_is_named(run: Run) -> None:
+    words = "b: /fsx/you:other (of ann) has begun on this host, and fleet.exclusive is set; next: wait for it, or other hosts"
+    found = verdict(run, status=Status(Phase.ENDED, words, exits={0: 143, 1: 75}))
+    assert found.cause == "busy" and "/fsx/you:other (of ann)" in found.words and found.then is Then.STOP
+
+
 def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> None:
     write(run, 0, "loading", "the moon is full")
     write(run, 1, "what is that noise")

@@ -15,7 +15,7 @@ from ..errors import BackendError
 from ..intent import Found, Intent
 from ..lease import is_held, read_holder
 from ..nodes import errand, intents, leftovers, removal
-from ..nodes.answers import Failure, Host, Implausible, Result, by_host, implausible, reason, settled
+from ..nodes.answers import Failure, Host, Implausible, Result, by_host, grouped, implausible, names, reason, settled
 from ..nodes.fetch import fetch
 from ..nodes.fleet import open_fleet
 from ..nodes.gate import send_code
@@ -208,7 +208,11 @@ class OwnHosts:
         with open_fleet(self.config) as transport:
             shared = {transport.hosts[0]: self.config.fleet.shared_folder or ""}
             answers = transport.run(lambda host: leftovers.find(shared.get(host, "")), timeout=REMOVAL)
-        return [f"{host.name}: {what}" for host, answer in answers.items() for what in _traces(settled(answer))]
+        traces: dict[str, dict[Host, str]] = {}
+        for host, answer in answers.items():
+            for what in _traces(settled(answer)):
+                traces.setdefault(what, {})[host] = what
+        return [f"{names(hosts)}: {what}" for said in traces.values() for hosts, what in grouped(said)]
 
     def remove(self, purge: bool) -> None:
         if not purge or not self.config.fleet.hosts:

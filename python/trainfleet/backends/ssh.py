@@ -27,6 +27,7 @@ from ..nodes.answers import Answers, Failure, Host, Implausible, Result, by_host
 from ..nodes.facts import Facts
 from ..nodes.fleet import open_fleet, wanted_of
 from ..nodes.gate import fabric_of
+from ..nodes.health import others_folder
 from ..nodes.jobs import RUNNING, Look
 from ..nodes.operations import lock_name
 from ..nodes.quarantine import Quarantine
@@ -284,6 +285,11 @@ class Ssh:
         if busy := {host: names for host, names in others.items() if names}:
             next = "wait for it; or make stop SET='name=...'; or fleet.exclusive: false"
             raise BackendError(by_host("another run is at work on these hosts", busy), next=next)
+
+    def require_own_folder(self, hosts: Iterable[Host]) -> None:
+        """BackendError where fleet.shared_folder is another user's."""
+        if found := others_folder({host: self.facts[host] for host in hosts}, wanted_of(self.config)):
+            raise BackendError(found.message, where="fleet.shared_folder", next=found.next)
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
         named = {host.name: host for host in self.transport.hosts}

@@ -42,7 +42,7 @@ VERBS = {
     "rehearse": ("CONFIG", "SET", "FAULTS", "YES"),
     "inspect": ("CONFIG", "RUN", "SET", "SAMPLE", "VERIFY"),
     "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
-    "runs": (),
+    "runs": ("CONFIG", "RUN", "SET"),
     "watch": ("CONFIG", "RUN", "SET", "PORT"),
     "compare": ("RUNS",),
     "status": ("CONFIG", "RUN", "SET"),

@@ -21,7 +21,7 @@ from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved
 from ..errors import BackendError, ConfigError, RunError
 from ..lease import read_holder
-from ..nodes.answers import Host
+from ..nodes.answers import Host, by_host, grouped, names
 from ..nodes.gate import examine
 from ..nodes.head import HEADS
 from ..plan.plan import Plan
@@ -104,8 +104,9 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     run, secrets = place.run, values_of(plan.config.fleet.secrets)
     Budget(run, plan.config, backend.price(), lingers(plan.config)).require()
     sound, unsound = backend.survey(backend.transport.hosts)
-    for host, why in unsound.items():
-        print(f"{host.name} is left out: {why}", flush=True)
+    for hosts, why in grouped(unsound):
+        print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
+    backend.require_own_folder(sound)
     if Can.EXAMINE in backend.can and not execution.left_running(plan.config, run):  # which the gate would disturb
         backend.refuse_other_runs(sound)  # before the gate, which would disturb them
         if without := pass_gate(backend.located, backend, sound):
@@ -170,9 +171,10 @@ def pass_gate(config: Config, backend: Ssh, sound: list[Host]) -> dict[str, str]
                 print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
             without |= unfit
             continue
-        rows = "\n".join(f"  {finding.host or 'fleet'}: {finding}" for finding in report.findings)
-        what = f"the gate is shut: the nodes are not fit to train together\n{rows}"
-        raise BackendError(what, next="make setup, then make doctor")
+        of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
+        what = f"the gate is shut: the nodes are not fit to train together{''.join(of_all)}"
+        said = {host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)}
+        raise BackendError(by_host(what, said), next="make setup, then make doctor")
     return without
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from .. import door
 from ..config.hosts import Host as Host
 from ..errors import BackendError, InputError
+
+MANY = 4  # hosts of which the same is said in one line
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,32 @@ def reason(answer: Result | Failure) -> Failure | None:
 
 
 def by_host(what: str, said: Mapping[Host, object]) -> str:
-    """`what`, and under it a line a host with what is said of it."""
-    return "\n".join([what, *(f"  {host.name}: {words}" for host, words in said.items())])
+    """`what`, and under it a line a host with what is said of it; one line for all of whom the same is said."""
+    return "\n".join([what, *(f"  {names(hosts)}: {words}" for hosts, words in grouped(said))])
+
+
+def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
+    """The hosts with what is said of them: MANY of whom the same is said, but for their names and addresses, stand together."""
+    alike: dict[str, list[Host]] = {}
+    for host, words in said.items():
+        alike.setdefault(_nameless(host, str(words)), []).append(host)
+    rows = [[hosts] if len(hosts) >= MANY else [[host] for host in hosts] for hosts in alike.values()]
+    return [(hosts, str(said[hosts[0]])) for row in rows for hosts in row]
+
+
+def names(hosts: Sequence[Host]) -> str:
+    """`node0`, or `64 hosts (node0, node1, node2, ... node63)`."""
+    if len(hosts) == 1:
+        return hosts[0].name
+    first = ", ".join(host.name for host in hosts[:3])
+    return f"{len(hosts)} hosts ({first}{', ...' if len(hosts) > 4 else ','} {hosts[-1].name})"
+
+
+def _nameless(host: Host, words: str) -> str:
+    """What is said of a host as it would be of any other."""
+    for own in sorted({host.address, host.name}, key=len, reverse=True):
+        words = re.sub(rf"(?<![\w.]){re.escape(own)}(?![\w.]\w|\w)", "HOST", words)
+    return words
 
 
 class Implausible(ValueError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..output import shown, unguarded
-from .answers import Host
+from .answers import Host, names
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,6 +51,16 @@ class Board:
                 self.live.update(self._draw(whole=False), refresh=True)
             elif state in FINAL:
                 print(self._line(host), file=self.stream, flush=True)
+
+    def show_all(self, hosts: Sequence[Host], state: str, text: str) -> None:
+        """As `show`, for hosts that are at the same: where lines do not change in place, one line for all of them."""
+        if self.fancy or len(hosts) == 1:
+            for host in hosts:
+                self.show(host, state, text)
+            return
+        with self._lock:
+            self.rows |= dict.fromkeys(hosts, (state, text))
+            print(shown(f"{names(hosts)}  {state}  {' '.join(text.splitlines())}"), file=self.stream, flush=True)
 
     def in_state(self, *states: str) -> list[Host]:
         """The hosts that are in one of these states now."""

@@ -25,6 +25,7 @@ LINES, LETTERS = 10_000, 4096  # of an answer, and of a line of it
 FORMS = {  # of the values that go on into commands and files for other hosts
     "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
     "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
+    "owner": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
     "boot_id": r"[A-Za-z0-9-]{0,64}",
     "memlock": r"[0-9]{1,20}|unlimited",
     "address": r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?",
@@ -60,6 +61,7 @@ class Facts:
     disk: Space | None = None
     shared: Space | None = None  # what fleet.shared_folder lies on, or would
     shared_folder: str = ""  # writable, read-only, or not there
+    owner: str = ""  # of that folder
     has: tuple[str, ...] = ()  # files that setup leaves behind
     lacks: tuple[str, ...] = ()  # programs that are not there
     authorized: bool = False  # the head's key opens this node

@@ -34,6 +34,7 @@ if [ -n "$shared" ]; then
     [ "$kind" = Type ] || say shared "$free $kind $device $mounted"
   done
   [ ! -d "$shared" ] || say shared_folder "$(test -w "$shared" && echo writable || echo read-only)"
+  [ ! -d "$shared" ] || say owner "$(stat -c %U "$shared")"
   key=$shared/ssh/$(id -un).pub
   [ -O "$key" ] || key= # another's key must not be let in
   for path in "$shared"/env/*/.complete "$key"; do [ ! -e "$path" ] || say has "${path#"$shared"/}"; done

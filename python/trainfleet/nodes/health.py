@@ -319,9 +319,23 @@ def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
     return None if rivals else usual
 
 
+def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
+    """The finding where the shared folder is another user's, which no host and no spare is to blame for."""
+    folder = wanted.fleet.shared_folder
+    shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
+    theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
+    if theirs is None:
+        return None
+    message = f"{folder} is {theirs.owner}'s, and each user has one of his own"
+    return Finding(None, "shared", message, f"fleet.shared_folder: {folder}-{theirs.user}")
+
+
 def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """The shared folder is there and may be written."""
     folder = wanted.fleet.shared_folder
+    if another := others_folder(facts, wanted):
+        yield another
+        return
     for host, fact in facts.items():
         if folder and fact.shared_folder != "writable":
             on = f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}" if fact.shared else ""

@@ -14,7 +14,7 @@ from ..config import Config
 from ..errors import BackendError
 from ..output import is_agreed
 from . import facts as reading
-from .answers import Failure, Host, Result, reason
+from .answers import Failure, Host, Result, grouped, reason
 from .board import Board
 from .facts import Facts
 from .finding import Finding
@@ -70,7 +70,8 @@ def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str],
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
     strangers = [said[0].message] if behind else [f"{finding.host}  {finding.message}" for finding in said]
-    if not strangers or not ask("\n".join([*strangers, f"Trust these {len(strangers)} host keys from now on?"])):
+    which = "this host key" if len(strangers) == 1 else f"these {len(strangers)} host keys"
+    if not strangers or not ask("\n".join([*strangers, f"Trust {which} from now on?"])):
         return False
     transport.known.trust(dict(transport.known.seen))
     return True
@@ -94,8 +95,11 @@ class Application:
 
     def run(self) -> None:
         """Each host ends as ok, changed or FAILED on the board."""
-        for host in {finding.host: None for finding in self.found.findings if finding.host}:
-            self.fail(host, "; ".join(str(finding) for finding in self.found.findings if finding.host == host))
+        against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
+        said = {host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host) for host in against}
+        for hosts, why in grouped(said):
+            self.failed |= dict.fromkeys(hosts, why)
+            self.board.show_all(hosts, "FAILED", why)
         busy = [host for host, plan in self.found.plan.items() if plan]
         facts = dict(self.found.facts)
         if busy:

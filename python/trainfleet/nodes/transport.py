@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.hosts import parse_host
@@ -31,7 +32,7 @@ from .answers import Answers, Failure, Host, Result
 from .keys import KnownHosts
 from .stream import OUTPUT_BEGINS, Sink, said, stream
 from .tar import pack
-from .trouble import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain
+from .trouble import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it raises what matters; its threads log tracebacks beside that
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
+PATIENCE = 10.0  # seconds for each of these at a second time, at least
 JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
 KEEPALIVE = 2  # seconds between two keepalive packets
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
@@ -67,6 +69,7 @@ class Transport:
         self._jump: Connection | None = None
         self._jump_failed: JumpFailed | None = None
         self._jump_tried = 0.0
+        self._took: list[float] = []  # seconds that connections took to open
 
     def __enter__(self) -> Transport:
         return self
@@ -203,11 +206,32 @@ class Transport:
         if kept is not None and kept.is_connected:
             return kept
         gateway = self._gateway() or self.proxy or None
-        connection = self._kept[host] = self._made(host, gateway)
-        self._enter(connection, gateway)
+        connection = self._kept[host] = self._opened(host, gateway)
         if gateway is not None:
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
+
+    def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
+        """An open connection. A host that is late is asked again with more patience, where others are slow as well."""
+        connection, began = self._made(host, gateway), time.monotonic()
+        try:
+            self._enter(connection, gateway)
+        except Exception as error:
+            patience = self._patience() if is_late(error) and host not in self._left_behind else 0.0
+            if not patience:
+                raise
+            connection.close()
+            connection = self._made(host, gateway, patience)
+            self._enter(connection, gateway)
+        self._took.append(time.monotonic() - began)
+        return connection
+
+    def _patience(self) -> float:
+        """Seconds that a late host gets at its second time; 0 for none, as others are quick: then that host is dead or frozen."""
+        if not self._took:
+            return PATIENCE
+        usual = median(self._took)
+        return max(PATIENCE, SLOWER * usual) if usual > CONNECT_TIMEOUT / SLOWER else 0.0
 
     def _gateway(self) -> Connection | None:
         """The jump host's connection, shared by all; None without one."""
@@ -226,14 +250,14 @@ class Transport:
                     raise self._jump_failed from error
             return self._jump
 
-    def _made(self, host: Host, gateway: Connection | str | None) -> Connection:
-        """A connection that is not open yet."""
+    def _made(self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT) -> Connection:
+        """A connection that is not open yet; each step of its opening has `patience` seconds."""
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
 
         config = Config(ssh_config=ssh_config.read(self.ssh), lazy=True)
         connection = Connection(
             host.address, user=host.user or self.ssh.user, port=host.port, config=config, gateway=gateway,
-            connect_timeout=CONNECT_TIMEOUT, connect_kwargs=self._login(),
+            connect_timeout=patience, connect_kwargs=self._login(patience),
         )  # fmt: skip
         hop: Any = connection
         while isinstance(hop, Connection):  # also the jump hosts that the file names
@@ -247,8 +271,8 @@ class Transport:
         if gateway is None:
             end_when_dead(connection.transport.sock)
 
-    def _login(self) -> dict[str, Any]:
-        login = {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT, "channel_timeout": CONNECT_TIMEOUT}
+    def _login(self, patience: float) -> dict[str, Any]:
+        login: dict[str, Any] = dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), patience)
         if self.ssh.key is None:
             return login
         return login | {"key_filename": str(Path(self.ssh.key).expanduser()), "allow_agent": False, "look_for_keys": False}

@@ -50,12 +50,12 @@ def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: 
             return Failure("host-key", why, forget(host, known))
         case paramiko.PasswordRequiredException():
             return locked(ssh)
-        case paramiko.AuthenticationException():
+        case paramiko.AuthenticationException() if not is_late(error):
             return Failure("auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key")
         case socket.gaierror():
             next = f"getent hosts {host.address}; then fleet.hosts"
             return Failure("name", f"its address {host.address} does not resolve", next)
-        case TimeoutError():
+        case _ if is_late(error):
             return Failure("timeout", f"no answer within {seconds:.0f} s", try_it)
         case TooMuch():
             return Failure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it)
@@ -64,6 +64,14 @@ def explain(host: Host, ssh: Ssh, known: KnownHosts, error: Exception, seconds: 
         case paramiko.SSHException() | OSError():
             return Failure("down", f"can't be reached ({_words(error)})", try_it)
     raise error
+
+
+def is_late(error: Exception) -> bool:
+    """Whether a connection failed as the other side took too long: it may be busy."""
+    import paramiko
+
+    timed = isinstance(error, paramiko.SSHException) and ("banner" in str(error).lower() or "timeout" in str(error).lower())
+    return isinstance(error, TimeoutError) or timed
 
 
 def _attempt(host: Host, ssh: Ssh, login: str, proxy: str) -> str:

@@ -69,7 +69,7 @@ CAUSES = _table(
     Cause("capacity", "there are no such machines to be had now", "make train tries again; or another fleet.instance_type",
           Then.HERE),
     Cause("quota", "the account's quota is too small", "raise the quota, or NODES=fewer; make plan shows what it needs"),
-    Cause("busy", "another job is at work on the same dataset", "wait for it, or: make stop"),
+    Cause("busy", "another job is at work on the same dataset or host", "wait for it, or: make stop"),
     Cause("nan", "numbers not finite, or a spike", "lower train.learning_rate or raise train.warmup_steps; make train"),
     Cause("code", "the program has a bug, or can't run with this config", "make logs shows all of it"),
     Cause("port", "another process has the rendezvous port", "make train takes a free one; fleet.port asks for this one",

@@ -46,9 +46,9 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(pair: L
         until(lambda: (run / "intent.json").exists())
         assert "it is being launched: make train, typed by root" in enter(elsewhere, "status")
         pair.join(1)
-        said = enter(elsewhere, verb, *words, timeout=90)
+        said = enter(elsewhere, verb, *words, timeout=200)
         assert "asked the launch of soon to end: make train, typed by root" in said, said
-        assert "stopped" in finish(launch, code=130, timeout=30)
+        assert "stopped" in finish(launch, code=130, timeout=100)
         assert not pair.processes(0, "trainfleet.engine") and not (run / "results.json").exists()
         assert not (run / "intent.json").exists() and not (run / "stop").exists()
 
