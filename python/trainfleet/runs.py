@@ -215,8 +215,22 @@ def unwritable(path: Path, error: OSError) -> RunError:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 before it is there."""
-    return path.stat().st_size if path.exists() else 0
+    """Bytes of a file; 0 before it is there. Whoever opens it asks the file server; a stat may give what a client remembers."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def look_again(*folders: Path) -> None:
+    """Lists folders: a client of NFS, which may remember for a minute that a name was not there, asks its server then."""
+    for folder in folders:
+        with suppress(OSError):
+            os.listdir(folder)  # noqa: PTH208 - names alone
 
 
 def make_folder(folder: Path) -> None:

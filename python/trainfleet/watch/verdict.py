@@ -37,7 +37,9 @@ class Start:
 
 def start_now(request: Request) -> Start:
     """A Start at this moment."""
-    return Start(time.time(), {log: log.stat().st_size for log in (*request.logs, request.job_log) if log.exists()})
+    logs = (*request.logs, request.job_log)
+    runs.look_again(*{log.parent for log in logs})
+    return Start(time.time(), {log: size for log in logs if (size := runs.size_of(log))})
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     attempt = fence.current(run.folder)
     faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
     lines: list[Line] = []
+    runs.look_again(*{log.parent for log in request.logs})
     for node, log in enumerate(request.logs):
         lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
     for node, log in enumerate(request.engine_logs):
