@@ -5,9 +5,18 @@ usage="usage: access.sh check|apply|verify FILE"
 verb=${1:?$usage} file=${2:?$usage}
 target=$HOME/.ssh/authorized_keys
 
+# What another node has just made is hidden from a client of NFS that has found it absent, for up to a minute, until it lists the folder.
+look_again() {
+  local folder
+  folder=$(dirname "$1")
+  [ "$folder" = / ] || look_again "$folder"
+  ls "$folder" > /dev/null 2>&1 || true # it is not there: said below
+}
+
 verify() { grep -qsxFf "$file" "$target" && echo "access: the head's key is let in"; }
 
 apply() {
+  look_again "$file"
   [ -s "$file" ] || { echo "access: $file is not there; is the shared folder mounted?"; exit 1; }
   [ -O "$file" ] || { echo "access: $file belongs to $(stat -c %U "$file"), whose key is not let in as $(id -un)"; exit 1; }
   mkdir -p "$HOME/.ssh"

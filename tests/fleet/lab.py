@@ -7,7 +7,8 @@
         nodes.destroy(2)     its power goes; recreate(2): it boots, with what its disk held. `reboot` typed on a node works too
 
 What is real: sshd, TCP, torchrun, files, users, sudo, links that go down. What is not: the kernel (all nodes have this machine's,
-and its /dev), EFA, accelerators and Lustre. /fsx is a folder that all nodes share.
+and its /dev), EFA, accelerators and Lustre. /fsx is a folder that all nodes share: `served`, through a server that behaves as one
+of NFS or Lustre (shared.py), and `nodes.server` makes it wait, fail and forget; else as this machine's kernel has it.
 
 The test's own process steps into the lab's network (setns): it reaches the nodes and nothing else, and what it starts does
 the same. Everything lives in namespaces whose processes die with the test's, however that dies. Needs root and Linux.
@@ -32,6 +33,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fleet.shared import LEASE, Server, new_device
 from requirement import missing, need_program
 from trainfleet.processes import die_with_parent
 
@@ -64,9 +66,11 @@ def address_of(node: int) -> str:
 class Lab:
     """The running lab; nodes are numbered from 0."""
 
-    def __init__(self, count: int, folder: Path, room: str = "") -> None:
-        self.count, self.folder, self.room = count, folder, room
-        self.shared = folder / "shared"  # what every node sees as /fsx
+    server: Server
+
+    def __init__(self, count: int, folder: Path, room: str = "", served: bool = False, lease: float = LEASE) -> None:
+        self.count, self.folder, self.room, self.served, self.lease = count, folder, room, served, lease
+        self.shared = folder / "shared"  # the server's disk, which every node sees as /fsx
         self.key = folder / "key"
         self.known_hosts = folder / "known_hosts"
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
@@ -127,9 +131,10 @@ class Lab:
         self.run(node, "tc", "qdisc", "del", "dev", "eth0", "root")
 
     def destroy(self, node: int) -> None:
-        """Its power goes: no process is left and no packet is sent; its disk stays."""
+        """Its power goes: no process is left and no packet is sent; its disk stays, and its locks in /fsx for a while."""
         self._off.add(node)
         self.cut(node)
+        self._vanish(node)
         self._kill(node)
 
     def recreate(self, node: int) -> None:
@@ -145,16 +150,28 @@ class Lab:
         os.kill(self._init(node), signal.SIGHUP)
         time.sleep(0.3)
 
+    def show(self, node: int, folder: str) -> None:
+        """Puts a folder of /fsx on a node as it is on the server: no socket in it can be reached through that."""
+        if not self.served:
+            return
+        enter = ["nsenter", "--target", str(self._init(node)), "--mount"]
+        target = f"{self.folder}/disks/{node}/root/fsx/{folder}"
+        subprocess.run([*enter, "sh", "-c", 'mountpoint -q "$2" || mount --bind "$1" "$2"', "-", str(self.shared / folder), target],
+                       check=True)  # fmt: skip
+
     # What is on a node
 
     def root(self, node: int) -> Path:
         """The node's file system, as seen from here."""
         return Path(f"/proc/{self._init(node)}/root")
 
+    def enter(self, node: int) -> list[str]:
+        """What a command begins with that is to run on the node."""
+        return ["nsenter", "--target", str(self._init(node)), "--net", "--uts", "--mount", "--pid", "--root", "env", "--chdir=/"]
+
     def run(self, node: int, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command on the node as root, without SSH."""
-        enter = ["nsenter", "--target", str(self._init(node)), "--net", "--uts", "--mount", "--pid", "--root", "env", "--chdir=/"]
-        return subprocess.run([*enter, *command], check=check, capture_output=True, text=True)
+        return subprocess.run([*self.enter(node), *command], check=check, capture_output=True, text=True)
 
     def pids(self, node: int) -> list[int]:
         """All processes of the node, with the ids that they have here; also those of a node that was destroyed."""
@@ -188,6 +205,8 @@ class Lab:
             mount = ["mount", "-t", "tmpfs", "-o", f"size={self.room}", "tmpfs", str(self.shared)]
             subprocess.run(["nsenter", "--target", str(self._world.pid), "--mount", *mount], check=True)
             self.shared = Path(f"/proc/{self._world.pid}/root{self.shared}")
+        if self.served:
+            self.server = Server(self.shared, lease=self.lease)
         self._make_base(self._disks / "base")
         self._before = os.open("/proc/self/ns/net", os.O_RDONLY)
         _enter(Path(f"/proc/{self._world.pid}/ns/net"))
@@ -203,7 +222,10 @@ class Lab:
         if self._keeper.is_alive():
             self._keeper.join()
         for node in self._nodes:
+            self._vanish(node)
             self._kill(node)
+        if hasattr(self, "server"):
+            self.server.close()
         if self._world is not None:
             self._world.kill()
             self._world.wait()
@@ -260,12 +282,16 @@ class Lab:
         (disk / "upper/etc/hostname").write_text(f"node{node}\n")
         prefix = Path(sys.base_prefix).resolve()
         kept = [str(prefix)] if prefix.is_relative_to("/root") else []
+        device = new_device() if self.served else os.open(os.devnull, os.O_RDONLY)
         unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child"]
         self._nodes[node] = process = subprocess.Popen(
             ["nsenter", "--target", str(self._world.pid), "--mount", "--net", *unshare, "sh", str(HERE / "node.sh"),
-             f"{self.folder}/disks/{node}", f"node{node}", address_of(node), *kept],
-            preexec_fn=die_with_parent, stdin=subprocess.DEVNULL, cwd="/",
+             f"{self.folder}/disks/{node}", f"node{node}", address_of(node), "served" if self.served else "plain", *kept],
+            preexec_fn=die_with_parent, stdin=device, cwd="/",
         )  # fmt: skip
+        if self.served:
+            self.server.serve(node, device)
+        os.close(device)
         elsewhere = (_network(os.getpid()), os.fstat(self._before).st_ino, None)
         while process.poll() is None and _network(process.pid) in elsewhere:
             time.sleep(0.002)
@@ -290,6 +316,11 @@ class Lab:
                 if node not in self._off and process.poll() is not None:
                     self._kill(node)
                     self._boot(node)
+
+    def _vanish(self, node: int) -> None:
+        """Its locks in /fsx live on; and what waits for /fsx could not be killed else."""
+        if self.served:
+            self.server.vanish(node)
 
     def _kill(self, node: int) -> None:
         self._nodes[node].kill()
@@ -343,10 +374,11 @@ def _enter_descriptor(descriptor: int) -> None:
 
 
 @contextmanager
-def lab(count: int, room: str = "") -> Iterator[Lab]:
+def lab(count: int, room: str = "", served: bool = False, lease: float = LEASE) -> Iterator[Lab]:
     """A lab of `count` nodes, up and reachable; gone with all that ran in it when the block ends.
 
     `room`: what fits into the folder that they share, `64m`; else as much as into this machine's /tmp.
+    `served`: see above. `lease`: seconds for which the locks of a node without power live on then.
     """
     need_program("sshd", "apt-get install openssh-server")
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("sudo", "sudo")):
@@ -354,7 +386,7 @@ def lab(count: int, room: str = "") -> Iterator[Lab]:
     if os.geteuid() != 0:
         missing("the lab of sshd nodes needs root")
     folder = Path(tempfile.mkdtemp(prefix="lab-"))
-    nodes = Lab(count, folder, room)
+    nodes = Lab(count, folder, room, served, lease)
     try:
         nodes.start()
         yield nodes

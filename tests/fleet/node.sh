@@ -1,9 +1,10 @@
 #!/bin/sh
 # One node of the lab (see lab.py), as process 1 of its own process, mount, network and host-name world: a disk of its own over this
-# machine's, an empty home, its own host key and address, and sshd. Usage: node.sh FOLDER NAME ADDRESS [KEPT_PATH...]
+# machine's, an empty home, its own host key and address, the folder that all share (shared.py), and sshd.
+# Usage: node.sh FOLDER NAME ADDRESS served|plain [KEPT_PATH...] < /dev/fuse
 set -eu
-folder=$1 name=$2 address=$3
-shift 3
+folder=$1 name=$2 address=$3 shared=$4
+shift 4
 root=$folder/root
 mount -t overlay overlay -o "lowerdir=$folder/../base:/,upperdir=$folder/upper,workdir=$folder/work" "$root"
 mount -t proc proc "$root/proc"
@@ -22,7 +23,10 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/run"
 mkdir -p "$root/run/sshd" "$root/fsx"
 mount --bind "$folder/home" "$root/root"
-mount --bind "$folder/../../shared" "$root/fsx"
+case $shared in
+  served) mount -i -t fuse -o fd=0,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions fsx "$root/fsx" ;;
+  plain) mount --bind "$folder/../../shared" "$root/fsx" ;;
+esac
 for kept in "$@"; do # the interpreter, where it lies in the home that is hidden now
   mkdir -p "$root$kept"
   mount --rbind "$kept" "$root$kept"
@@ -32,4 +36,4 @@ ip link set lo up
 until ip link set eth0 up 2> /dev/null; do sleep 0.02; done
 ip addr add "$address/16" dev eth0
 ip route add 169.254.169.254 dev eth0 # where an instance's metadata service is, if a test plays it
-exec chroot "$root" /usr/sbin/sshd -D -f /etc/ssh/lab_config -E /var/log/sshd.log
+exec chroot "$root" /usr/sbin/sshd -D -f /etc/ssh/lab_config -E /var/log/sshd.log < /dev/null

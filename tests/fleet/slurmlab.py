@@ -82,7 +82,7 @@ PidFile={folder}/slurmdbd.pid
 # In a control group of its own, which is the root of all that it sees: steps of one job on two nodes are not in one group.
 SLURMD = """set -e
 mkdir -p /var/spool/slurmd {shared}
-mountpoint -q {shared} || mount --bind /fsx {shared}
+mountpoint -q {shared} || mount --rbind /fsx {shared}
 mountpoint -q /sys/fs/cgroup || mount -t tmpfs tmpfs /sys/fs/cgroup
 mkdir -p /sys/fs/cgroup/freezer
 mountpoint -q /sys/fs/cgroup/freezer || mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer
@@ -183,6 +183,7 @@ class Slurm:
         """slurmd on a node; one that was recreated comes back by this."""
         group = f"{self.nodes.folder.name}-{node}"
         words = {"shared": self.nodes.shared, "folder": self.folder, "name": f"node{node}", "group": group}
+        self.nodes.show(node, "slurm/munge")  # its socket
         self.nodes.run(node, "sh", "-c", SLURMD.format(**words))
 
     def await_idle(self, count: int | None = None) -> None:
