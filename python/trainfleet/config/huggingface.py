@@ -186,8 +186,8 @@ def _rotary(content: Json, family: str) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
     if not FAMILIES[family].rotary:
         return {}
-    name = "rope_scaling" if content.get("rope_scaling") else "rope_parameters"  # of both, all versions take the first
-    scaling = content.get(name) or {}
+    name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"  # of both, all versions take the last
+    scaling = {} if content.get(name) is None else content[name]
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)
     kind = scaling.get("rope_type", scaling.get("type", "default"))

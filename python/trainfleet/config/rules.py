@@ -6,6 +6,7 @@ These hold on every backend; what a backend refuses of a config it says itself (
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -15,8 +16,13 @@ from ..spelling import suggest
 from . import addresses, neuron, owned
 from .families import FAMILIES
 from .hosts import parse_hosts
+from .presets import Preset
 from .types import Config, Layout
 
+# The loader's, the shell's, Python's, ours, torchrun's.
+NOT_SECRET = re.compile(
+    "(LD|DYLD|PYTHON|TRAINFLEET|MASTER|TORCHELASTIC)_?.*|PATH|HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|TMPDIR|TERM|LANG|LC_ALL|RANK|WORLD_SIZE"
+)
 SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
@@ -79,6 +85,12 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
             yield "fleet.hosts", f"two hosts have the {kind} {', '.join(twice)}"
     if fleet.nodes_min is not None and fleet.nodes_min > fleet.nodes:
         yield "fleet.nodes_min", f"{fleet.nodes_min} is more than fleet.nodes {fleet.nodes}"
+
+
+def _secrets(config: Config) -> Iterator[tuple[str, str]]:
+    """Variables that say how a node's programs run: with this machine's values they would run otherwise, or not at all."""
+    if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
+        yield "fleet.secrets", f"{', '.join(taken[:8])}: a node has its own, and it is no secret; such as HF_TOKEN is one"
 
 
 def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
@@ -200,6 +212,8 @@ def _family(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.kv_heads", f"{model.kv_heads}: {model.family} has as many as model.heads, {model.heads}"
     if not family.rotary and model.rope_scaling != 1:
         yield "model.rope_scaling", f"{model.family} has learnt positions, so 1 is what works"
+    if not family.rotary and model.rope_theta != Preset.rope_theta:
+        yield "model.rope_theta", f"{model.rope_theta:g}: {model.family} has learnt positions, and no rotary embedding"
     if family.rotary and model.dropout:
         yield "model.dropout", f"{model.dropout}: {model.family} has none, so 0 is what works"
     if not family.causal and length < SHORTEST_MASKED:
@@ -341,7 +355,7 @@ def _destination(config: Config) -> Iterator[tuple[str, str]]:
 
 
 RULES: tuple[Rule, ...] = (
-    _instance_type, owned.check, _machine, _hosts, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own, _documents,
-    _sequence, _schedule, _recompute, _formats, _profile, _destination, neuron.check_node, neuron.check_layout,
+    _instance_type, owned.check, _machine, _hosts, _secrets, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own,
+    _documents, _sequence, _schedule, _recompute, _formats, _profile, _destination, neuron.check_node, neuron.check_layout,
     neuron.check_training,
 )  # fmt: skip

@@ -196,9 +196,11 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
     form, here = spelling.plain(key[-1]), key[:-1]
     if same := next((name for name in siblings if name.replace("_", "") == form.replace("_", "")), None):
         return (*here, same)
+    if len(form) > 3 and (near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)):
+        return (*here, near)  # queues, where queue may stand
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
-        return max(exact, key=lambda path: (path[: len(here)] == here, path in named, -len(path)))  # type: ignore[no-any-return]
+        return max(exact, key=lambda path: (path[:-1][: len(here)] == here, path in named, -len(path)))  # type: ignore[no-any-return]
     if near := spelling.slip(key[-1], siblings):
         return (*here, near)
     every = {path[-1]: path for path in reversed(paths)} | {name: found[0] for name, found in synonyms().items()}

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..backends import backend_of
@@ -27,6 +26,7 @@ from ..errors import BackendError, ConfigError, RunError
 from ..nodes import jobs
 from ..nodes.answers import by_host
 from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.ssh_config import expanded
 from ..nodes.transport import Transport
 from . import rehearsal
 from .rehearsal import APART, LONGER, REMOVE, STRUCK, Stage, config_of_run, furnish, rehearse_unbroken
@@ -241,7 +241,7 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
     fleet: dict[str, Any] = rehearsal.plain(given)
     for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
         if path in fleet["ssh"]:
-            fleet["ssh"][path] = str(Path(fleet["ssh"][path]).expanduser().absolute())
+            fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
     own = {"backend": Ssh.name, "nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared}
     own["python"] = f"{shared}/python"
     return fleet | own

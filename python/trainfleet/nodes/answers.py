@@ -125,7 +125,7 @@ def parse_json(text: str) -> Any:
     try:
         return door.parse_json(text, "")
     except InputError as error:
-        raise Implausible(error.what) from None
+        raise Implausible(f"text that {error.what}") from None
 
 
 def is_whole_number(value: object) -> bool:

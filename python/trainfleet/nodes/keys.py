@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..config.types import Ssh
 from ..errors import BackendError
+from .ssh_config import expanded
 from .state import STATE
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class KnownHosts:
     def of(cls, ssh: Ssh) -> KnownHosts:
         """As the config says: a file of its own alone, or else the fleet's and yours."""
         if ssh.known_hosts:
-            return cls(Path(ssh.known_hosts).expanduser(), (), ssh.fingerprints)
+            return cls(expanded(ssh.known_hosts, "fleet.ssh.known_hosts"), (), ssh.fingerprints)
         return cls(STATE / "known_hosts", (Path("~/.ssh/known_hosts").expanduser(),), ssh.fingerprints)
 
     def guard(self, client: SSHClient) -> None:

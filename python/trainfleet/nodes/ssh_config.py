@@ -33,6 +33,15 @@ def read(ssh: Ssh) -> SSHConfig:
     return config
 
 
+def expanded(path: str, key: str) -> Path:
+    """The path that a key names, with ~ for a home. ConfigError where that is nobody's here."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        what = f"{door.show(path)} is in the home of a user whom this machine does not know"
+        raise ConfigError.of(key, what, next=f"make plan SET='{key}=/path/to/the/file'") from error
+
+
 def runs_programs(ssh: Ssh) -> bool:
     """Whether connecting would run a program of the file's on this machine. Nothing is run to find out."""
     return _commands(_parsed(ssh)[0])
@@ -43,7 +52,7 @@ def _parsed(ssh: Ssh) -> tuple[SSHConfig, Path]:
 
     if ssh.config is None:
         return SSHConfig(), Path()
-    path = Path(ssh.config).expanduser()
+    path = expanded(ssh.config, "fleet.ssh.config")
     try:
         config = SSHConfig.from_text(door.read_bytes(path, LARGEST).decode())
     except (InputError, OSError, UnicodeDecodeError, ConfigParseError) as error:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -275,7 +274,11 @@ class Transport:
         login: dict[str, Any] = dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), patience)
         if self.ssh.key is None:
             return login
-        return login | {"key_filename": str(Path(self.ssh.key).expanduser()), "allow_agent": False, "look_for_keys": False}
+        return login | {
+            "key_filename": str(ssh_config.expanded(self.ssh.key, "fleet.ssh.key")),
+            "allow_agent": False,
+            "look_for_keys": False,
+        }
 
 
 def bounded(command: str, timeout: float) -> str:
