@@ -7,6 +7,7 @@ endif
 # ever data. That is what the loop is for: make would export (and expand) what stood on its command line.
 $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval unexport $(name))))
 override export PYTHONPATH := python
+override export PYTHONSAFEPATH := 1 # a yaml.py or random.py that lies here is a user's, and no package's
 override export PYTHONUTF8 := 1
 export MAKECMDGOALS
 .DEFAULT_GOAL := help

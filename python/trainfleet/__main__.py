@@ -1,9 +1,18 @@
 """`python -m trainfleet VERB [VARIABLE=value …]`: what each line of the Makefile calls; `trainfleet VERB` where installed."""
 
-import locale
 import os
-import signal
 import sys
+
+os.environ["PYTHONSAFEPATH"] = "1"  # for the programs that verbs start
+os.environ["PATH"] = os.pathsep.join(
+    part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if part not in ("", ".")
+)
+_CODE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - pathlib may be a file that lies here
+if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.getcwd() != _CODE:  # noqa: PTH109
+    del sys.path[0]  # what lies where a verb is typed is no package
+
+import locale  # noqa: E402
+import signal  # noqa: E402
 
 
 def command() -> int:

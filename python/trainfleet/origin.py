@@ -14,6 +14,14 @@ IS_INSTALLED = _BUNDLED.is_dir()
 ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
+def python_path(code: str | Path = CODE) -> dict[str, str]:
+    """The environment in which Python finds this program in `code`, and packages in no folder where it happens to be started.
+
+    A user's random.py or yaml.py there would take a package's place (PYTHONSAFEPATH: Python 3.11).
+    """
+    return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+
+
 def version() -> str:
     """The release, and of a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:

@@ -22,6 +22,8 @@ from .errors import BackendError
 
 PORT = 29400  # where the ranks meet when nobody says
 LOOPBACK = "127.0.0.1"
+LOOPBACK_CARD = "lo"  # on Linux, which nodes of fleets run
+MEETING = "trainfleet.devices.meeting"  # starts torchrun, whose store it has listen at the meeting's address alone
 RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"  # `a[01-02,7]`: at most a million hosts
 Environment = Mapping[str, str]
@@ -38,6 +40,11 @@ class Seat:
     attempt: int = 1
     address: str = ""
 
+    @property
+    def master(self) -> str:
+        """Where its torchrun meets the others': on this machine alone, where there are no others."""
+        return self.meet if self.nodes > 1 else LOOPBACK
+
     def environment(self) -> dict[str, str]:
         """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the job is submitted."""
         values = {"NODE": self.node, "NODES": self.nodes, "MEET": self.meet, "PORT": self.port, "ADDRESS": self.address}
@@ -52,9 +59,9 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
     own = [f"--local-addr={seat.address}"] if seat.address else []
     logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
     return (
-        python, "-m", "torch.distributed.run",
+        python, "-m", MEETING, "torch.distributed.run",
         f"--nnodes={seat.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={seat.node}",
-        f"--master-addr={seat.meet}", f"--master-port={seat.port}", *own,
+        f"--master-addr={seat.master}", f"--master-port={seat.port}", *own,
         "--max-restarts=0", "--monitor-interval=0.5", *logs, "-m", module,
     )  # fmt: skip
 
@@ -69,7 +76,7 @@ def require_numbers(*names: str) -> None:
 def lone_rank(seat: Seat) -> dict[str, str]:
     """The environment that torchrun would give a node's only rank, for a job that need not wait for torchrun to start."""
     values = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
-    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": seat.meet, "MASTER_PORT": str(seat.port)}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": seat.master, "MASTER_PORT": str(seat.port)}
 
 
 def of_fleet(environment: Environment = os.environ) -> Seat:

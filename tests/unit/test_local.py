@@ -38,7 +38,11 @@ def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
     planned = Local().plan(job(), {})
     assert [artifact.name for artifact in planned.artifacts] == ["node-0.sh", "node-1.sh"]
     for node, text in enumerate(scripts(port=free_port())):
-        assert "-m torch.distributed.run" in text and f"--node-rank={node}" in text and "--nnodes=2" in text
+        assert (
+            "-m trainfleet.devices.meeting torch.distributed.run" in text
+            and f"--node-rank={node}" in text
+            and "--nnodes=2" in text
+        )
         assert "--master-addr=127.0.0.1" in text and "--local-addr=127.0.0.1" in text
         assert "export OMP_NUM_THREADS=" in text and "export GLOO_SOCKET_IFNAME=lo" in text
         assert (

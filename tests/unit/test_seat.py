@@ -131,7 +131,7 @@ def test_torchruns_line_follows_from_the_seat_alone() -> None:
         Seat(1, 2, "10.0.0.1", 29401, address="10.0.0.2"), 8, "trainfleet.engine", "python3", Path("logs/node-1.parts")
     )
     assert " ".join(words) == (
-        "python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=10.0.0.1 --master-port=29401 "
+        "python3 -m trainfleet.devices.meeting torch.distributed.run --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=10.0.0.1 --master-port=29401 "
         "--local-addr=10.0.0.2 --max-restarts=0 --monitor-interval=0.5 --tee=3 --log-dir=logs/node-1.parts -m trainfleet.engine"
     )
     bare = torchrun(Seat(0, 1, "127.0.0.1"), 1, "m", "python3")

@@ -15,11 +15,11 @@ from ..config import Config
 from ..entrypoint import LOCK
 from ..nodes.operations import lock_name
 from ..nodes.stack import load_stack
-from ..output import NAMES
 from ..plan.fabric import NCCL_LOGS, fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
 from ..records import require_object
+from ..secrecy import NAMES
 from ..uplink import BUCKET, RUN
 
 CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
@@ -43,7 +43,8 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
         own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
-        own |= fabric_environment(row, CARD) | {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
+        own |= fabric_environment(row, CARD, alone=job.nodes == 1)
+        own |= {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)
     if job.image:

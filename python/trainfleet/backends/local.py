@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from .. import contents, hardware, runs
+from .. import contents, door, hardware, runs
+from ..beats import replace_file
 from ..checkpoints import beginning
 from ..config import Config
 from ..config.addresses import absent
@@ -26,7 +27,7 @@ from ..errors import BackendError, InputError
 from ..nodes import facts as reading
 from ..nodes import probe
 from ..nodes.answers import Implausible
-from ..origin import CODE
+from ..origin import CODE, python_path
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
@@ -88,7 +89,7 @@ class Local:
         else:
             own = {"WORKERS": str(cores)}
         given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        own |= {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)]))}
+        own |= python_path(os.pathsep.join(dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)])))
         environment = own | seat.environment() | dict(job.environment) | _accelerators(job, node)
         return node_script(job, seat, Path.cwd(), sys.executable, environment)
 
@@ -113,8 +114,8 @@ class Local:
         file.parent.mkdir(parents=True, exist_ok=True)
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
-        script.write_text(artifact.text, encoding="utf-8")
-        with open(said_file(file), "wb") as said:  # what it prints before it has a log, or beside it
+        replace_file(script, artifact.text.encode())
+        with open(said_file(file), "wb", opener=door.opener) as said:  # what it prints before it has a log, or beside it
             process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)},
                                        stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
                                        preexec_fn=die_with_parent)  # fmt: skip

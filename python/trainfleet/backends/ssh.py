@@ -34,7 +34,7 @@ from ..nodes.quarantine import Quarantine
 from ..nodes.stack import load_stack
 from ..nodes.tar import code_files, content_hash
 from ..nodes.transport import Transport
-from ..origin import ROOT
+from ..origin import ROOT, python_path
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
@@ -173,7 +173,7 @@ class Ssh:
             own = {"WORKERS": str(facts.cores)}
         own |= {ALONE: "1"} if self.fleet.exclusive else {}
         own |= self.extras(job)
-        environment = own | {"PYTHONPATH": f"{self.code}/python"} | seat.environment() | dict(job.environment)
+        environment = own | python_path(f"{self.code}/python") | seat.environment() | dict(job.environment)
         return node_script(job, seat, self.folder, self.interpreter, environment, host.name, self.fleet.stack)
 
     def extras(self, job: Job) -> dict[str, str]:

@@ -144,9 +144,7 @@ class Devices:
         """The kind of nodes that it says; None where it says too little, or names what the table lacks."""
         if self.name is None or self.per_node is None:
             return None
-        return hardware.own_machine(
-            self.name, self.per_node, self.memory_gib, self.network, self.network_gbps, self.usd_per_hour
-        )
+        return hardware.own_machine(self.name, self.per_node, self.memory_gib, self.network, self.network_gbps, self.usd_per_hour)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from . import Device, planned
+from .meeting import listen
 
 MARK = "== bandwidth "
 SMALLEST = 1 << 16  # bytes
@@ -32,16 +33,19 @@ TIMEOUT = datetime.timedelta(seconds=60)
 def main(kind: str, largest: int, least: float) -> None:
     device = planned(kind)
     device.start()
+    lone = os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ  # without torchrun it keeps the store itself
+    store = listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), nodes()) if lone else None
     dist.init_process_group(device.backend, timeout=TIMEOUT)
     size, bandwidth = all_reduce_bandwidth(device, largest)
     pairs = pair_bandwidths(device, int(bandwidth * 1e9 * ENOUGH_SECONDS)) if bandwidth < least else []
     if dist.get_rank() == 0:
         print(f"\n{MARK}{json.dumps({'bandwidth': bandwidth, 'bytes': size, 'nodes': nodes(), 'pairs': pairs})}", flush=True)
     dist.destroy_process_group()
+    del store
 
 
 def nodes() -> int:
-    return dist.get_world_size() // int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:

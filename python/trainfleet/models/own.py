@@ -42,6 +42,8 @@ def module_at(path: str, key: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(path).absolute())
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise RunError("is not there", where=path, why=f"{key} names it, from the folder where make runs", next=f"ls {path}")
+    if (beside := str(Path(path).absolute().parent)) not in sys.path:
+        sys.path.append(beside)  # it may import its neighbours; the last, so that none of them shadows a package
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # torch.compile looks it up by its name
     try:
         spec.loader.exec_module(module)

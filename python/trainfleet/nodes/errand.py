@@ -33,7 +33,17 @@ def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
 
 def command(python: str, code: str, folder: str) -> str:
     """The command that executes the line on a host, in the shared folder."""
-    words = ["env", "TRAINFLEET_HEAD=1", f"PYTHONPATH={code}/python", "NO_COLOR=1", python, "-m", "trainfleet", WORD]
+    words = [
+        "env",
+        "TRAINFLEET_HEAD=1",
+        f"PYTHONPATH={code}/python",
+        "PYTHONSAFEPATH=1",
+        "NO_COLOR=1",
+        python,
+        "-m",
+        "trainfleet",
+        WORD,
+    ]
     return f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
 
 

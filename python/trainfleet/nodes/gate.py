@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..adapters import fastest, listed
 from ..config import Config
 from ..hardware import NodeType
+from ..origin import python_path
 from ..plan.fabric import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from ..seat import Seat, lone_rank, torchrun
 from . import facts as reading
@@ -205,7 +206,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
     environment = fabric_of(wanted, facts[host], host, len(facts)) | {
-        "PYTHONPATH": f"{code}/python", "OMP_NUM_THREADS": "1", **NCCL_LOGS,
+        **python_path(f"{code}/python"), "OMP_NUM_THREADS": "1", **NCCL_LOGS,
     }  # fmt: skip
     seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
     module, *own = speed_words(wanted)

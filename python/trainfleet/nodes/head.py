@@ -15,6 +15,7 @@ from dataclasses import replace
 from ..config import Config, dump_resolved
 from ..config.types import Ssh
 from ..errors import BackendError
+from ..origin import python_path
 from ..plan.request import Request, script
 from . import jobs
 from .answers import Host, Result
@@ -88,7 +89,7 @@ class Head:
         """
         launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG={self.run}/launch.yaml")
         standby = (self.python, "-m", "trainfleet.watch.standby", self.run, *launcher)
-        environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), "PYTHONPATH": f"{self.code}/python",
+        environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), **python_path(f"{self.code}/python"),
                        "TRAINFLEET_ORDER": f"{self.run}/{ORDER}", "NO_COLOR": "1", **more}  # fmt: skip
         for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
             words = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *argv]

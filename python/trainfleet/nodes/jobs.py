@@ -42,7 +42,7 @@ def task(script: str, environment: Mapping[str, str], token: str) -> str:
 
 def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
     """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if it runs."""
-    settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python"]
+    settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python", "PYTHONSAFEPATH=1"]
     return (
         f"{_file(name)}; mkdir -p \"${{f%/*}}\" && cd {shlex.quote(folder)} && "
         f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor --detach \"$f\""

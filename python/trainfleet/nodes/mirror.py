@@ -72,7 +72,16 @@ class Mirror:
             RunError: the run folder here can't be written, or has a link in it where a file comes.
         """
         words = shlex.join(
-            ["env", f"PYTHONPATH={self.code}/python", self.python, "-S", "-m", "trainfleet.nodes.delta", str(self.here)]
+            [
+                "env",
+                f"PYTHONPATH={self.code}/python",
+                "PYTHONSAFEPATH=1",
+                self.python,
+                "-S",
+                "-m",
+                "trainfleet.nodes.delta",
+                str(self.here),
+            ]
         )
         command = f"cd {shlex.quote(self.shared)} && {words}"
         for _ in range(ROUNDS):
@@ -88,7 +97,7 @@ class Mirror:
             self._take(news)
             if news.whole:
                 return news.now
-        return implausible(Implausible("it never ends"), "what a run folder has")
+        return implausible(Implausible("no end"), "what a run folder has")
 
     def _forget_lost(self) -> None:
         """Files that are no longer here, or not as long as they were, are to be sent anew."""

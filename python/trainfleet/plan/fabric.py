@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..hardware import NodeType
+from ..seat import LOOPBACK_CARD
 
 NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # NCCL then logs over what it talks (watch/nccl.py)
 FLOOR = 0.6  # of the line rate: sound links keep to it whatever the number of nodes; from reports, not measured by us
@@ -32,14 +33,15 @@ def fabric_settings(kind: NodeType | None, card: str, ports: str = PORTS, alone:
     """What a rank on such a node needs to use its fabric.
 
     `card` is the network card of the nodes' own addresses; `ports`: those of InfiniBand or RoCE, as mlx5_0:1,mlx5_1:1, "" where
-    none was found; `alone`: there is no other node.
+    none was found; `alone`: there is no other node. The ranks of one node meet on its loopback, where nobody else listens in.
     """
+    card = LOOPBACK_CARD if alone else card
     settings = [Setting("GLOO_SOCKET_IFNAME", card, "the card of the nodes' addresses; gloo would look the host name up")]
     if kind is None or kind.accelerator is None:
         return tuple(settings)
     if kind.accelerator.kind == "cuda":
         settings.append(Setting("NCCL_SOCKET_IFNAME", f"={card}", "NCCL meets on this card, never on docker0 (=: exactly it)"))
-    else:
+    elif not alone:
         settings.append(Setting("CCOM_SOCKET_IFNAME", card, "Neuron's collectives meet on this card only"))
     if kind.fabric == "efa":
         settings += [*_efa(kind), *_left_out(kind)]

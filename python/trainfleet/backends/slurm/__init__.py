@@ -36,7 +36,7 @@ from ...nodes.fleet import hosts_of
 from ...nodes.operations import lock_name
 from ...nodes.stack import load_stack
 from ...nodes.transport import Transport
-from ...origin import CODE
+from ...origin import CODE, python_path
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
 from ...plan.request import Request
@@ -135,7 +135,7 @@ class Slurm(Ssh):
         ground = sbatch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
         code = f"{self.code}/python" if self.hands_over else str(CODE)
         # An image has the code that it was built with; it says itself whether its versions are these.
-        own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else {"PYTHONPATH": code}
+        own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else python_path(code)
         environment = self._fabric(job) | own | dict(job.environment)
         script = sbatch.script(self.config, job, ground, environment)
         if job.launch:

@@ -1,0 +1,61 @@
+"""Where a job's ranks meet: `python -m trainfleet.devices.meeting torch.distributed.run OPTIONS...` runs torchrun.
+
+torch's TCPStore has no password: who reaches it can list, write and delete its keys. By itself it listens
+on every interface, whatever --master-addr says. So node 0 gives it a socket of this module's, which
+listens at the address where the nodes meet and nowhere else: on the loopback, for a job of one machine.
+torchrun then finds that store in its own process (multi_tenant), and takes it for its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import runpy
+import socket
+import sys
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+WAITING = 4096  # connections that wait to be taken: all ranks of a fleet come at once
+
+
+def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
+    """The store of a job whose nodes meet at `meet`:`port`; None where torch must listen by itself, on all interfaces.
+
+    That is so where no interface here has that address (behind NAT), and where this machine alone takes
+    the name for its loopback, as Debian's /etc/hosts has it: the other nodes would not reach that.
+    """
+    for family, kind, protocol, _, place in _places(meet, port):
+        if nodes > 1 and ipaddress.ip_address(place[0]).is_loopback and meet not in (place[0], "localhost"):
+            continue
+        waiting = socket.socket(family, kind, protocol)
+        try:
+            waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            waiting.bind(place)
+            waiting.listen(WAITING)
+        except OSError:  # no address of this machine's; where the port is taken, torch says so
+            waiting.close()
+            continue
+        # It owns the descriptor from here on.
+        return TCPStore(meet, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=waiting.detach())
+    return None
+
+
+def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    try:
+        return socket.getaddrinfo(meet, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+    except OSError:  # torch says it better, once it has tried for long enough
+        return []
+
+
+def main(words: list[str]) -> None:
+    """Runs the module that the first word names, as `python -m` does, with the others; on node 0 its store is there before."""
+    given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])
+    store = listen(meet, port, nodes) if given["node-rank"] == "0" and port else None
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    del store  # only now: until here torchrun shares it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
