@@ -11,10 +11,12 @@ import os
 import secrets
 import struct
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
+
+from . import door
 
 FOLDER = "heartbeats"
 MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
@@ -64,7 +66,8 @@ def replace_file(path: Path, content: bytes) -> None:
     """Replaces a file atomically, as other processes see it; several may do so at once."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        part.write_bytes(content)
+        with open(part, "xb", opener=door.opener) as file:
+            file.write(content)
         part.replace(path)
     except OSError:
         with suppress(OSError):
@@ -80,7 +83,7 @@ def renew_file(path: Path, content: bytes) -> None:
     try:
         replace_file(path, content)
     except OSError:
-        with open(path, "r+b") as file:
+        with open(path, "r+b", opener=door.opener) as file:
             file.write(content.ljust(os.fstat(file.fileno()).st_size))
 
 
@@ -94,19 +97,22 @@ class Beats:
     def new(self) -> dict[int, Beat]:
         """The newest beats of the ranks whose node has written some since the last call."""
         found: dict[int, Beat] = {}
-        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            for entry in entries:
+        with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
+            folder = door.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, folder)
+            for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
                     with suppress(OSError):  # it is being replaced, on a file system where rename is not atomic
-                        self._take(entry, found)
+                        self._take(folder, entry, found)
         return found
 
-    def _take(self, entry: os.DirEntry[str], found: dict[int, Beat]) -> None:
-        stat = entry.stat()
+    def _take(self, folder: int, entry: os.DirEntry[str], found: dict[int, Beat]) -> None:
+        stat = entry.stat(follow_symlinks=False)
         stamp = stat.st_mtime_ns, stat.st_size, stat.st_ino
         if self.known.get(entry.name) == stamp:
             return
-        descriptor = os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK)  # a file object would take three times as long
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        descriptor = os.open(entry.name, flags, dir_fd=folder)  # a file object would take three times as long
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
         finally:
@@ -134,7 +140,7 @@ def parse(text: bytes, attempt: int) -> list[Beat]:
 def newest_step(folder: Path, attempt: int) -> int:
     """The step that node 0's ranks were at by their last beat; 0 before the first."""
     try:
-        with open(folder / FOLDER / "node-0", "rb") as file:
+        with open(folder / FOLDER / "node-0", "rb", opener=door.opener) as file:
             return max((beat.step for beat in parse(file.read(MOST), attempt) if beat.phase == "step"), default=0)
     except OSError:
         return 0

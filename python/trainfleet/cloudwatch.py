@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from . import door
 from .node_log import say
 from .output import install
 from .runs import size_of
@@ -104,7 +105,7 @@ class Forwarder:
 
     def _lines(self) -> list[bytes]:
         """The next lines with their ends, as many as one request takes; [] where no line is complete yet."""
-        with open(self.log, "rb") as file:
+        with open(self.log, "rb", opener=door.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
         whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)  # the last is still being written

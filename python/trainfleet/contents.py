@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import door
+
 RUN, DATASET, SHARED = "a run's folder", "a dataset's folder", "the folder that hosts share"
 # What may stand for a word in braces, as POSIX extended expressions: find(1) on a host reads them too.
 WORDS = {
@@ -31,7 +33,8 @@ class Kind:
     signs: bool = False
 
     def at(self, folder: Path | str, **words: object) -> Path:
-        """The path of one of the kind."""
+        """The path of one of the kind, behind which no link is followed."""
+        door.seal(Path(folder))
         return Path(folder, self.name.format(**words))
 
     @property

@@ -6,6 +6,8 @@ InputError with file and line. FileNotFoundError is left to the caller.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -25,6 +27,10 @@ LINE = MEBIBYTE  # of a line of events or metrics
 DEEPEST = 32  # objects and lists within one another; what trainfleet writes has at most six
 LARGEST_COUNT = 10**18  # that a foreign text may tell
 SHOWN = 60  # characters of a wrong value in a message
+_SEALED = set[Path]()
+IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOOK = "ls -l, on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
 MISTAKEN = (  # what a text has that is a file of another kind → what it is
     (r"\A\s*version https://git-lfs", "is a pointer of Git LFS, and the file itself is not here: git lfs pull"),
@@ -38,29 +44,83 @@ PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})  # what stands in 
 _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # make a line look like another one
 
 
+def seal(folder: Path) -> None:
+    """From now on no link below `folder` is followed: it is a run's, and somebody else may have made it. Itself it may be one."""
+    _SEALED.update((folder, folder.absolute()))
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a file is below a sealed folder."""
+    return not _SEALED.isdisjoint(path.parents)
+
+
+@contextlib.contextmanager
+def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, Path]]:
+    """The open folder of a file of a sealed folder, and the file's name in it; (None, the path) for any other file.
+
+    `make`: folders that are not there are made. OSError with ELOOP or ENOTDIR where one is a link.
+    """
+    root = next((one for one in reversed(path.parents) if one in _SEALED), None)
+    if root is None:
+        yield None, path
+        return
+    *inner, last = path.relative_to(root).parts
+    if ".." in (*inner, last):
+        raise OSError(errno.ELOOP, "it leads out of its folder")
+    with contextlib.ExitStack() as opened:
+        folder = os.open(root, _FOLDER)
+        opened.callback(os.close, folder)
+        for part in inner:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+            folder = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            opened.callback(os.close, folder)
+        yield folder, Path(last)
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open(path, mode, opener=door.opener)`: as os.open, and through no link of a sealed folder.
+
+    OSError with ELOOP where the file is one, or ENOTDIR where a folder on the way is.
+    """
+    with folder_of(Path(path)) as (folder, name):
+        linked = 0 if folder is None else os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(name, flags | os.O_CLOEXEC | os.O_NOCTTY | linked, 0o666, dir_fd=folder)
+
+
 def open_regular(path: Path) -> BinaryIO:
     """A stream over a regular file; what could block a reader (a pipe, a device, a socket) is refused unopened.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: it is no regular file, or can't be opened.
+        InputError: it is no regular file, is reached through a link in a sealed folder, or can't be opened.
     """
     try:
-        _require_regular(path, path.stat())
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        stream = os.fdopen(descriptor, "rb")
-        _require_regular(path, os.fstat(descriptor))  # it may have been replaced in between
+        with folder_of(path) as (folder, name):
+            _require_regular(path, os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
+            linked = 0 if folder is None else os.O_NOFOLLOW
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | linked
+            stream = os.fdopen(os.open(name, flags, dir_fd=folder), "rb")
+        _require_regular(path, os.fstat(stream.fileno()))  # it may have been replaced in between
     except (FileNotFoundError, InputError):
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if is_in_the_way(error):
+            raise InputError(f"can't be read: {IN_THE_WAY}", where=str(path), next=_LOOK) from error
         raise unreadable(path, error) from error
     return stream
+
+
+def is_in_the_way(error: Exception) -> bool:
+    """Whether a file was not opened because something else than a plain file or folder is where it belongs."""
+    return isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
     """The error for a file that the system refuses to read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return InputError(f"can't be read: {why}", where=shortened(printable(str(path)), 255), next="ls -l, on its path")
+    return InputError(f"can't be read: {why}", where=shortened(printable(str(path)), 255), next=_LOOK)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -212,7 +272,7 @@ def shortened(text: str, most: int = SHOWN) -> str:
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+        kinds = ((stat.S_ISLNK, "a link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
         kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "a device")
         raise InputError(f"is {kind}, not a file", where=str(path), next=f"ls -ld {shlex.quote(str(path))}")
 

@@ -37,12 +37,14 @@ from . import events, fence, supervisor, vault
 from .adapters import fastest, listed, ports_here
 from .ahead import ahead
 from .cloudwatch import forwarding
-from .errors import BackendError, RunError, TrainfleetError, tell, telling
+from .errors import BackendError, InputError, RunError, TrainfleetError, tell, telling
 from .exit_codes import ExitCodes, code_of
 from .node_log import Log
-from .output import hide, visible
+from .output import visible
 from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from .seat import READERS, Seat, card, engine, require_numbers, torchrun
+from .secrecy import hide
+from .stack_dumps import read_end
 from .uplink import BUCKET, uplink_for
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
@@ -53,6 +55,7 @@ IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs
 STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
 VERDICT = 90.0  # seconds for a node to reach its own verdict
 AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may succeed
+LAST = 1 << 16  # bytes of a log in which its last lines are looked for
 REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
 
 
@@ -281,8 +284,8 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
             fault = newest[0]
             words = f"{fault['error']}: {fault['message']}" + (f"\n  why: {fault['why']}" if fault.get("why") else "")
             return words + (f"\n  next: {fault['next']}" if fault.get("next") else "")
-    with contextlib.suppress(OSError):
-        return f"exit code {code}; its last lines:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    with contextlib.suppress(OSError, InputError):
+        return f"exit code {code}; its last lines:\n" + "\n".join(read_end(log, LAST).splitlines()[-5:])
     return f"exit code {code}"
 
 

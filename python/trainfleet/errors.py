@@ -28,7 +28,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .output import completed, hide, visible
+from .output import completed, visible
+from .secrecy import hide
 
 MOST = 25  # problems of a config that are printed
 

@@ -122,7 +122,8 @@ def _made(path: Path, text: str) -> bool:
     """Creates a file with this text atomically; False if it existed."""
     part = path.with_name(f".{secrets.token_hex(8)}")
     try:
-        part.write_text(text, encoding="utf-8")
+        with open(part, "x", encoding="utf-8", opener=door.opener) as file:
+            file.write(text)
         os.link(part, path)
     except FileExistsError:
         return False

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import contents, runs, s3, travel
+from . import contents, door, runs, s3, travel
 from .errors import S3Error
 
 PART = 2**18  # bytes: the last part of a growing file is put again until it is full
@@ -82,6 +82,7 @@ class FolderSync:
     """One local folder and its address in S3."""
 
     def __init__(self, folder: Path, address: str) -> None:
+        door.seal(folder)
         self.folder, self.address = folder, address.rstrip("/")
         self.sent, self.brought = dict[str, Sent](), dict[str, Brought]()
         self.there: dict[str, There] | None = None  # at this process's first listing
@@ -160,7 +161,7 @@ class FolderSync:
             if stat.st_size > WHOLE:
                 s3.upload(self._object(name), str(self.folder / name))
             else:
-                version = s3.write(self._object(name), (self.folder / name).read_bytes())
+                version = s3.write(self._object(name), door.read_bytes(self.folder / name, WHOLE))
                 self.brought[name] = Brought(version)  # it is here already
             self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
@@ -173,7 +174,7 @@ class FolderSync:
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
             self._keep()  # so that a process that is killed now puts the same parts again, and not others after them
         sent = self.sent[name]
-        with open(self.folder / name, "rb") as file:
+        with open(self.folder / name, "rb", opener=door.opener) as file:
             file.seek(sent.start)
             for _ in range(ROOM):
                 self._push_part(name, sent, file.read(PART))
@@ -190,7 +191,7 @@ class FolderSync:
         return same and before.ending == self._ending(name, before.size)
 
     def _ending(self, name: str, size: int) -> int:
-        with open(self.folder / name, "rb") as file:
+        with open(self.folder / name, "rb", opener=door.opener) as file:
             file.seek(start := max(size - PART, 0))
             return zlib.crc32(file.read(size - start))
 

@@ -11,6 +11,9 @@ import time
 from collections import deque
 from pathlib import Path
 
+from .door import opener
+from .secrecy import hide_bytes
+
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
@@ -71,7 +74,7 @@ class Log:
     def _write_all(self) -> None:
         if self.file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - it stays open
+            self.file = open(self.path, "ab", buffering=0, opener=opener)  # noqa: SIM115 - it stays open
         while self.waiting:
             line = self.waiting[0]
             done = self.file.write(line)
@@ -95,14 +98,17 @@ def say(log: Path, words: str, who: str = "node") -> None:
     """Appends a line to a node's log from beside its supervisor, or from a signal handler, which may interrupt another write."""
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab", buffering=0) as file:
+        with open(log, "ab", buffering=0, opener=opener) as file:
             file.write(stamp(f"{words}\n".encode(), who=who))
 
 
 def stamp(line: bytes, when: float | None = None, who: str = "agent") -> bytes:
-    """`rank 0 12:03:44.123 | text`: who, when (else now), what. A line that begins with a rank is that rank's."""
+    """`rank 0 12:03:44.123 | text`: who, when (else now), what. Secrets are hidden.
+
+    A line that begins with a rank is that rank's.
+    """
     now = time.time() if when is None else when
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
     match = _RANKED.match(line)
-    author, text = (match[1], line[match.end() :]) if match else (who.encode(), line)
+    author, text = (match[1], hide_bytes(line[match.end() :])) if match else (who.encode(), hide_bytes(line))
     return author.ljust(7) + b" " + clock.encode() + b" | " + text

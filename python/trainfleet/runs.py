@@ -31,8 +31,8 @@ from typing import Any, BinaryIO, TextIO
 
 from . import contents, door, events
 from .errors import InputError, RunError
-from .output import hide_all
 from .records import Results, check_event, check_metric, require_object
+from .secrecy import hide_all
 from .shapes import fit
 
 RUNS = Path("runs")
@@ -52,6 +52,7 @@ class Run:
 
     def __init__(self, folder: Path, writer: str = "") -> None:
         """`writer` is who records events here (events.py): by default this host's launcher."""
+        door.seal(folder)
         self.folder, self.writer = folder, writer or events.launcher()
         self.config = folder / "config.yaml"
         self.given = folder / "given.yaml"
@@ -79,17 +80,15 @@ class Run:
 
     def ask_to_stop(self, engine: str = "") -> None:
         """Asks the ranks to save and stop at their next step: for a person, or for the engine's reason."""
-        if not engine:
-            self.stop.write_text("")
-        elif not self.stop.exists():
-            self.stop.write_text(f"{ENGINE} {engine}\n")
+        if not engine or not self.stop.exists():
+            with open(self.stop, "w", encoding="utf-8", opener=door.opener) as file:
+                file.write(f"{ENGINE} {engine}\n" if engine else "")
 
     def is_asked_to_stop(self) -> bool:
         """Whether a person wants the run to stop."""
         try:
-            with open(self.stop, encoding="utf-8", errors="replace") as file:
-                return file.read(len(ENGINE)) != ENGINE
-        except FileNotFoundError:
+            return door.read_bytes(self.stop, door.KIBIBYTE)[: len(ENGINE)] != ENGINE.encode()
+        except (FileNotFoundError, InputError):  # a link or a folder of that name is no request
             return False
 
     def exported(self, step: int) -> Path:
@@ -169,7 +168,7 @@ def write_atomic(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{unique}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=door.opener) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -247,7 +246,7 @@ def append_line(path: Path, record: Record) -> None:
     Where a full disk or a power cut has left half a line at the end, that one is closed first: it must not spoil this one too.
     """
     try:
-        with open(path, "ab+") as file:
+        with open(path, "ab+", opener=door.opener) as file:
             torn = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
             file.write(b"\n" * bool(torn) + json.dumps(hide_all(record)).encode() + b"\n")
     except OSError as error:
@@ -279,19 +278,33 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
     """The records of a .jsonl file, each checked; a line that a crash or a full disk has cut off is left out.
 
     Raises:
-        InputError: a line is whole, and not what `check` takes; or the file can't be read.
+        InputError: a line is whole, and not what `check` takes; no line of the file is one; or it can't be read.
     """
+    good, strange = False, ""
     try:
         with _open(path) as stream:
             for number, line in enumerate(door.lines_of(stream), 1):
                 try:
-                    record = door.parse_line(line, "") if line.endswith(b"\n") else None
-                except InputError:  # half a line, which another has followed
+                    record = _whole(line)
+                except InputError as error:  # half a line, which another has followed
+                    strange = error.why
                     continue
                 if record is not None:
+                    good = True
                     yield _checked(record, check, path, number)
     except FileNotFoundError:
         return
+    if strange and not good:
+        raise InputError("has no line that a run has written", where=f"{path}:1", why=strange, next=remedy(path))
+
+
+def _whole(line: bytes) -> Any:
+    """The value in a line; None where it is the beginning of one, or the zeros that a power cut leaves. InputError else."""
+    if line.endswith(b"\n"):
+        return door.parse_line(line, "")
+    if not line.startswith((b"{", b"\0")):
+        raise InputError("is not a line of JSON", why="it does not begin as one")
+    return None
 
 
 def _open(path: Path) -> BinaryIO:
@@ -369,7 +382,7 @@ def take_lock(folder: Path) -> TextIO | None:
     """The lock of a run's or dataset's folder for as long as the returned file is open; None when another launcher has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - it stays open: it is the lock
+        file = open(folder / LOCK, "a+", encoding="utf-8", opener=door.opener)  # noqa: SIM115 - it stays open: it is the lock
     except OSError as error:
         raise unwritable(folder / LOCK, error) from error
     try:

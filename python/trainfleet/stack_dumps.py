@@ -28,7 +28,8 @@ def ask(folder: Path) -> None:
     """Requests a dump: every live rank writes it within two heartbeats (heartbeat.EVERY)."""
     path = folder / FOLDER / DUMP
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(str(time.time()))
+    with open(path, "w", encoding="utf-8", opener=door.opener) as file:
+        file.write(str(time.time()))
 
 
 def asked(folder: Path) -> str:
@@ -43,7 +44,7 @@ def dump(folder: Path, rank: int) -> None:
     """Writes the Python stacks of all threads of this process."""
     path = folder / "logs" / f"stacks-rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", opener=door.opener) as file:
         faulthandler.dump_traceback(file, all_threads=True)
 
 

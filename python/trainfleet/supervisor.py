@@ -35,7 +35,6 @@ from .cloudwatch import forwarding
 from .errors import TrainfleetError, telling
 from .kernel import Kernel
 from .node_log import Log, say, stamp
-from .output import hide_bytes
 from .presence import announce
 from .processes import SUPERVISOR, die_with_parent, identity, signal_group
 from .runs import Run
@@ -138,7 +137,9 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.close(started)
         return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
     os.setsid()
-    said_by_script = os.open(said_file(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    door.seal(file.parent.parent)
+    said_by_script = door.opener(str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.fchmod(said_by_script, 0o600)
     for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
@@ -188,7 +189,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     guard = Guard(folder, child.pid)
     assert child.stdout is not None
     for line in child.stdout:
-        file.write(stamp(hide_bytes(line)))
+        file.write(stamp(line))
     code = child.wait()
     signal_group(child.pid, signal.SIGKILL)  # stragglers of the group
     guard.ended.set()

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import door
 from .errors import RunError
 from .runs import unwritable
 
@@ -72,18 +73,12 @@ def remove(root: Path, name: str) -> None:
 @contextlib.contextmanager
 def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
     """The open folder of a file, made if need be, and the file's name in it. The run folder itself may be a link."""
-    *inner, last = name.split("/")
+    door.seal(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as opened:
-            folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, folder)
-            for part in inner:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
-                folder = os.open(part, os.O_RDONLY | os.O_DIRECTORY | FLAGS, dir_fd=folder)
-                opened.callback(os.close, folder)
-            yield folder, last
+        with door.folder_of(root / name, make=True) as (folder, last):
+            assert folder is not None
+            yield folder, last.name
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -104,7 +99,7 @@ def _fill(descriptor: int, offset: int, data: bytes, stamp: float | None) -> Non
 
 def _refused(path: Path, error: OSError) -> RunError:
     """The error for a file from elsewhere that can't be left here."""
-    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+    if door.is_in_the_way(error):
         return RunError(
             "is not what a run folder has there, so nothing from elsewhere is written to it",
             where=str(path), why="a link, a folder or a device is in the way", next=f"ls -ld {path.parent} {path}",

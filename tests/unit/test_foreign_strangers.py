@@ -21,8 +21,8 @@ from trainfleet.config.vocabulary import Vocabulary
 from trainfleet.data import bpe
 from trainfleet.data.sources import plan_units
 from trainfleet.errors import BackendError, ConfigError, DataError, InputError
-from trainfleet.output import hide
 from trainfleet.runs import Lines, Run
+from trainfleet.secrecy import hide
 
 SECRET = "hunter2-and-more"
 CONFIG = "name: base\ndata:\n  name: words\n  sources:\n    - text\n    - {source}\n"

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from trainfleet import output
+from trainfleet import output, secrecy
 from trainfleet.errors import RunError, tell
 from trainfleet.runs import Run, append_line
 
@@ -34,7 +34,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         "NO": "no",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(output.NAMES, "SHORT,LONG,THE_KEY,PEM,OVER,NO,UNSET")
+    monkeypatch.setenv(secrecy.NAMES, "SHORT,LONG,THE_KEY,PEM,OVER,NO,UNSET")
 
 
 @pytest.mark.parametrize("text", [
@@ -42,7 +42,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     quote(KEY, safe=""), PEM, PEM.replace("\n", "\\n"), json.dumps(PEM), "rank 0 | MIIEvQIBADANBgkq", "key: -----BEGIN KEY-----", KEY * 3,
 ])  # fmt: skip
 def test_a_value_is_hidden_in_every_spelling(text: str) -> None:
-    hidden = output.hide(text)
+    hidden = secrecy.hide(text)
     assert "***" in hidden and not any(part in hidden for part in ("canary", "0c", "7e", "MIIE", "hkiG", "BEGIN"))
 
 
@@ -58,7 +58,7 @@ def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes],
         own = {whole[at : at + 8] for at in range(len(whole) - 7)} - {
             encode(f"{before}{'x' * len(value.encode())}{after}".encode())[at : at + 8] for at in range(len(whole) - 7)
         }
-        hidden = output.hide(whole)
+        hidden = secrecy.hide(whole)
         assert "***" in hidden
         assert len(own) > 8 and sum(part in hidden for part in own) <= 2, hidden
 
@@ -67,7 +67,7 @@ def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes],
 def test_an_encoded_value_is_hidden_in_lines_too(width: int) -> None:
     text = base64.b64encode(PEM.encode()).decode()
     lines = [text[at : at + width] for at in range(0, len(text), width)]
-    assert len(lines) > 1 and all(output.hide(line).startswith("***") for line in lines if len(line) > 8), lines
+    assert len(lines) > 1 and all(secrecy.hide(line).startswith("***") for line in lines if len(line) > 8), lines
 
 
 @pytest.mark.parametrize(("text", "hidden"), [
@@ -75,12 +75,12 @@ def test_an_encoded_value_is_hidden_in_lines_too(width: int) -> None:
     ("abcdefgh-tai", "***-tai"), ("no secret", "no secret"), ("", ""),
 ])  # fmt: skip
 def test_the_longest_secret_leaves_no_tail_and_overlaps_leave_nothing(text: str, hidden: str) -> None:
-    assert output.hide(text) == hidden
-    assert output.hide_bytes(text.encode()) == hidden.encode()
+    assert secrecy.hide(text) == hidden
+    assert secrecy.hide_bytes(text.encode()) == hidden.encode()
 
 
 def test_bytes_that_are_no_text_stay_as_they_are() -> None:
-    assert output.hide_bytes(b"\xff\xfe abcdefgh \x80\n") == b"\xff\xfe *** \x80\n"
+    assert secrecy.hide_bytes(b"\xff\xfe abcdefgh \x80\n") == b"\xff\xfe *** \x80\n"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11])
@@ -95,13 +95,13 @@ def test_a_secret_in_several_writes_is_hidden_and_nothing_else_is_lost(text: str
         stream.flush()
         assert not any(part in behind.getvalue() for part in ("canary", "abcdefgh", "MIIE"))
     stream.release()
-    assert behind.getvalue() == output.hide(text)
+    assert behind.getvalue() == secrecy.hide(text)
 
 
 def test_what_follows_a_secret_in_the_next_write_does_not_uncover_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A", "SECRET-ONE")
     monkeypatch.setenv("B", "ONE-AND-TWO")
-    monkeypatch.setenv(output.NAMES, "A,B")
+    monkeypatch.setenv(secrecy.NAMES, "A,B")
     behind = io.StringIO()
     stream = output.Stream(behind)
     for text in ("SECRET-ONE", "-AND-", "TW", "x"):
@@ -124,10 +124,10 @@ def test_events_results_and_errors_hold_no_secret(tmp_path: Path, capsys: pytest
 
 def test_an_uncaught_exception_of_a_process_shows_no_secret() -> None:
     program = (
-        "import os; from trainfleet.output import install, keep_secret; install(); keep_secret(['THE_KEY', 'PEM'])\n"
+        "import os; from trainfleet.output import install; from trainfleet.secrecy import keep_secret; install(); keep_secret(['THE_KEY', 'PEM'])\n"
         "print('my key', os.environ['THE_KEY'], end=''); raise ValueError(os.environ['THE_KEY'] + os.environ['PEM'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != output.NAMES}
+    environment = {name: value for name, value in os.environ.items() if name != secrecy.NAMES}
     environment["PYTHONPATH"] = str(Path(output.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1 and "ValueError: ***" in done.stderr and done.stdout == "my key ***"

@@ -146,10 +146,11 @@ def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path, status="failed", sample={"prompt": "<script>a()</script>", "text": "<b>&"})
     run.record("fault", rank=0, node=0, message="<img src=x>", traceback=["<i>"])
     run.record("resumed", by="<u>")
-    run.config.write_text("name: <script>b()</script>\n")
+    run.config.write_text("name: x\ndata: {sources: ['<script>b()</script>']}\nodd: <script>c()</script>\n")
     text = run.report.read_text() if page(run) else ""
     assert not re.search(r"<script|<img|<b>&|<u>|<i>", text)
     assert "&lt;script&gt;a()" in text and "&lt;script&gt;b()" in text and "&lt;img src=x&gt;" in text
+    assert "c()" not in text, "of the file there is what was understood, and not a byte else"
 
 
 def test_verdict_heads_a_failed_page_and_no_other(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ GROUND = {
     "presence",
     "processes",
     "s3",
+    "secrecy",
     "seat",
     "stack_dumps",
     "node_log",

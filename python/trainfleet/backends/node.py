@@ -9,12 +9,12 @@ from pathlib import Path
 from .. import fence, runs
 from ..ahead import ahead
 from ..errors import BackendError
-from ..output import NAMES
 from ..plan.container import container_words
 from ..plan.job import Job
 from ..plan.request import Artifact, script
 from ..presence import JOB
 from ..seat import Seat, torchrun
+from ..secrecy import NAMES
 from ..supervisor import EXIT, WATCH
 
 PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script

@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from .. import s3
+from .. import door, s3
+from ..errors import RunError
 from ..runs import Run, step_name, sync_folder
 from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
@@ -96,6 +97,7 @@ class Folder:
     """Checkpoints in a folder that all ranks see."""
 
     def __init__(self, path: Path) -> None:
+        door.seal(path)
         self.path = path
 
     def steps(self) -> list[int]:
@@ -125,7 +127,7 @@ class Folder:
         """A plain file, and no link: one may lead out of the checkpoint, and a pipe may never answer."""
         path = self._visible(step) / file
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = door.opener(str(path), os.O_RDONLY)
         except OSError as error:
             raise (_no_file(path) if error.errno in (errno.ELOOP, errno.ENXIO) else error) from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -142,7 +144,7 @@ class Folder:
 
     @contextmanager
     def create(self, step: int, file: str) -> Iterator[BinaryIO]:
-        with open(self._hidden(step) / file, "xb", buffering=BUFFER) as stream:
+        with open(self._hidden(step) / file, "xb", buffering=BUFFER, opener=door.opener) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -192,6 +194,10 @@ class Folder:
         return self.path / f"{step_name(step)}.broken"
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
+        if self.path.is_symlink() and door.is_sealed(self.path):
+            why = "a run's files are not read through links, as its folder may come from somebody else"
+            next = f"rm {self.path}; checkpoint.destination: a folder in which {self.path.parent.name}/ has what the link led to"
+            raise RunError("is a link", where=str(self.path), why=why, next=next)
         names = (entry.name for entry in self.path.iterdir() if entry.is_dir()) if self.path.is_dir() else ()
         return sorted(int(match[1]) for match in map(name.fullmatch, names) if match)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from .. import door
 from ..backends.place import Place
 from ..errors import BackendError, ConfigError, RunError
 from ..launch.settings import run_named
@@ -27,7 +28,7 @@ def main(variables: Variables, started: float) -> int:
         raise RunError("was never started", where=str(run.folder), next="make train")
     with place_of(variables) as place:
         _draw(run, place)
-        server = Server(lambda: run.report.read_bytes(), *([port] if port else []))
+        server = Server(lambda: door.read_bytes(run.report, 4 * door.RECORD), *([port] if port else []))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(f"{run.name}: {server.link}\nCtrl-C ends this page, and not the run", flush=True)
         try:

@@ -1,7 +1,19 @@
 """config.yaml → checked → frozen dataclasses: once, at the edge."""
 
 from .derive import Derived
-from .load import Derivation, Settings, Terms, dump_asked, dump_resolved, load, load_name, load_resolved, load_steps, place_of
+from .load import (
+    Derivation,
+    Settings,
+    Terms,
+    dump_asked,
+    dump_known,
+    dump_resolved,
+    load,
+    load_name,
+    load_resolved,
+    load_steps,
+    place_of,
+)
 from .types import Config, flat
 
 __all__ = [
@@ -11,6 +23,7 @@ __all__ = [
     "Settings",
     "Terms",
     "dump_asked",
+    "dump_known",
     "dump_resolved",
     "flat",
     "load",

@@ -16,7 +16,7 @@ import yaml
 
 from .. import door, hardware, spelling
 from ..errors import ConfigError, DataError, InputError, Problem
-from ..output import keep_secret
+from ..secrecy import keep_secret, looks_secret
 from ..shapes import fit
 from . import goodput, layouts, owned, rules, schema
 from .derive import Derived, OfKind, derive, other_family
@@ -205,6 +205,28 @@ def dump_resolved(config: Config) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
+def dump_known(path: Path) -> str:
+    """What a run folder's config.yaml says of the keys that there are, as YAML; of other keys and wrong values nothing.
+
+    Raises:
+        ConfigError: it can't be read, or has no keys.
+    """
+    document = _read(path)
+    if document.problems or not isinstance(document.value, dict):
+        raise ConfigError(document.problems or [Problem(1, f"{path}:1", "", "is not a resolved config")])
+    for key, _ in list(schema.check(document, strict=False)):
+        _drop(document.value, key)
+    return yaml.safe_dump(_known(document.value, schema.load_schema()), sort_keys=False, allow_unicode=True)
+
+
+def _known(value: Any, of: Mapping[str, Any]) -> Any:
+    """The value with the keys of its schema alone."""
+    keys = of.get("properties")
+    if keys is None or not isinstance(value, dict):
+        return value
+    return {name: _known(inner, keys[name]) for name, inner in value.items() if name in keys}
+
+
 def dump_asked(config: Config, derivation: Derivation) -> str:
     """What was asked for, as YAML: the file with SET and the variables in it, so that all else is derived again.
 
@@ -242,8 +264,19 @@ def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], li
     for key, _ in found:
         _drop(document.value, key)
     problems = problems + [problem for _, problem in found]
+    problems += _secrets_in(document, document.value)
     broken = {problem.key for problem in problems}
     return document, schema.fill(document.value, schema.load_schema()), broken, problems
+
+
+def _secrets_in(document: Document, value: Any, key: Key = ()) -> Iterator[Problem]:
+    """Values that have a secret's form: a config is printed, kept with its run and copied to nodes."""
+    if isinstance(value, str) and looks_secret(value):
+        what = "holds what looks like a secret: export it as a variable, and name that in fleet.secrets"
+        yield Problem(*document.where(key), dotted(key), what)
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from _secrets_in(document, inner, key if isinstance(value, list) else (*key, name))
 
 
 def _open_short(document: Document) -> None:

@@ -78,6 +78,7 @@ class Folder:
     note_every = 0.2  # seconds
 
     def __init__(self, folder: Path) -> None:
+        door.seal(folder)
         self.folder = folder
 
     def read(self, name: str) -> bytes | None:
@@ -90,7 +91,7 @@ class Folder:
         return [self.read(name) for name in names]
 
     def stream(self, name: str) -> Iterator[bytes]:
-        with open(self.folder / name, "rb") as file:
+        with open(self.folder / name, "rb", opener=door.opener) as file:
             while part := file.read(PART):
                 yield part
 
@@ -109,7 +110,8 @@ class Folder:
         partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
+            with open(partial, "wb", opener=door.opener) as file:
+                file.write(content)
             partial.replace(path)
         except OSError as error:
             raise runs.unwritable(path, error) from error

@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from .. import door
 from ..runs import unwritable
 from .dataset_store import Store
 from .manifest import BLOCK, LENGTHS, Shard
@@ -39,7 +40,7 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         try:
             self.partial.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.partial, "wb", buffering=0)
+            self.file = open(self.partial, "wb", buffering=0, opener=door.opener)
         except OSError as error:
             raise unwritable(self.partial, error) from error
         return self
@@ -74,7 +75,7 @@ class ShardWriter:
         try:
             os.fsync(self.file.fileno())
             self.store.publish(f"{self.path}.bin", self.partial)
-            with open(self.partial, "wb") as file:
+            with open(self.partial, "wb", opener=door.opener) as file:
                 file.write(index)
                 file.flush()
                 os.fsync(file.fileno())

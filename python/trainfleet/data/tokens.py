@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import door
 from ..errors import DataError
 from .cache import BlockCache
 from .dataset_store import Bucket, Store
@@ -55,7 +55,8 @@ class Tokens:
 
     def _map(self, index: int) -> Tokenlike:
         shard = self.shards[index]
-        return np.memmap(Path(self.store.describe(f"{shard.path}.bin")), self.dtype, "r", shape=(shard.tokens,))
+        with open(self.store.describe(f"{shard.path}.bin"), "rb", opener=door.opener) as file:
+            return np.memmap(file, self.dtype, "r", shape=(shard.tokens,))
 
     def _blocks(self, begin: int, end: int) -> range:
         width = self.dtype.itemsize

@@ -31,7 +31,7 @@ def check_opening(store: Store, manifest: Manifest) -> None:
     _check_tokenizer(store, manifest)
     if isinstance(store, Folder):
         for shard, block in _some_blocks(manifest.shards):
-            with open(store.folder / f"{shard.path}.bin", "rb") as file:
+            with open(store.folder / f"{shard.path}.bin", "rb", opener=door.opener) as file:
                 file.seek(block * BLOCK)
                 check_block(file.read(BLOCK), shard, block, store)
 

@@ -21,6 +21,7 @@ from ..models import Network, nxd
 from ..models import huggingface as weights
 from ..output import install
 from ..runs import Run, unwritable
+from ..secrecy import hide
 from .checkpoint import nxd_files
 from .generate import load
 
@@ -53,7 +54,7 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
         partial.mkdir(parents=True)
         files = write(model, load_tokenizer(dataset.folder), dataset, partial, save)
         if form == exports.HUGGINGFACE:
-            (partial / "README.md").write_text(card(config, run.read_results()), encoding="utf-8")
+            (partial / "README.md").write_text(hide(card(config, run.read_results())), encoding="utf-8")
             files.append("README.md")
         if out.exists():
             out.rmdir()

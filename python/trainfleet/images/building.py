@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from ..errors import ImageError
 from ..origin import ROOT
-from ..output import keep_secret
 from ..processes import die_with_parent
+from ..secrecy import keep_secret
 from .builders import Builder, Found
 from .recipe import ARCHITECTURE, LAYERS, PARTS, Recipe, write_context
 from .steps import NOISE, Steps

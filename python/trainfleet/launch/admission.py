@@ -32,7 +32,9 @@ from ..nodes.health import judge_allocated
 from ..plan.fabric import least_bandwidth
 from ..runs import Run, node_log
 from ..seat import expand_hosts
+from ..stack_dumps import read_end
 
+LARGEST = 1 << 26  # bytes of a file that are looked at: its last ones
 OPEN, SHUT = 0, 69  # sysexits.h: a service is unavailable
 NODES = "SLURM_JOB_NODELIST"
 
@@ -92,7 +94,10 @@ def _plain(log: Path) -> str:
 
 def _text(path: Path) -> str:
     """What stands in a file of this start; "" where there is none."""
-    return path.read_text(errors="replace") if path.is_file() else ""
+    try:
+        return read_end(path, LARGEST)
+    except FileNotFoundError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .. import contents
+from .. import contents, door
 from ..errors import TrainfleetError
 from ..runs import DATA, RUNS
 
@@ -35,7 +35,7 @@ def is_run(folder: Path) -> bool:
     config = folder / "config.yaml"
     if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
         return False
-    with suppress(OSError), open(config, encoding="utf-8", errors="replace") as file:
+    with suppress(OSError), open(config, encoding="utf-8", errors="replace", opener=door.opener) as file:
         named = re.search(rf"^name: (['\"]?){re.escape(folder.name)}\1$", file.read(1 << 20), flags=re.MULTILINE)
         return named is not None and any(True for kind in _signs(contents.RUN) for _ in folder.glob(kind.glob))
     return False

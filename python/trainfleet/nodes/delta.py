@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import door
 from ..travel import FILES, GROWING, limit
 
 MOST = 8 << 20  # bytes in one answer; the rest comes with the next
@@ -24,6 +25,7 @@ Known = dict[str, tuple[int, float, int]]
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
     """{files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether nothing is left, now: this clock}."""
+    door.seal(folder)
     files, paths, room = {}, [], MOST
     for path, name, most in _files(folder):
         stat = path.stat()
@@ -34,7 +36,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
             continue
         goes_on = name.endswith(GROWING) or stamp == 0.0  # the time of a file of which only a part was sent
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=door.opener) as file:
             file.seek(offset)
             data = file.read(min(room, most - offset))
         room -= len(data)
@@ -50,7 +52,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
     for path in _listed(folder):
         name = str(path.relative_to(folder))
         most = limit(name)
-        if most is None or not path.is_file() or (path.stat().st_size > most and not name.endswith(GROWING)):
+        if most is None or path.is_symlink() or not path.is_file() or (path.stat().st_size > most and not name.endswith(GROWING)):
             continue
         count += 1
         if count > FILES:

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from .. import door
+from ..errors import ConfigError
 from ..output import shown
 from ..runs import Run, write_atomic
 from . import panels, plots, provenance, rehearsal
@@ -218,8 +218,13 @@ def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> s
 
 
 def _settings(history: History) -> str:
-    config = history.run.config
-    if not config.exists():
+    """The config as it was understood, and no byte of the file itself: it may be anything."""
+    from ..config import dump_known  # loads YAML
+
+    if not history.run.config.exists():
         return ""
-    text = door.read_text(config, door.RECORD)
-    return _section("Config, as resolved", f'<pre class="config">{escape(text.strip())}</pre>')
+    try:
+        text = dump_known(history.run.config).strip()
+    except ConfigError:
+        text = f"is not what a run leaves; make plan CONFIG={history.run.config} says why"
+    return _section("Config, as resolved", f'<pre class="config">{escape(text)}</pre>')

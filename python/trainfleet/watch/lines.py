@@ -11,6 +11,7 @@ from time import localtime
 
 from .. import door
 from ..cloudwatch import FORWARDER
+from ..errors import InputError
 from .prefixes import MOST, opened
 
 DAY = 86400.0
@@ -44,7 +45,7 @@ class Line:
 def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[Line]:
     """The lines of a node's log behind byte `start`; of one that is too long, one of `logs`, the first and the last."""
     try:
-        with open(log, "rb") as file:
+        with door.open_regular(log) as file:
             size = file.seek(0, 2)
             head, tail = min(HEAD, ALL // logs // 8), min(TAIL, ALL // logs)
             file.seek(start)
@@ -54,7 +55,7 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
                 data = file.read(head).rpartition(b"\n")[0] + b"\n"
                 file.seek(size - tail)
                 data += file.read().partition(b"\n")[2]
-    except FileNotFoundError:
+    except (FileNotFoundError, InputError):  # none, or a link: a log that no node has written
         return []
     return list(parse(data.decode(errors="replace").splitlines(), node))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from .. import door
 from ..hardware import NodeType
 from ..plan.fabric import judge_nccl
 from ..runs import Run, node_log, size_of
@@ -30,7 +31,7 @@ class FabricLog:
         if self.heard or not (self.run.metrics.exists() and self.log.exists()) or self.run.metrics.stat().st_mtime < self.since:
             return []
         self.heard = True
-        with open(self.log, "rb") as file:
+        with door.open_regular(self.log) as file:
             file.seek(self.start)
             said = file.read(MOST).decode(errors="replace").splitlines()
         return judge_nccl(said, self.kind) if any(SAID in line for line in said) else []

@@ -1,0 +1,222 @@
+"""What is secret, and text without it: by the name of the variable that holds it, and by its form.
+
+Secret are the values of variables that TRAINFLEET_SECRETS names (fleet.secrets), and of those whose
+names end as a secret's do. A value is hidden as it is and in the spellings of JSON, Python, HTML,
+URLs, hexadecimal and base64, also as a part of what was base64-encoded, as in headers; of a value
+of several lines each longer line too, as logs are written line by line. Where secrets overlap,
+their union is hidden. What no variable here holds is known by its form: the prefix that its maker
+gives it, or what stands before it. Standard library only: supervisors start with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+NAMES = "TRAINFLEET_SECRETS"
+HIDDEN = "***"
+LEAST, LEAST_LINE = 4, 8  # characters of a value, and of one of its lines: shorter ones would hide half of every text
+LEAST_UNNAMED = 12  # of a value that nothing but its variable's name calls a secret
+WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
+UNFINISHED = 4096  # characters of an unfinished line among which a secret may begin
+# Variables that hold a secret; those of ours name jobs, and a public key is not secret.
+TELLING = re.compile(r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID")
+PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")  # such a variable may name a file instead
+# Prefix → what follows it: AWS's access keys, Hugging Face, OpenAI and Anthropic, GitHub, GitLab,
+# Slack, Google, PyPI, npm, NVIDIA, JSON Web Tokens (RFC 7519). Each as its maker documents it.
+PREFIXES = {
+    "AKIA": "[A-Z2-7]{16}",
+    "ASIA": "[A-Z2-7]{16}",
+    "hf_": "[A-Za-z0-9]{16,}",
+    "sk-": r"(?=[\w-]*[0-9])(?=[\w-]*[A-Z])[\w-]{20,}",
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), "[A-Za-z0-9]{20,}"),
+    "github_pat_": r"\w{22,}",
+    "glpat-": r"[\w-]{20,}",
+    **dict.fromkeys(("xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-"), r"[\w-]{10,}"),
+    "AIza": r"[\w-]{35}",
+    "pypi-": r"[\w-]{50,}",
+    "npm_": "[A-Za-z0-9]{36}",
+    "nvapi-": r"[\w-]{40,}",
+    "eyJ": r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
+}
+# Between a name and its value, in URLs, headers, JSON, Python and shell; and such a value.
+_IS = r"[\\\"']{0,3}\s{0,4}(?:=|%3D|:)\s{0,4}b?[\\\"']{0,3}"
+_VALUE = r"(?![/~$<{*.])[^\s&\"'<>,;`\\]"
+_NAMES = r"(?<!TRAINFLEET)_(?:TOKEN|KEY|SECRET|PASSWORD)"
+_SIGNED = "Signature|sig|AWSAccessKeyId|GoogleAccessId|access_token|api_key|apikey"  # in an address
+_AUTHORIZED = rf"Authorization{_IS}(?:Basic|Bearer|token)\s"
+_ADDRESSED = r"[^/\s@:]*:[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)|(?<=http://)[^/\s@]+(?=@)"
+_CONTEXTS = tuple(  # what stands before a secret, and the secret
+    re.compile(f"({before})({secret})", flags)
+    for before, secret, flags in (
+        (rf"X-(?:Amz|Goog)-(?:Signature|Security-Token|Credential){_IS}", f"{_VALUE}+", re.I),
+        (rf"[?&](?:{_SIGNED})=", f"{_VALUE}{{8,}}", re.I),
+        (rf"Signature{_IS}", r"[0-9a-f]{64}\b", 0),  # in AWS's Authorization header
+        (rf"aws_(?:secret_access_key|session_token|access_key_id){_IS}", f"{_VALUE}{{12,}}", re.I),
+        (rf"(?:SecretAccessKey|SessionToken|AccessKeyId){_IS}", f"{_VALUE}{{12,}}", re.I),
+        (rf"{_NAMES}{_IS}", f"{_VALUE}{{12,}}", 0),
+        (_AUTHORIZED, f"{_VALUE}{{8,}}", re.I),
+        (r"Bearer\s", rf"(?=\S*[0-9])(?=\S*[A-Z]){_VALUE}{{20,}}", 0),
+        (r"(?:wandb\w*|api[ _-]?key)\W{1,12}", r"[0-9a-f]{40}\b", re.I),
+        (r"://", _ADDRESSED, 0),
+    )
+)
+_FORMS = re.compile("|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items()))
+_HINTS = (  # a text without one of these holds no form: most lines are passed by this alone
+    *(prefix.lower() for prefix in PREFIXES), "://", "_token", "_key", "_secret", "_password", "sig=", "signature", "accesskey",
+    "x-amz-", "x-goog-", "aws_", "sessiontoken", "googleaccessid", "access_token", "authorization", "bearer", "wandb", "api",
+)  # fmt: skip
+
+
+def _begin(word: str, behind: str) -> str:
+    """A pattern of this word's beginnings, and of the word with what may stand `behind` it."""
+    for letter in reversed(word[1:]):
+        behind = f"(?:{re.escape(letter)}{behind})?"
+    return re.escape(word[0]) + behind
+
+
+def _any(words: Iterable[str], behind: str) -> str:
+    return "|".join(_begin(word, behind) for word in words)
+
+
+_WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
+          "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
+_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
+_OPEN = re.compile(  # the end of a line that is still being written, from where a secret may begin in it
+    rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
+    rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
+    rf"|{_any(('https://', 'http://', '://'), '[^/ @]*@?')}|[?&][A-Za-z_]*(?:=[^& ]*)?)\Z"
+)
+
+
+def keep_secret(names: Iterable[str]) -> None:
+    """Registers variables whose values are hidden from now on, here and in every process that this one starts."""
+    known = filter(None, os.environ.get(NAMES, "").split(","))
+    if all_names := list(dict.fromkeys((*known, *names))):
+        os.environ[NAMES] = ",".join(all_names)
+
+
+def hide(text: str) -> str:
+    """The text with *** for every secret in it."""
+    covered = sorted(part for pattern in _patterns() for part in _places(text, pattern))
+    if forms := list(_forms(text)):
+        covered = sorted([*covered, *forms])
+    if not covered:
+        return text
+    parts, end = [], 0
+    for start, stop in covered:
+        if start >= end:
+            parts += [text[end:start], HIDDEN]
+        end = max(end, stop)
+    return "".join([*parts, text[end:]])
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a text holds what has a secret's form."""
+    return any(True for _ in _forms(text))
+
+
+def hide_bytes(line: bytes) -> bytes:
+    """As `hide`, for bytes, which need not be UTF-8."""
+    return hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def hide_all(value: Any) -> Any:
+    """A JSON value with the secrets hidden in all its strings; keys are ours."""
+    match value:
+        case str():
+            return hide(value)
+        case dict():
+            return {key: hide_all(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [hide_all(inner) for inner in value]
+    return value
+
+
+def begun(text: str) -> int:
+    """How many of the last characters must be held back, as a secret may begin in them."""
+    keep = _begun_form(text)
+    for pattern in _patterns():
+        longest = min(len(pattern) - 1, len(text))
+        keep = max(keep, next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0))
+    cut = len(text) - keep
+    for start, stop in sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True) if keep else ():
+        cut = start if start < cut < stop else cut
+    return len(text) - cut
+
+
+def _begun_form(text: str) -> int:
+    """As `begun`, for secrets that are known by their form: of the last line what follows something that may come before one."""
+    line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
+    return len(line) - found.start() if line and (found := _OPEN.search(line)) else 0
+
+
+def _forms(text: str) -> Iterator[tuple[int, int]]:
+    """Where something stands that has a secret's form."""
+    lower = text.lower()
+    if not any(hint in lower for hint in _HINTS):
+        return
+    for found in _FORMS.finditer(text):
+        yield found.span()
+    for pattern in _CONTEXTS:
+        for found in pattern.finditer(text):
+            yield found.span(2)
+
+
+def _patterns() -> tuple[str, ...]:
+    named = tuple(os.environ.get(name, "") for name in os.environ.get(NAMES, "").split(",") if name)
+    telling = tuple(os.environ.get(name, "") for name in _telling(len(os.environ)))
+    return _spellings(named, telling)
+
+
+@functools.lru_cache(maxsize=4)
+def _telling(count: int) -> tuple[str, ...]:
+    """The variables here that hold a secret by their name; looked for anew when there are more or fewer variables."""
+    return tuple(name for name in os.environ if TELLING.fullmatch(name))
+
+
+@functools.lru_cache(maxsize=4)
+def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
+    """All strings to hide for these values."""
+    values = [value.strip() for value in named]
+    values += [value for value in map(str.strip, telling) if len(value) >= LEAST_UNNAMED and not _is_plain(value)]
+    found: dict[str, None] = {}
+    for value in values:
+        lines = [line.strip() for line in value.splitlines()]
+        for part in (*([value] if len(value) >= LEAST else []), *(line for line in lines if len(line) >= LEAST_LINE)):
+            spelt = (json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1], html.escape(part),
+                     quote(part, safe="", errors="surrogateescape"), quote(part, errors="surrogateescape"))  # fmt: skip
+            found |= dict.fromkeys((part, *spelt, *_encoded(part.encode("utf-8", "surrogateescape"))))
+    return tuple(found)
+
+
+def _is_plain(value: str) -> bool:
+    """Whether a value is no secret for all its variable's name: the path of a file."""
+    return bool(PATH.fullmatch(value)) and Path(value).expanduser().exists()
+
+
+def _encoded(value: bytes) -> Iterator[str]:
+    """A value in hexadecimal and base64: the digits that depend on it alone at each offset, and wrapped lines at offset 0."""
+    texts = [value.hex(), value.hex().upper()]
+    for before in range(3):
+        first, last = -(-8 * before // 6), 8 * (before + len(value)) // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            own = encode(bytes(before) + value).decode()[first:last]
+            texts += [own, *(own[at : at + width] for width in WRAPPED for at in range(0, len(own), width) if not before)]
+    return (text for text in texts if len(text) >= LEAST_LINE)
+
+
+def _places(text: str, pattern: str) -> Iterable[tuple[int, int]]:
+    """Where a pattern occurs, overlapping itself too."""
+    start = text.find(pattern)
+    while start >= 0:
+        yield start, start + len(pattern)
+        start = text.find(pattern, start + 1)
