@@ -127,7 +127,8 @@ class Bench:
             "train" if torchrun else "tokenize", "probe", Path("runs/probe"), nodes, 1, "probe", words, torchrun, launch=launch,
             image=self.image,
         )  # fmt: skip
-        return self.backend.plan(replace(job, environment=environment), {})
+        finds = {"PYTHONSAFEPATH": ""}  # the probe lies in the folder where nodes start, where no module of a job is looked for
+        return self.backend.plan(replace(job, environment=finds | environment), {})
 
     def said(self, request: Request, node: int) -> str:
         self.backend.place(Run(Path("runs/probe"))).refresh()
