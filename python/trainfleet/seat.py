@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from .door import whole
 from .errors import BackendError
 
 PORT = 29400  # where the ranks meet when nobody says
@@ -135,7 +136,7 @@ def of_sagemaker(file: Path = RESOURCES) -> Seat:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Sorts algo-2 before algo-10, as consoles and logs count."""
-    return [(int(part), "") if part.isdigit() and len(part) < 10 else (-1, part) for part in re.split(r"([0-9]+)", name)]
+    return [(-1, part) if (number := whole(part)) is None else (number, "") for part in re.split(r"([0-9]+)", name)]
 
 
 READERS: dict[str, Callable[[], Seat]] = {
