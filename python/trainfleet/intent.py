@@ -114,7 +114,8 @@ def leave(run: Run, intent: Intent) -> Found | None:
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         run.stop.unlink(missing_ok=True)
-        part.write_text(intent.text, encoding="utf-8")
+        with open(part, "x", encoding="utf-8", opener=door.opener) as file:
+            file.write(intent.text)
         if found:
             path.unlink(missing_ok=True)
         os.link(part, path)  # of two at once one succeeds

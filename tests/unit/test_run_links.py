@@ -168,7 +168,7 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
-    "adapters.py:ports_here", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "counters.py:_counts", "counters.py:_is_broken", "counters.py:_states", "counters.py:_without_driver", "cpu_speed.py:cpu",
+    "adapters.py:ports_here", "presence.py:others", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "counters.py:_counts", "counters.py:_is_broken", "counters.py:_states", "counters.py:_without_driver", "cpu_speed.py:cpu",
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware.py:local_accelerator", "hardware.py:local_chip",
     "hardware.py:local_cores", "hardware.py:memory_limits", "hardware.py:spare_memory", "kernel.py:_count", "kernel.py:_kmsg",
     "kernel.py:oom_kills", "processes.py:_is_below", "processes.py:identity", "seat.py:card", "seat.py:of_sagemaker",
@@ -187,8 +187,8 @@ OPENS = {
     "heartbeat.py:is_due", "heartbeat.py:publish", "images/building.py:secrets_in", "images/recipe.py:write_context",
     "launch/rehearsal.py:furnish", "nodes/errand.py:received", "temporary.py:hold", "temporary.py:sweep", "watch/alone.py:cut",
     "watch/alone.py:main",
-    # an open file by its number, and a folder to be synced
-    "checkpoints/store.py:open", "data/tokens.py:_map", "runs.py:sync_folder", "supervisor.py:detach", "travel.py:_fill",
+    # an open file by its number, a folder to be synced, and calls of another `touch`
+    "backends/place.py:declared", "checkpoints/store.py:open", "data/tokens.py:_map", "runs.py:sync_folder", "supervisor.py:detach", "travel.py:_fill",
 }  # fmt: skip
 
 

@@ -186,7 +186,8 @@ def _rotary(content: Json, family: str) -> Json:
     """Base and stretch of the rotary embedding, from where files of either age have them."""
     if not FAMILIES[family].rotary:
         return {}
-    name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"  # of both, all versions take the last
+    # Of both, all versions of transformers take rope_scaling.
+    name = "rope_parameters" if content.get("rope_scaling") in (None, {}) else "rope_scaling"
     scaling = {} if content.get(name) is None else content[name]
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)
