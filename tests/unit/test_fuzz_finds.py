@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import pytest
 
 from fuzz import targets
 
+ARROW = (  # an Arrow file with a column whose name is not UTF-8
+    "B0FSUk9XMQAA/////3AAAAAQAAAAAAAKAAwADQAFAAgACgAAAAABBAAM////eyJ0ZXh0IgAAAAAAAAAAAP//AAAAABAAAAAMABQABgAIAAwAEAAMAAAAAAAE"
+    "ADQAAAAkAAAABAAAAAEAAACAAAAAAAAAAKAAAAAAAAAAGAAAAAAAAAAAAAAACAAIAAAABAAIAAAABAAAAAEAAAAUAAAAEAAUAAgABgAHAAwAAAAQABAAAAAA"
+    "AAEFEAAAABwAAAAEAAAAAAAAAAQAAAB0ZdUAAAAAAAQABAAEAAAAmAAAAEFSUk9XMQ=="
+)
 FINDS = [
     ("answers", b"== facts\nmtu= 5\n== end"),  # a network card without a name
     ("sources", b"\t\x1f\x8b\x08\xe4\x00\x00\x00\x8b\xcb\x00\x00"),  # a tar whose gzip header is cut
+    ("sources", base64.b64decode(ARROW)),
 ]
 
 

@@ -14,7 +14,9 @@ import pytest
 from trainfleet.cli import main
 from trainfleet.config.hub import DATASET_FORMS, Dataset, dataset_of
 from trainfleet.data.hub import list_shards, open_dataset
+from trainfleet.data.look import look_here
 from trainfleet.errors import DataError, InputError
+from trainfleet.launch import settings
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "schema/config.schema.json").read_text())
@@ -78,6 +80,7 @@ def test_each_form_passes_make_plan_and_reaches_the_library(
             return load(str(tmp_path / "set"), split="train", streaming=True)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", Local)
+    monkeypatch.setattr(settings, "look", look_here)  # not in a child: this test asks what the library was asked
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(f"name: x\ndata: {{sources: ['{form}']}}\ntrain: {{steps: 2}}\n")
     assert main(["plan"]) == 0, capsys.readouterr().err

@@ -55,6 +55,8 @@ GROUND = {
     "vault",
     "exit_codes",
     "ahead",
+    "apart",
+    "sandbox",
     "telemetry",
     "__init__",
 }
@@ -62,7 +64,7 @@ CONTROL = {"cli", "images", "launch", "plan", "backends", "nodes", "recipes", "c
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",
-           "trainfleet.data.sources", "trainfleet.data.description", "trainfleet.data.tokenizer"}  # fmt: skip
+           "trainfleet.data.sources", "trainfleet.data.description", "trainfleet.data.tokenizer", "trainfleet.data.look"}  # fmt: skip
 FORBIDDEN = {  # room → packages that it must not import
     **{key: {"torch", "torch_xla", "torch_neuronx", "transformers"} for key in CONTROL | GROUND},
     **{key: {"fabric", "paramiko"} for key in NODE},

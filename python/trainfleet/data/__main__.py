@@ -1,4 +1,7 @@
-"""`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with WORKERS processes."""
+"""`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with WORKERS processes.
+
+All of it, its processes too, happens behind a wall (sandbox.py) that is put up before the first byte of a source is read.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from pathlib import Path
 # Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-from .. import events, fence
-from ..config import load_resolved
+from .. import events, fence, runs
+from ..config import Config, load_resolved
 from ..errors import DataError, TrainfleetError, tell
 from ..output import install
 from ..runs import Run
 from ..seat import require_numbers
+from .enclosure import enclose
+from .manifest import store_of
 from .share import Share, exit_on, tokenize
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], walled: bool = False) -> int:
+    """Tokenizes; the exit code. `walled`: behind the wall, which this process can't leave again."""
     exit_on(signal.SIGTERM)
     exit_on(signal.SIGINT)
     try:
@@ -29,16 +35,29 @@ def main(arguments: list[str]) -> int:
         return tell(error)
     order = int(os.environ.get(fence.VARIABLE, "0"))
     share = Share(*(int(os.environ.get(name, default)) for name, default in (("NODE_RANK", 0), ("NODES", 1), ("WORKERS", 1))))
+    path = Path(arguments[0])
     try:
-        finished = tokenize(load_resolved(Path(arguments[0])).data, share)
+        config = load_resolved(path)
+        if walled:
+            _enclose(config, path)
+        finished = tokenize(config.data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
         with suppress(TrainfleetError):  # the disk may be full; the words are in the log then
-            record_fault(Run(Path(arguments[0]).parent, events.node(share.node, order)), share, error)
+            record_fault(Run(path.parent, events.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
         print(f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} to validate", flush=True)
     return 0
+
+
+def _enclose(config: Config, path: Path) -> None:
+    """Puts up the wall: what is written are the dataset and the run's events."""
+    dataset, run = store_of(config.data, runs.DATA).folder, Run(path.parent)
+    for folder in (dataset, run.events):
+        runs.make_folder(folder)
+    for lack in enclose(config.data, [path], [dataset, run.events]):
+        print(f"warning: {lack}", flush=True)
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
@@ -50,4 +69,4 @@ def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], walled=True))

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ..config.hub import HUB
+from ..errors import DataError
 from ..s3 import SCHEME
+from ..sandbox import MEMORY
 from . import archives, formats, tables
 from .formats import BadText, Document
 from .source_files import check_unchanged, is_stdlib
@@ -33,7 +35,13 @@ def read_piece(piece: Piece, text_field: str) -> Iterator[Document]:
     on_disk = not piece.path.startswith((HUB, SCHEME))  # requests to S3 name the version that they want
     if on_disk:
         check_unchanged(piece.file)
-    yield from (document for document in _read(piece, text_field) if document.size)
+    try:
+        yield from (document for document in _read(piece, text_field) if document.size)
+    except MemoryError as error:
+        why = f"a process that reads sources gets {MEMORY / 2**30:.0f} GiB"
+        raise DataError(
+            "takes too much memory to be read", where=piece.path, why=why, next="get it again, or cut it up"
+        ) from error
     if on_disk:
         check_unchanged(piece.file)
 

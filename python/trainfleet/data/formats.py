@@ -84,7 +84,7 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
 def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
     """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
     arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
-    with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError):
+    with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError):
         table = parquet.ParquetFile(stream, pre_buffer=False)
         column(table.schema_arrow.names, text_field, piece.path)
         row = 0

@@ -16,9 +16,8 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from multiprocessing.queues import SimpleQueue
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -180,36 +179,51 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 
 
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
-    """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left."""
+    """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left.
+
+    Each asks for its next unit by a pipe. A lock or a queue that all share would be a file in /dev/shm, outside of the wall.
+    """
     context = multiprocessing.get_context("spawn")
-    turn, errors = context.Value("q", 0), context.SimpleQueue()
-    processes = [context.Process(target=_worker, args=(task, i + 1, units, turn, errors)) for i in range(workers)]
+    links = dict[Connection, SpawnProcess]()
     try:
-        for process in processes:
-            process.start()
-        _await_all(processes, errors)
+        for number in range(workers):
+            ours, theirs = context.Pipe()
+            links[ours] = context.Process(target=_worker, args=(task, number + 1, theirs))
+            links[ours].start()
+            theirs.close()
+        _serve(links, iter(units))
     finally:
-        for process in processes:
+        for process in links.values():
             if process.pid is not None:
                 process.terminate()
                 process.join()
 
 
-def _await_all(processes: list[SpawnProcess], errors: SimpleQueue[TrainfleetError]) -> None:
+def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
     """Returns when all have ended well; raises what one of them found, or ends this process as the first that did not."""
-    waiting = list(processes)
+    waiting = dict(links)
     while waiting:
-        multiprocessing.connection.wait([process.sentinel for process in waiting])
-        for process in [process for process in waiting if process.exitcode is not None]:
-            waiting.remove(process)
-            if not errors.empty():
-                raise errors.get()
-            if process.exitcode:
-                print(f"worker {processes.index(process) + 1} ended with code {process.exitcode}", file=sys.stderr, flush=True)
-                sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
+        for link in multiprocessing.connection.wait(list(waiting)):
+            assert isinstance(link, Connection)
+            found: TrainfleetError | None = None
+            try:
+                found = link.recv()
+                if found is None:
+                    link.send(next(units, None))
+            except (EOFError, OSError):
+                _require_well(waiting.pop(link), list(links).index(link) + 1)
+            if found is not None:
+                raise found
 
 
-def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int], errors: SimpleQueue[TrainfleetError]) -> None:
+def _require_well(process: SpawnProcess, number: int) -> None:
+    process.join()
+    if process.exitcode:
+        print(f"worker {number} ended with code {process.exitcode}", file=sys.stderr, flush=True)
+        sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
+
+
+def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
@@ -217,20 +231,18 @@ def _worker(task: _Task, number: int, units: list[Unit], turn: Synchronized[int]
 
     try:
         meter = progress.Meter(task.store, task.node, number)
-        _work(UnitWork(task.data, task.preparation, task.store, meter), _in_turn(units, turn))
+        _work(UnitWork(task.data, task.preparation, task.store, meter), _in_turn(link))
     except TrainfleetError as error:
-        errors.put(error)
+        link.send(error)
         sys.exit(1)
 
 
-def _in_turn(units: list[Unit], turn: Synchronized[int]) -> Iterator[Unit]:
-    """The units that no other process has taken."""
-    while True:
-        with turn.get_lock():
-            index, turn.value = turn.value, turn.value + 1
-        if index >= len(units):
-            return
-        yield units[index]
+def _in_turn(link: Connection) -> Iterator[Unit]:
+    """The units that the parent hands out."""
+    link.send(None)
+    while (unit := link.recv()) is not None:
+        yield unit
+        link.send(None)
 
 
 def exit_on(number: signal.Signals) -> None:

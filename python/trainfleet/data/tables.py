@@ -92,7 +92,7 @@ def _lines(stream: TextIO, piece: Piece) -> Iterator[str]:
 def read_arrow(piece: Piece, text_field: str) -> Iterator[Document]:
     """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
-    with open_file(piece.file) as stream, damage(piece, "Arrow", arrow.ArrowException, OSError):
+    with open_file(piece.file) as stream, damage(piece, "Arrow", arrow.ArrowException, OSError, ValueError):
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)

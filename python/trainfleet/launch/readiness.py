@@ -16,6 +16,7 @@ from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
+from ..sandbox import lacks
 from . import imaging, probing
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def shares_one_machine(config: Config) -> bool:
 
 def examine(config: Config, lift: Sequence[str]) -> int:
     """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
+    for lack in lacks():
+        print(f"warning: on this machine {lack}; docs/security.md")
     quarantine = Quarantine()
     for name in lift:
         print(f"let out of quarantine: {quarantine.lift(name)}")

@@ -13,8 +13,8 @@ from ..backends import Backend, backend_of, terms_of, terms_to_examine
 from ..checkpoints.store import Store, store_of
 from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
 from ..data.dataset import find
-from ..data.sources import have_changed, plan_units
-from ..data.tokenizer import require_use
+from ..data.look import look
+from ..data.sources import have_changed
 from ..door import show
 from ..errors import ConfigError, NoSource, Problem, RunError
 from ..plan.job import tokenize_job, train_job
@@ -22,6 +22,7 @@ from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
 from ..plan.request import Request
 from ..runs import DATA, RUNS, Run, read_json, run_of
+from ..sandbox import lacks
 from ..spelling import suggest
 from . import imaging, preflight
 from .experience import experience_of
@@ -143,11 +144,11 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         if have_changed(config.data, dataset.listing):
             notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
         return notes, True
-    require_use(config.data)
-    units = plan_units(config.data)  # finds out now, and not on the nodes, that a source is missing
-    seconds = units.seconds(hardware.local_cores())
-    size = f"{units.bytes / 1e6:,.1f} MB in {units.files:,} files, {len(units.units):,} units"
-    return [f"{folder} is made: {size}, about {seconds:.0f} s", *(f"warning: {warning}" for warning in units.warnings)], False
+    found = look(config.data)  # finds out now, and not on the nodes, that a source is missing
+    seconds = found.seconds(hardware.local_cores())
+    size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
+    warnings = [f"warning: {warning}" for warning in (*found.warnings, *lacks())]
+    return [f"{folder} is made: {size}, about {seconds:.0f} s", *warnings], False
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:

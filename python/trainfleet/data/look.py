@@ -1,0 +1,48 @@
+"""What a config's sources and tokenizer are, for `make plan`: found out by a child, behind a wall."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..apart import ask
+from ..config.types import Data
+from ..shapes import Count, Pattern
+from .enclosure import enclose
+from .sources import plan_units, seconds_for
+from .tokenizer import require_use
+
+
+@dataclass(frozen=True)
+class Look:
+    """How much there is to tokenize, and what a user should hear of it. `largest`: the bytes of the largest unit."""
+
+    files: Count
+    bytes: Count
+    units: Count
+    largest: Count
+    warnings: tuple[Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]*")], ...]
+
+    def seconds(self, processes: int) -> float:
+        """About how long tokenizing takes with so many processes."""
+        return seconds_for(self.bytes, self.largest, processes)
+
+
+def look(data: Data) -> Look:
+    """Looks. DataError where a source or the tokenizer can't be used."""
+    with tempfile.TemporaryDirectory(prefix="trainfleet-") as scratch:
+
+        def reply() -> dict[str, Any]:
+            enclose(data, [], [Path(scratch)])
+            return asdict(look_here(data))
+
+        return ask(reply, Look, "data.sources")
+
+
+def look_here(data: Data) -> Look:
+    """Looks in this process, without a wall."""
+    require_use(data)
+    plan = plan_units(data)
+    return Look(plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), plan.warnings)
