@@ -9,10 +9,12 @@
     ├── RunError            a run folder or a checkpoint
     │   ├── Broken          a checkpoint that is not whole (checkpoints/marker.py)
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/peers.py)
-    │   └── Fenced          another attempt has begun (fence.py)
+    │   ├── Fenced          another attempt has begun (fence.py)
+    │   └── LauncherGone    nobody leads the run any more (launch/handover.py)
     ├── BackendError        a backend, a node or a process on it
     │   ├── JobFailed       a job ended badly: the verdict
     │   ├── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
+    │   ├── CutOff          this machine reaches no other host, and another is to lead (watch/follow.py)
     │   └── Missing         not all nodes of a job came in time (muster.py)
     ├── ImageError          an image can't be built, pushed or used
     └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk

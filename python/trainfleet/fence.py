@@ -1,8 +1,9 @@
 """Fencing: only the newest attempt of a run may go on; ranks of earlier ones, wherever they still are, notice that and exit.
 
 heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt that it belongs to. Whoever claims the
-                                number creates the file by link(2), which is atomic, also over NFS, and fails if it exists
+                                number creates the file (claims.py)
 heartbeats/attempts/<n>.taken   ranks have started as attempt n
+heartbeats/newest               order and number of the newest attempt, for hosts that remember a listing (claims.py)
 
 The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT: their order. An engine that restarts them
 by itself (a Slurm requeue, the next attempt of an AWS Batch job) passes the same order again. So rank 0 enters an attempt: if its
@@ -15,7 +16,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Annotated
 
 from . import door
+from .claims import claim, rewrite
 from .errors import InputError, RunError
-from .runs import make_folder, unwritable
+from .runs import make_folder
 from .shapes import Range, fit
 
 BEATS = "heartbeats"
 FOLDER = "attempts"
+NEWEST = "newest"
 BEFORE = "attempt"  # of format 1: the number alone
 TO_LEAVE = 3.0  # seconds: ranks check once a second, one for all of its node (heartbeat.py)
 VARIABLE = "TRAINFLEET_ATTEMPT"  # the order
@@ -79,7 +81,7 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
     if newest.order > order:
         why = f"attempt {newest.number} has begun, this one was ordered as {order}"
         raise Fenced("this attempt is over before it began", where=platform.node(), why=why, next="make logs")
-    if newest.number == order and not least and _made(_folder(folder) / f"{order}.taken", ""):
+    if newest.number == order and not least and claim(_folder(folder) / f"{order}.taken", ""):
         return order
     number = _claim(folder, max(newest.number + 1, order + least), order)
     time.sleep(TO_LEAVE)
@@ -88,13 +90,23 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 def current(folder: Path) -> Attempt:
     """The newest attempt; 0 before the first. Costs one listing and the reading of a few small files."""
+    newest = _newest(folder)
     with suppress(OSError):
         names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
         if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
-            return max(found)
+            return max(newest, *found)
     with suppress(OSError, InputError):
         if NUMBER.fullmatch(text := door.read_text(folder / BEATS / BEFORE, MOST).strip()):
-            return Attempt(int(text), int(text))
+            return max(newest, Attempt(int(text), int(text)))
+    return newest
+
+
+def _newest(folder: Path) -> Attempt:
+    """The attempt that was claimed last, as whoever claimed it has said; 0 where nobody has."""
+    with suppress(OSError, InputError):
+        words = door.read_text(folder / BEATS / NEWEST, MOST).split()
+        if len(words) == 2 and all(map(NUMBER.fullmatch, words)):
+            return Attempt(int(words[0]), int(words[1]))
     return Attempt(0, 0)
 
 
@@ -108,27 +120,13 @@ def _read(folder: Path, number: int) -> Attempt:
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
     """Claims the first free number from `number` on and returns it; `order` None: the number is its own order."""
-    while not _made(_folder(folder) / str(number), json.dumps({"order": number if order is None else order})):
+    while not claim(_folder(folder) / str(number), json.dumps({"order": number if order is None else order})):
         number += 1
+    with suppress(OSError):  # the claim counts
+        rewrite(folder / BEATS / NEWEST, f"{number if order is None else order} {number}")
     return number
 
 
 def _folder(folder: Path) -> Path:
     make_folder(path := folder / BEATS / FOLDER)
     return path
-
-
-def _made(path: Path, text: str) -> bool:
-    """Creates a file with this text atomically; False if it existed."""
-    part = path.with_name(f".{secrets.token_hex(8)}")
-    try:
-        with open(part, "x", encoding="utf-8", opener=door.opener) as file:
-            file.write(text)
-        os.link(part, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise unwritable(path, error) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return True

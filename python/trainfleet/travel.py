@@ -23,7 +23,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
 # The small files of a run folder, and the most bytes that are copied of one. Everything else stays on its machine: checkpoints,
 # heartbeats, locks; configs, as each side has its own; report.html, which each side draws for itself, as a browser runs it.
 KINDS = {
-    r"(results|search|head|handle|request|scaling|rehearsal)\.json|scaling\.md": 16 * MIB,
+    r"(results|search|head|standby|handle|request|scaling|rehearsal)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
     rf"(metrics|events|events/{NAME})\.jsonl": 1024 * MIB,
     rf"logs/{NAME}\.(log|txt)": 1024 * MIB,

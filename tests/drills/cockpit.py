@@ -110,7 +110,7 @@ class Cockpit:
         """The launcher and the host that stands by for it, at once."""
         for node in range(self.nodes.count):
             for log in ("launcher", "standby"):
-                for pid in self.nodes.processes(node, f"runs/{self.name}/logs/{log}.log"):
+                for pid in self.nodes.processes(node, f"runs/{self.name}/logs/{log}"):
                     os.kill(pid, signal.SIGKILL)
 
     def leftovers(self) -> list[str]:

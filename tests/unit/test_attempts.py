@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import runs
+from trainfleet import fence, runs
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.place import Here
 from trainfleet.config import Settings, load
@@ -75,10 +75,15 @@ def job(run: Run, nodes: int = 2) -> Job:
 
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
-    config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    follower = Follower(backend, Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
+    follower = followed(run, backend, said)
     jobs = jobs or [job(run)]
     return persevere(follower, backend.plan(jobs[0], {}), jobs, lambda job: None), said
+
+
+def followed(run: Run, backend: Script, said: list[str] | None = None) -> Follower:
+    config, _ = load(Settings(FOLDER / "first-run.yaml"))
+    say = [] if said is None else said
+    return Follower(backend, Here(run), run, Interrupts(), lambda waits: None, say.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
 
 
 ENDED = Phase.ENDED
@@ -291,3 +296,45 @@ def test_a_job_without_beats_that_gets_no_further_ends(run: Run, monkeypatch: py
     clock[0] += 1900.0
     alarm = follower._still(running, tokenizing)
     assert alarm and alarm.words.startswith("no rank has moved for 1900 s")
+
+
+LOST = Status(Phase.RUNNING, exits={0: 1}, lost={1: "no answer over SSH"}, silent=frozenset({1}))
+
+
+def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_host_that_stands_by(run: Run) -> None:
+    backend = Script(run, [LOST])
+    follower = followed(run, backend)
+    follower.cut_off, follower.standby = lambda handle: "a", lambda: "b"
+    with pytest.raises(follow.CutOff, match="reaches no other host over SSH, while b can be seen at work"):
+        persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None)
+    verdict = next(event for event in run.read_events() if event["event"] == "verdict")
+    assert (verdict["cause"], verdict["host"], verdict["node"]) == ("lost-node", "a", 0)
+    assert verdict["done"] == "left the run to b" and len(backend.used) == 1
+
+
+def test_a_launcher_that_reaches_nobody_and_sees_nobody_alive_goes_by_what_it_knows(run: Run) -> None:
+    """Of two hosts the other one has lost its power: its ranks beat no more, and nothing stands by."""
+    backend = Script(run, [LOST, OK])
+    follower = followed(run, backend)
+    follower.cut_off = lambda handle: "a"
+    assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
+    assert next(event for event in run.read_events() if event["event"] == "verdict")["host"] == "b" and backend.used == [
+        ("a", "b"),
+        ("a", "c"),
+    ]
+
+
+def test_a_launcher_that_was_taken_for_dead_begins_and_ends_nothing(run: Run) -> None:
+    class Over(Exception):
+        pass
+
+    def leave() -> None:
+        raise Over
+
+    backend = Script(run, [OK])
+    follower = followed(run, backend)
+    request = backend.plan(job(run), {})
+    follower.confirm = leave
+    with pytest.raises(Over):
+        persevere(follower, request, [job(run)], lambda job: None)
+    assert fence.current(run.folder).number == 0 and not backend.used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -115,3 +116,13 @@ def test_what_fails_in_an_attempt_that_is_over_is_no_fault(tmp_path: Path) -> No
     record_fault(run, RuntimeError("before it met the others"), Attempt(order, 0))
     record_fault(run, ValueError("its own again"), Attempt(order, later))
     assert [event["message"] for event in run.read_events()] == ["its own", "before it met the others", "its own again"]
+
+
+def test_a_host_that_remembers_a_listing_sees_a_new_attempt_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client of NFS does, for up to a minute; a file that it opens it asks for."""
+    fence.begin(tmp_path)
+    names = [path.name for path in (tmp_path / "heartbeats/attempts").iterdir()]
+    monkeypatch.setattr(os, "listdir", lambda path: names)
+    assert fence.begin(tmp_path) == 2 and fence.current(tmp_path) == fence.Attempt(2, 2)
+    (tmp_path / "heartbeats/newest").write_text("rubbish")
+    assert fence.current(tmp_path) == fence.Attempt(1, 1)

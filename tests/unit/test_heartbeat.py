@@ -147,7 +147,8 @@ def test_a_lease_falls_vacant_when_it_was_renewed_and_is_no_more() -> None:
         vigil = vigil.look(holder(3.0), 5.0)
         assert vigil.vacant == 5.0 * looks
     assert vigil.look(holder(4.0), 5.0).vacant == 0.0, "a standby has taken over"
-    assert vigil.look(None, 5.0).vacant == 0.0
+    assert vigil.look(None, 5.0).vacant == 20.0, "a lease that can't be read is no renewal"
+    assert vigil.look(None, 5.0).look(holder(3.0), 5.0).vacant == 25.0, "nor is one that can be read again"
 
 
 def test_what_a_launcher_of_another_day_left_is_not_waited_for() -> None:

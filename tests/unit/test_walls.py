@@ -42,6 +42,7 @@ GROUND = {
     "travel",
     "contents",
     "intent",
+    "claims",
     "cpu_speed",
     "folder_sync",
     "cloudwatch",

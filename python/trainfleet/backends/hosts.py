@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Self
 from ..config import Config, exports
 from ..errors import BackendError
 from ..intent import Found, Intent
-from ..lease import is_held, read_holder
+from ..lease import GLANCE, Holder, Standby, is_held, newest_holder, newest_standby
 from ..nodes import errand, intents, leftovers, removal
 from ..nodes.answers import Failure, Host, Implausible, Result, by_host, grouped, implausible, names, reason, settled
 from ..nodes.fetch import fetch
@@ -51,6 +52,7 @@ class Hosts:
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
         self.now = 0.0  # the fleet's clock at the last look
         self.door: Host | None = None  # the host that answered last
+        self.silent: tuple[Holder | None, Standby | None] = (None, None)  # the last beats, where none followed them
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +85,23 @@ class Hosts:
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        return is_held(read_holder(self.run.folder), self.now)
+        """Whether a launcher leads the run, or another is about to: at once where clocks agree, else by what changes."""
+        found = self._beats()
+        if is_held(found[0], self.now):
+            return True
+        if found[0] is None or found[0].code is not None or found == self.silent:
+            return False
+        until = time.monotonic() + GLANCE
+        while time.monotonic() < until:
+            time.sleep(self.pace)
+            self.refresh()
+            if (newest := self._beats()) != found:
+                return newest[0] is not None and newest[0].code is None
+        self.silent = found
+        return False
+
+    def _beats(self) -> tuple[Holder | None, Standby | None]:
+        return newest_holder(self.run.folder), newest_standby(self.run.folder)
 
     def declare(self, intent: Intent) -> Found | None:
         """Nothing where no host answers, or the shared folder can't be written: what launches says that, by host."""

@@ -8,15 +8,9 @@ from typing import Protocol, Self
 
 from .. import intent as intents
 from ..config import Config
-from ..errors import BackendError
 from ..intent import Found, Intent
+from ..lease import is_renewed, require_vacant
 from ..runs import Run, is_locked
-
-
-def led_already(run: Run, where: str) -> BackendError:
-    """The error for a run that another launcher leads."""
-    what, next = f"the run {run.name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
-    return BackendError(what, where=where, next=next)
 
 
 class Place(Protocol):
@@ -104,3 +98,13 @@ class Here:
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
         return None
+
+
+class OnHead(Here):
+    """A run on the head of a fleet, in the folder that all hosts see: any of them may lead it, one at a time (lease.py)."""
+
+    def lead(self) -> None:
+        require_vacant(self.run.folder)
+
+    def is_running(self) -> bool:
+        return is_renewed(self.run.folder)

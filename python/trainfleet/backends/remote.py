@@ -16,10 +16,9 @@ from ..door import show
 from ..errors import BackendError, S3Error
 from ..folder_sync import FolderSync, file_of
 from ..intent import QUIET, Found, Intent, parse
-from ..lease import read_holder
+from ..lease import led_already, read_holder
 from ..runs import DATA, Run, is_locked
 from ..uplink import NODES, SIGN, is_asked, is_node_s
-from .place import led_already
 
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")  # written by the launcher and by ranks, in turn
 VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
@@ -63,7 +62,7 @@ class Bucket:
         """
         holder = read_holder(self.run.folder)
         if holder and self._is_led():
-            raise led_already(self.run, f"{self.address}, launched on {holder.host}")
+            raise led_already(self.run.name, f"{self.address}, launched on {holder.host}")
         self.leads = True
 
     def refresh(self) -> None:

@@ -25,7 +25,7 @@ from ..nodes import facts as reading
 from ..nodes import jobs, polling
 from ..nodes.answers import Answers, Failure, Host, Implausible, Result, by_host, implausible, settled
 from ..nodes.facts import Facts
-from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.fleet import is_here, open_fleet, wanted_of
 from ..nodes.gate import fabric_of
 from ..nodes.health import others_folder
 from ..nodes.jobs import RUNNING, Look
@@ -44,7 +44,7 @@ from ..seat import PORT, Seat
 from .base import Can, Handle, Machines, Phase, Probe, Status
 from .hosts import Hosts, OwnHosts
 from .node import node_script, values_of
-from .place import Here, Place
+from .place import OnHead, Place
 from .pulling import fetch
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
@@ -239,10 +239,33 @@ class Ssh:
         """On all hosts, by the mark that every process of a run carries."""
         return Handle(self.name, f"{run.name}-train", "", len(self.transport.hosts), tuple(map(str, self.transport.hosts)))
 
+    def cut_off(self, handle: Handle) -> str:
+        """This machine's name among the hosts of a job, where none of the others answers; waits until that is known. Else ""."""
+        here = next((host for host in self.transport.hosts if is_here(host)), None)
+        looks, began = self._looks.get(handle.token), time.monotonic()
+        others = [host for host in looks.hosts if host != here] if looks else []
+        while looks and others and here:
+            heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
+            ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]  # which is not asked any more
+            if heard > began - 2 * polling.look_every(len(looks.hosts)) or (ended and self._any_answers(ended)):
+                break
+            if now - heard > polling.lost_after(len(looks.hosts)):
+                return "" if self._any_answers(others) else here.name
+            time.sleep(polling.LOOK_EVERY / 4)
+        return ""
+
+    def _any_answers(self, hosts: Sequence[Host]) -> bool:
+        return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this machine is a head that can be lost, and another host stands by for it."""
+        return not self.hands_over
+
     def place(self, run: Run) -> Place:
         """Here on the head, which has the folder; elsewhere a mirror of it."""
         if not self.hands_over:
-            return Here(run)
+            return OnHead(run)
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
     def learn(self, run: Run) -> None:
@@ -256,6 +279,10 @@ class Ssh:
     def known(self, name: str) -> Host | None:
         """The host of this name, if it is one of the fleet."""
         return next((host for host in self.transport.hosts if host.name == name), None)
+
+    def name_of(self, host: Host) -> str:
+        """What a host calls itself, where that is known."""
+        return self.facts[host].hostname if host in self.facts else host.name
 
     def price(self) -> float | None:
         return list_price(self.config)

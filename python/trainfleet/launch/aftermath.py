@@ -16,7 +16,7 @@ from .. import output
 from ..backends.base import Phase, Status, load_job
 from ..backends.slurm import starts
 from ..errors import TrainfleetError, telling
-from ..lease import is_held, read_holder
+from ..lease import is_held, is_renewed, read_holder
 from ..plan.request import Request
 from ..runs import Run
 from ..watch.attempts import conclude, worth_it
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if near:
         done = run.read_results().get("status") == "finished" if job else not any(exits.values())
         return say(OVER, "it is finished") if done else say(AGAIN, "its time limit came: it is queued again")
-    if job is None or is_held(read_holder(folder), time.time()):
+    if job is None or is_held(read_holder(folder), time.time()) or is_renewed(folder):
         return say(OVER, "who launched it decides what follows")
     return AGAIN if is_worth_it(run, job[1], exits, start) else OVER
 

@@ -6,49 +6,51 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from typing import TextIO
 
 from .. import runs
-from ..backends import backend_of, lingers
+from ..backends import Backend, backend_of, lingers
 from ..backends.base import Handle, load_job
-from ..backends.place import Place, led_already
+from ..backends.place import Place
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
 from ..errors import BackendError, JobFailed
-from ..lease import Lease
-from ..plan.job import tokenize_job, train_job
+from ..lease import SUCCEEDS, Lease, led_already
+from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
 from ..seat import require_numbers
-from ..watch.attempts import persevere
+from ..watch.attempts import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.budget import Budget
 from ..watch.follow import ENDS, Follower, Sequel
 from ..watch.interrupts import Interrupts
 from .intending import leads
 
-TAKEOVER = 20.0  # seconds for a launcher that has lost its lease to be gone
+HEAD = "TRAINFLEET_HEAD"  # set for what runs on a fleet's head (backends/ssh.py)
 COMPILES = 14400.0  # seconds that compiling one program takes at most
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
 
 @contextmanager
 def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
-    """Holds the run's lock, or refuses because another command is at work in it.
+    """Holds the lock of a run of this machine, or the lease of any other; refuses where another command is at work in it.
 
-    Where nodes share the folder with other machines than this, it holds the launcher's lease too.
+    The lease alone decides who leads a run of other machines. Its lock is taken beside that where it is to be had, for commands
+    of this machine that look for it (runs.is_locked).
     """
+    lease, backend = Lease(run.folder), backend_of(config)
     place.lead()
-    lease = Lease(run.folder)
     try:
-        if backend_of(config).is_here:
+        if backend.is_here:
             with held(run):
                 leads(run)
                 yield lease
             return
-        with lease, held(run, patience=TAKEOVER):  # the lease first: it makes a launcher leave that was wrongly taken for dead
+        with lease, _lock_beside(run), _attended(backend, lease):
             leads(run)
             yield lease
     finally:
@@ -59,15 +61,28 @@ def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
 
 
 @contextmanager
-def held(run: runs.Run, patience: float = 0.0) -> Iterator[None]:
-    """Holds the lock of the run's folder, waiting up to `patience` seconds; BackendError where another command has it."""
-    deadline = time.monotonic() + patience
-    while (lock := runs.take_lock(run.folder)) is None and time.monotonic() < deadline:
-        time.sleep(0.5)
-    if lock is None:
-        raise led_already(run, str(run.folder))
+def held(run: runs.Run) -> Iterator[None]:
+    """Holds the lock of the run's folder; BackendError where another command has it."""
+    if (lock := runs.take_lock(run.folder)) is None:
+        raise led_already(run.name, str(run.folder))
     with lock:
         yield
+
+
+def _attended(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
+    """On a fleet's head: another host stands by; elsewhere nothing."""
+    if HEAD not in os.environ:
+        return nullcontext()
+    from .succession import kept  # loads SSH
+
+    return kept(backend, lease)
+
+
+def _lock_beside(run: runs.Run) -> AbstractContextManager[TextIO | None]:
+    """The lock, where it is free and the file system has locks."""
+    with suppress(OSError):
+        return runs.take_lock(run.folder) or nullcontext()
+    return nullcontext()
 
 
 def warn(plan: Plan) -> None:
@@ -98,19 +113,45 @@ def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None
     return None if status.ended or status.failed else job
 
 
-def take_over(plan: Plan, run: runs.Run) -> Plan:
-    """The plan of a launcher whose predecessor died: without the hosts that are gone."""
-    backend, job = backend_of(plan.config), load_job(run)
-    lost = backend.status(job[0]).lost if job else {}
-    without = {job[1].host(node): why for node, why in lost.items()} if job else {}
-    attempt = job[1].job.attempt + 1 if job else 1
-    jobs = [replace(request.job, attempt=attempt) for request in plan.requests]
-    return replace(plan, requests=tuple(backend.plan(job, without) for job in jobs))
+def take_over(plan: Plan, run: runs.Run, interrupts: Interrupts) -> Plan | None:
+    """The plan of a launcher whose predecessor died, if possible without the hosts that are gone; None after a stop.
+
+    Whoever took over waits for missing hosts, as a launcher does that loses them (watch/attempts.py).
+
+    Raises:
+        JobFailed: too few have come back in time.
+        BackendError: a command that was typed finds too few.
+    """
+    backend, job, deadline, said = backend_of(plan.config), load_job(run), time.monotonic() + PATIENCE, False
+    number = job[1].job.attempt + 1 if job else 1
+    while True:
+        lost = backend.status(job[0]).lost if job else {}
+        without = {job[1].host(node): why for node, why in lost.items()} if job else {}
+        try:
+            found = [first_that_fits(backend, _jobs_of(plan, each, number), [without, {}]) for each in plan.requests]
+            return replace(plan, requests=tuple(found))
+        except BackendError as error:
+            if SUCCEEDS not in os.environ:
+                raise
+            if time.monotonic() > deadline:
+                raise JobFailed(error.what, where=error.where, why=error.why, next=error.next) from error
+            if not said:
+                print(f"waiting for nodes: {error}", flush=True)
+            said = True
+        if interrupts.count or run.is_asked_to_stop():
+            return None
+        time.sleep(ASK_AGAIN)
+
+
+def _jobs_of(plan: Plan, request: Request, attempt: int) -> list[Job]:
+    """The request's job, and the same for fewer nodes where the config allows that."""
+    fewer = [train_job(config) for config in smaller(plan.config)] if request.job.kind == "train" else []
+    return [replace(job, launch=request.job.launch, attempt=attempt) for job in (request.job, *fewer)]
 
 
 def execute(
-    plan: Plan, request: Request, place: Place, interrupts: Interrupts, live: Live | TokenizeLive, running: Handle | None = None,
-    sequel: Sequel | None = None,
+    plan: Plan, request: Request, place: Place, interrupts: Interrupts, live: Live | TokenizeLive, lease: Lease,
+    running: Handle | None = None, sequel: Sequel | None = None,
 ) -> bool:  # fmt: skip
     """Whether every node ended well; False when it was stopped before that. `running`: the job has been submitted already.
 
@@ -131,9 +172,15 @@ def execute(
         follower.progress = lambda: live.progress
     if request.job.ahead:  # what compiles says little
         follower.progress, follower.still = (lambda: sum(runs.size_of(log) for log in request.logs)), COMPILES
+    refit_fewer(run, plan.config, choices.get(request.job.nodes))
     require_numbers(ENDS)
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.kind = plan.config.fleet.node_type
+    follower.confirm, follower.standby = lease.confirm, lambda: lease.standby
+    if HEAD in os.environ:
+        from .succession import sharpen  # loads SSH
+
+        sharpen(follower)
     follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel
     with live:
         verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
@@ -150,9 +197,17 @@ def refit(run: runs.Run, config: Config) -> None:
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
-def tokenize(plan: Plan, request: Request, place: Place, interrupts: Interrupts, running: Handle | None = None) -> bool:
+def refit_fewer(run: runs.Run, asked: Config, found: Config | None) -> None:
+    """Makes the ranks continue on fewer nodes than the config asks for, where a successor has found so few."""
+    if found and found != asked:
+        refit(run, found)
+
+
+def tokenize(
+    plan: Plan, request: Request, place: Place, interrupts: Interrupts, lease: Lease, running: Handle | None = None
+) -> bool:
     """Whether the dataset is whole now; False after a stop."""
     if not running and runs.is_locked(request.job.folder):  # its node 0 holds the lock, on whatever machine that is
         what, where = f"another command is tokenizing {request.job.name}", str(request.job.folder)
         raise BackendError(what, where=where, next="wait for it, or make stop")
-    return execute(plan, request, place, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), running)
+    return execute(plan, request, place, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), lease, running)

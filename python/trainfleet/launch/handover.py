@@ -20,10 +20,10 @@ from ..backends.ssh import Ssh
 from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved
 from ..errors import BackendError, ConfigError, RunError
-from ..lease import read_holder
+from ..lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
 from ..nodes.answers import Host, by_host, grouped, names
 from ..nodes.gate import examine
-from ..nodes.head import HEADS
+from ..nodes.head import Launcher
 from ..plan.plan import Plan
 from ..report import html
 from ..report.summary import print_summary
@@ -34,9 +34,9 @@ from ..watch.interrupts import SIGNALS
 from . import execution
 from .intending import is_cancelled, leads
 
+STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
 LOOK_EVERY = 1.0  # seconds
 SILENCE = 60.0  # seconds without any host that answers until a look gives up
-TO_BEGIN = 60.0  # seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for long
 OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
 
 
@@ -58,9 +58,7 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
             print(f"{run.name} is at work on {holder.host if holder else 'the fleet'}; looking on", flush=True)
             try:
                 return attend(place, backend, LauncherLogs(run), summarize)
-            except RunError as error:
-                if not is_vacant(place):
-                    raise
+            except LauncherGone as error:
                 print(f"{error.head}; launching again", flush=True)
         return attend(place, backend, launch(verb, plan, backend, place, started), summarize)
 
@@ -116,17 +114,34 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     runs.write_atomic(run.given, plan.asked)
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests, plan.asked)
     place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
-    before, words = read_holder(run.folder), LauncherLogs(run).from_now_on()
+    before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
     ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}
-    place.head.start(sound[:HEADS], verb, started, secrets, plan.requests[-1].token, ends)
+    command = (backend.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
+    launcher, term = Launcher(command, {STARTED: str(started), **ends}, secrets), before.term if before else 0
+    place.head.start(sound[0], launcher)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
+    appoint(place, sound[1:2], launcher, term)
     try:
-        await_lease(place, sound[0], before.term if before else 0, words)
+        await_lease(place, sound[0], term, words)
     except KeyboardInterrupt:  # nobody leads it yet, and nobody shall
         backend.stop(backend.find(run), at_once=True)
         raise
+    except BackendError:
+        for host in sound[1:2]:
+            place.head.dismiss(host)
+        raise
     leads(run)
     return words
+
+
+def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> None:
+    """Lets these hosts stand by; where one can't, the launcher appoints another."""
+    before = newest_standby(place.run.folder)
+    for host in hosts:
+        try:
+            place.head.appoint(host, launcher, before.number + 1 if before else 1, term)
+        except BackendError as error:
+            print(f"warning: {host.name} does not stand by yet: {error}", flush=True)
 
 
 def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
@@ -183,11 +198,14 @@ class LeftAlone(Exception):
 
 
 class LauncherLogs:
-    """The logs of the run's launcher and of the standby host, which launches after a takeover."""
+    """The logs of the run's launcher and of the hosts that stand by for it: one launches after a takeover."""
 
     def __init__(self, run: Run) -> None:
-        self.logs = tuple(run.logs / f"{name}.log" for name in ("launcher", "standby"))
-        self.shown = dict.fromkeys(self.logs, 0)
+        self.folder, self.shown = run.logs, dict[Path, int]()
+
+    @property
+    def logs(self) -> list[Path]:
+        return [self.folder / "launcher.log", *sorted(self.folder.glob("standby*.log"))]
 
     def from_now_on(self) -> Self:
         """Skips the lines that exist now."""
@@ -197,7 +215,7 @@ class LauncherLogs:
     def show(self) -> None:
         """Prints the whole lines that are new, without their stamps."""
         for log in self.logs:
-            lines, self.shown[log] = runs.whole_lines(log, self.shown[log])
+            lines, self.shown[log] = runs.whole_lines(log, self.shown.get(log, 0))
             for line in lines:
                 print(line.decode(errors="replace").partition(" | ")[2], flush=True)
 
@@ -228,14 +246,18 @@ def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> 
             signal.signal(number, handler)
 
 
+class LauncherGone(RunError):
+    """A run's launcher is gone, and no host stands by that would take over."""
+
+
 def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
     """Shows the launcher's words until it has ended; its exit code.
 
     Raises:
         BackendError: no host answers for too long.
-        RunError: its launcher is gone for good.
+        LauncherGone: nobody leads the run any more.
     """
-    heard = time.monotonic()
+    heard, leads = time.monotonic(), Leads(place.run)
     while True:
         try:
             place.refresh()
@@ -244,19 +266,27 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
             if time.monotonic() - heard > SILENCE:
                 raise
         words.show()
-        holder = read_holder(place.run.folder)
+        holder = newest_holder(place.run.folder)
         if holder and holder.code is not None:
             time.sleep(LOOK_EVERY)  # its last words follow
             place.refresh()
             words.show()
-            return holder.code
-        if holder and is_vacant(place):
+            if newest_holder(place.run.folder) == holder:  # else it was thawed, and another has led for long
+                return holder.code
+        elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
             next = "make train resumes from the last checkpoint"
-            raise RunError("its launcher is gone, and no other took over", where=holder.host, next=next)
+            raise LauncherGone("its launcher is gone, and no other took over", where=holder.host, next=next)
         time.sleep(LOOK_EVERY)
 
 
-def is_vacant(place: Hosts) -> bool:
-    """Whether the launcher has been silent for so long that no host will take over any more."""
-    holder = read_holder(place.run.folder)
-    return holder is not None and holder.code is None and place.now - holder.time > SILENCE
+class Leads:
+    """Whether somebody leads a run or is about to, as seen by looks at what has come here: launchers and standbys beat."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
+
+    def look(self, since: float) -> float:
+        """Seconds in which neither was heard, by looks that are `since` seconds apart."""
+        found = newest_holder(self.folder), newest_standby(self.folder)
+        self.vacancies = [vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)]
+        return min(vacancy.silent for vacancy in self.vacancies)

@@ -31,7 +31,7 @@ def _tokenize(plan: Plan, started: float) -> int:
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
         for request in plan.requests:
             runs.write_atomic(run.config, dump_resolved(plan.config))
-            if not execution.tokenize(plan, request, place, interrupts):
+            if not execution.tokenize(plan, request, place, interrupts, lease):
                 print("stopped; the units that were done stay: make tokenize resumes from there")
                 lease.code = execution.STOPPED
                 return lease.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -14,7 +15,7 @@ from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_at, store_of
 from ..config import Config, dump_resolved, exports, load_resolved
 from ..errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
-from ..lease import Holder, Lease
+from ..lease import LEFT, SUCCEEDS, Holder, Lease
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..processes import run_module
@@ -23,7 +24,7 @@ from ..report.live import Live
 from ..report.summary import print_summary
 from ..runs import Run
 from ..watch.budget import Budget
-from ..watch.follow import Sequel
+from ..watch.follow import CutOff, Sequel
 from ..watch.interrupts import Interrupts
 from ..watch.ledger import goodput, ledger
 from . import execution, preflight
@@ -56,7 +57,12 @@ def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
         try:
             lease.code = launch(plan, run, place, interrupts, started, lease, sequel)
+        except CutOff as error:
+            lease.leave()
+            print(error, flush=True)
+            return LEFT
         except TrainfleetError:
+            lease.confirm()
             report(run, plan.config, "failed")
             raise
         finally:
@@ -113,8 +119,13 @@ def launch(
 ) -> int:
     """The command's exit code, once nothing of the run is running any more."""
     running = execution.left_running(plan.config, run) if lease.predecessor else None
+    if SUCCEEDS in os.environ and not running and run.is_asked_to_stop():  # meanwhile: nothing is left to take over
+        return conclude(run, plan.config, "stopped", {})
     if lease.predecessor and not running:
-        plan = execution.take_over(plan, run)
+        following = execution.take_over(plan, run, interrupts)
+        if following is None:
+            return conclude(run, plan.config, "stopped", {})
+        plan = following
     restarts = restarts_of(run, None if running else lease.predecessor)
     if not running:
         prepare(plan, run)
@@ -124,7 +135,7 @@ def launch(
         return conclude(run, plan.config, "stopped", {})
     seconds = {}
     for request in plan.requests:
-        began, done = time.time(), run_request(plan, request, run, place, interrupts, running, sequel)
+        began, done = time.time(), run_request(plan, request, run, place, interrupts, lease, running, sequel)
         if request.job.kind == "tokenize":
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
@@ -132,6 +143,7 @@ def launch(
     if plan.config.train.compile_only:
         seconds["compile"] = round(time.time() - began, 2)
         require_compiled(run, request.job.ahead)
+    lease.confirm()
     code = conclude(run, plan.config, str(run.read_results().get("status")), seconds)
     return export(run, plan.config) if code == 0 and plan.config.checkpoint.export else code
 
@@ -171,8 +183,8 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def run_request(
-    plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, running: tuple[Handle, Request] | None,
-    sequel: Sequel | None,
+    plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, lease: Lease,
+    running: tuple[Handle, Request] | None, sequel: Sequel | None,
 ) -> bool:  # fmt: skip
     """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
     handle = None
@@ -181,10 +193,10 @@ def run_request(
         how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
         print(f"{run.name} {how}", flush=True)
     if request.job.kind == "tokenize":
-        return execution.tokenize(plan, request, place, interrupts, handle)
+        return execution.tokenize(plan, request, place, interrupts, lease, handle)
     if not handle:
         record_launch(run, request)
-    return execution.execute(plan, request, place, interrupts, Live(run, plan.config.train.steps), handle, sequel)
+    return execution.execute(plan, request, place, interrupts, Live(run, plan.config.train.steps), lease, handle, sequel)
 
 
 def record_launch(run: Run, request: Request) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
+
 from ..config import Config
 from ..config.hosts import Host, parse_hosts
 from ..errors import ConfigError
@@ -21,6 +24,16 @@ def open_fleet(config: Config) -> Transport:
         message = "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
         raise ConfigError.of("fleet.hosts", message, next="write them into config.yaml; make plan needs none")
     return Transport(hosts_of(config), config.fleet.ssh)
+
+
+def is_here(host: Host) -> bool:
+    """Whether a host is this machine: an address of its own can be bound."""
+    with suppress(OSError):
+        family, kind, protocol, _, address = socket.getaddrinfo(host.address, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as own:
+            own.bind(address)
+            return True
+    return False
 
 
 def wanted_of(config: Config) -> Wanted:

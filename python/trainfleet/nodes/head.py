@@ -1,37 +1,51 @@
 """The head of a fleet, as seen from the machine where commands are typed: it takes over the run, and this machine may go away.
 
-The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be closed. A second host stands
-by (watch/standby.py). Commands typed here only read the run folder there, or write a request to it.
+The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be closed. Another host stands by
+(watch/standby.py): the second at first, and whichever host the launcher then appoints (launch/succession.py). Commands typed here
+only read the run folder there, or write a request to it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..config import Config, dump_resolved
 from ..config.types import Ssh
 from ..errors import BackendError
+from ..lease import APPOINTED
 from ..origin import python_path
 from ..plan.request import Request, script
 from . import jobs
-from .answers import Host, Result
+from .answers import Failure, Host, Result
 from .facts import Facts
 from .gate import send_code
 from .transport import Transport
 
-HEADS = 2  # hosts that can be the head: the first, and one that stands by
 TIMEOUT = 60.0
 ORDER = "launch.json"  # in the run folder, beside launch.yaml: the requests that the launcher is to carry out
 KNOWN_HOSTS = "{}/known_hosts"  # in the run folder: a fleet's runs have hosts of their own
 KEY = "~/.ssh/id_trainfleet"  # scripts/head_key.sh makes it too
-ADMIT = """umask 077
+ADMIT = r"""umask 077
 f=~/.ssh/authorized_keys
 mkdir -p ~/.ssh && touch "$f"
-while read -r key; do grep -qxF -- "$key" "$f" || echo "$key" >> "$f"; done"""
+new=$(grep -vxFf "$f" - | sort -u)
+[ -z "$(tail -c 1 "$f")" ] || echo >> "$f"
+[ -z "$new" ] || echo "$new" >> "$f"
+"""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher as a command: its words, what it finds in its environment, and the secrets that it knows."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
 
 
 class Head:
@@ -50,7 +64,8 @@ class Head:
         """
         hosts = list(facts)
         send_code(self.transport, self.folder, hosts)
-        self.open_doors(hosts[:HEADS], hosts)
+        for host, failure in self.open_doors(hosts, hosts).items():  # any may come to lead, also when this one can't tell others
+            raise BackendError(f"the head's key can't be let in: {failure}", where=host.name, next="make doctor")
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)
         config = dump_resolved(self.config_there(facts))
         requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
@@ -72,32 +87,40 @@ class Head:
         name = address if host.port == 22 else f"[{address}]:{host.port}"
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
-    def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> None:
-        """Each head has a key of its own, made there, and every host lets it in; other keys are left as they are."""
+    def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, Failure]:
+        """Each head has a key of its own, made there, and every host lets it in; other keys are left as they are.
+
+        The hosts that could not be told to. BackendError where a head could not make its key.
+        """
         make = f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname -n)\" -f {KEY}; cat {KEY}.pub"
         made = self.transport.run(f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads)
         made.require("the head could not make its key")
         public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
-        self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=hosts).require("the head's key can't be let in")
+        return self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=hosts).failed
 
-    def start(
-        self, heads: Sequence[Host], verb: str, started: float, secrets: Mapping[str, str], token: str, more: Mapping[str, str]
-    ) -> None:
-        """Starts the launcher on the first of `heads` and lets the others stand by; all of them know the secrets.
+    def start(self, host: Host, launcher: Launcher) -> None:
+        """Starts the launcher on a host."""
+        self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
-        `more`: what else is in their environment.
-        """
-        launcher = (self.python, "-m", "trainfleet", verb, f"CONFIG={self.run}/launch.yaml")
-        standby = (self.python, "-m", "trainfleet.watch.standby", self.run, *launcher)
-        environment = {"TRAINFLEET_HEAD": "1", "TRAINFLEET_STARTED": str(started), **python_path(f"{self.code}/python"),
-                       "TRAINFLEET_ORDER": f"{self.run}/{ORDER}", "NO_COLOR": "1", **more}  # fmt: skip
-        for host, argv, log in ((heads[0], launcher, "launcher"), *((host, standby, "standby") for host in heads[1:HEADS])):
-            words = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *argv]
-            text = script([f"the {log} of {self.config.name}, on {host}"], self.folder, environment, words)
-            mark = jobs.mark_of(self.folder, self.config.name)
-            command = jobs.start(f"{self.config.name}-{log}", mark, self.python, self.code, self.folder, jobs.LAUNCHER)
-            answers = self.transport.run(command, stdin=jobs.task(text, secrets, token), timeout=TIMEOUT, hosts=[host])
-            answers.require("the launcher could not be started")
+    def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
+        """Lets a host stand by for the launcher that has, or is to take, a term after `term`. The highest `number` counts."""
+        words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
+        self._start(host, "standby", f"standby-{number}", words, launcher, {APPOINTED: f"{number} {term}"})
+
+    def dismiss(self, host: Host) -> None:
+        """Ends what stands by on a host, if the host can be reached."""
+        self.transport.ask(host, jobs.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT)
+
+    def _start(self, host: Host, what: str, log: str, words: Sequence[str], launcher: Launcher, more: Mapping[str, str]) -> None:
+        environment = {"TRAINFLEET_HEAD": "1", **python_path(f"{self.code}/python"), "TRAINFLEET_ORDER": f"{self.run}/{ORDER}",
+                       "NO_COLOR": "1", **launcher.environment, **more}  # fmt: skip
+        supervised = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *words]
+        text = script([f"the {what} of {self.config.name}, on {host}"], self.folder, environment, supervised)
+        mark = jobs.mark_of(self.folder, self.config.name)
+        command = jobs.start(f"{self.config.name}-{what}", mark, self.python, self.code, self.folder, jobs.LAUNCHER)
+        order = jobs.task(text, launcher.secrets, secrets.token_hex(8))
+        answers = self.transport.run(command, stdin=order, timeout=TIMEOUT, hosts=[host])
+        answers.require(f"the {what} could not be started")
 
     def has_ended(self, host: Host) -> bool:
         """Whether the launcher that was started on this host runs no more."""

@@ -7,6 +7,7 @@ import time
 from statistics import median
 from typing import TextIO
 
+from ..lease import newest_holder, newest_standby
 from ..runs import Run
 from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
@@ -23,7 +24,8 @@ def print_summary(run: Run, stream: TextIO | None = None) -> None:
 def status(run: Run) -> str:
     """How the run stands now, as aligned lines; the next command is the last."""
     history = read(run)
-    return _aligned([(run.name, _headline(history)), *_outcome(history), *_freshness(history), *_next(history)])
+    rows = [*_outcome(history), *_freshness(history), *_led(history), *_next(history)]
+    return _aligned([(run.name, _headline(history)), *rows])
 
 
 def _headline(history: History) -> str:
@@ -102,6 +104,16 @@ def _freshness(history: History) -> list[Row]:
     if saved:
         rows.append(("checkpoint", f"step {saved[-1].get('step')}, {duration(now - saved[-1]['time'])} ago"))
     return rows
+
+
+def _led(history: History) -> list[Row]:
+    """Who leads a run on other machines than this, and who stands by for that one, where hosts do that."""
+    holder = newest_holder(history.run.folder)
+    if history.status != "running" or holder is None or holder.code is not None:
+        return []
+    if newest_standby(history.run.folder) is None:
+        return [("led by", holder.host)]
+    return [("led by", f"{holder.host}; {f'{holder.standby} stands by' if holder.standby else 'no other host stands by yet'}")]
 
 
 def _next(history: History) -> list[Row]:

@@ -21,8 +21,8 @@ from ..errors import BackendError, RunError
 from ..plan.job import Job
 from ..plan.request import Request
 from .catalogue import first_sign
-from .causes import Then, Weight
-from .follow import Follower, Outcome
+from .causes import CAUSES, Then, Weight
+from .follow import CutOff, Follower, Outcome
 from .verdict import Verdict, judge, start_now
 
 ATTEMPTS = 4  # in a row without a new checkpoint
@@ -44,6 +44,7 @@ def persevere(
     while True:
         saved, since, noticed = progress(run), start_now(request), len(notices(run))
         if not running:
+            follower.confirm()
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = follower.run_attempt(request, running), None
         if not outcome.failed or follower.interrupts.count > 1 or (follower.asked and not request.job.beats):
@@ -53,7 +54,11 @@ def persevere(
                 continue
             if not is_taken_back(follower, request, outcome):
                 return None
-        verdict = judge(request, outcome, run, since)
+        standby = follower.standby()
+        itself = bool(outcome.cut_off) and bool(standby or outcome.alive)  # is what went away: the others show that they live
+        verdict = blame_itself(request, outcome, standby) if itself else judge(request, outcome, run, since)
+        if itself and standby:
+            raise CutOff(str(conclude(run, verdict, f"left the run to {standby}")))
         fruitless = 1 if progress(run) > saved else fruitless + 1
         if not worth_it(verdict, fruitless, run) or follower.asked:
             return conclude(run, verdict, "stopped all nodes")
@@ -62,10 +67,20 @@ def persevere(
             run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
-        lost = {request.host(node): why for node, why in outcome.status.lost.items() if request.host(node)}
+        gone = {} if itself else outcome.status.lost
+        lost = {request.host(node): why for node, why in gone.items() if request.host(node)}
         request, restarts = another(follower, following_of(request, jobs), broken, lost), restarts + 1
         others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
         begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)
+
+
+def blame_itself(request: Request, outcome: Outcome, standby: str) -> Verdict:
+    """The verdict on this machine, which reaches no other."""
+    here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
+    lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
+    why = f"the launcher on it reaches no other host over SSH, while {lives} can be seen at work on the shared folder"
+    node = request.hosts.index(here) if here in request.hosts else None
+    return Verdict("lost-node", why, node, None, here, (), CAUSES["lost-node"].next, sure=True)
 
 
 def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:

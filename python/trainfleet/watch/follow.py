@@ -32,17 +32,23 @@ SILENT_GRACE = 60.0  # seconds that a node which does not answer gets once the r
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
 
 
+class CutOff(BackendError):
+    """This machine reaches no other host of the fleet, and another stands by: that one is to lead."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes whose ranks still beat then.
 
-    `concluded`: the ranks had completed their work; what happened to their nodes afterwards does not count.
+    `concluded`: the ranks had completed their work; what happened to their nodes afterwards does not count. `cut_off`: this
+    machine's name, where it reached no other host then.
     """
 
     status: Status
     alarm: Alarm | None
     alive: frozenset[int] = frozenset()
     concluded: bool = False
+    cut_off: str = ""
 
     @property
     def failed(self) -> bool:
@@ -86,12 +92,16 @@ class Follower:
     kind: NodeType | None = None  # of the nodes
     nccl: FabricLog | None = None
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer but whose ranks still beat
+    confirm: Callable[[], None] = lambda: None  # ends this process where another launcher has taken over
+    cut_off: Callable[[Handle], str] = lambda handle: ""  # this machine's name, where it reaches no other host of a job
+    standby: Callable[[], str] = lambda: ""  # the host that stands by, as far as this machine sees it
 
     def run_attempt(self, request: Request, running: Handle | None = None) -> Outcome:
         """The outcome of one attempt; when this returns or raises, no process of it is left on any reachable node."""
         self.seen = self.sentry = None
         self.unreachable, self.last_progress = frozenset(), (None, time.monotonic())
         self.place.refresh()
+        self.confirm()
         handle = running or self.backend.submit(request)
         try:
             save_job(self.run, handle, request)
@@ -105,11 +115,13 @@ class Follower:
                 self._await_silent(handle, request, outcome.status.silent)
             return outcome
         finally:
+            self.confirm()
             self.backend.stop(handle, at_once=True)
 
     def _stay(self, handle: Handle, request: Request) -> Outcome:
         failed_at, alarm = None, None
         while not (status := self.backend.status(handle)).ended:
+            self.confirm()
             self._refresh()
             self._notice(status, request.job)
             self._hear_nccl()
@@ -135,9 +147,9 @@ class Follower:
         concluded = (alarm is not None or status.failed) and request.job.beats and self._is_concluded()
         if concluded:
             self.say(f"the ranks are done; what had not ended on their nodes is ended now{f' ({alarm.words})' if alarm else ''}")
-        return Outcome(
-            status, alarm, alive, concluded
-        )  # as it was before the rest were stopped: that they were killed says nothing
+        failed = (alarm is not None or status.failed) and not concluded
+        # as it was before the rest were stopped: that they were killed says nothing
+        return Outcome(status, alarm, alive, concluded, self.cut_off(handle) if failed else "")
 
     def _await_silent(self, handle: Handle, request: Request, silent: frozenset[int]) -> None:
         """Waits for nodes that do not answer while the ranks are done: what is left on them can be ended only once they do."""

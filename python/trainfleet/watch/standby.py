@@ -1,57 +1,159 @@
-"""A second head: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` waits, and replaces the launcher if that dies.
+"""A host that stands by: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a launcher that dies.
 
-The launcher is only a command that resumes (`make train`), so taking over is running it again.
+The launcher is only a command that resumes (`make train`), so taking over is running it again. The host beats meanwhile
+(lease.py: standby.json), and the launcher appoints another when it falls silent; of two the one that was appointed later stays.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from ..lease import PATIENCE, read_holder
+from ..errors import TrainfleetError
+from ..lease import (
+    APPOINTED,
+    FILE,
+    PATIENCE,
+    SUCCEEDS,
+    TO_BEGIN,
+    VACATED,
+    Holder,
+    Lease,
+    Standby,
+    newest_holder,
+    newest_standby,
+    write_standby,
+)
 from ..output import install
 from ..processes import die_with_parent
+from ..runs import Run, make_folder
 
 LOOK_EVERY = 1.0
-TYPE_AGAIN = 5.0
-HOSTS_MAY_RETURN = 900.0  # seconds
+TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later tries to take over
+HOSTS_MAY_RETURN = 900.0  # seconds in which a takeover is tried
+UNHEARD = f"the launcher has not been heard of for {PATIENCE:.0f} s"
+TRIES = 20  # to take over, of all hosts together
+STOPPED = 130  # the exit code of a command that was stopped
 
 
 def main(arguments: list[str]) -> int:
     die_with_parent()
     folder, *command = arguments
-    if not vacant(Path(folder)):
+    make_folder(Path(folder))
+    return Watch(Path(folder), command).keep()
+
+
+class Watch:
+    """Stands by for the launcher of one run."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        self.folder, self.command = folder, command
+        before, standby = newest_holder(folder), newest_standby(folder)
+        number, term = os.environ.get(APPOINTED, "").split() or ("", "")
+        self.number = int(number or (standby.number + 1 if standby else 1))
+        self.term = int(term or (before.term if before else 0))  # before the launcher's
+        self.begun = term == "" and before is not None and before.code is None
+
+    def keep(self) -> int:
+        """Stands by and takes over, as often as need be; the exit code of the launcher that ended the run, or 0."""
+        while silent := self.await_vacancy():
+            gone = f"{silent.host} does not lead it any more" if silent.time == VACATED else UNHEARD
+            print(f"{gone}; this host takes over", flush=True)
+            if (code := self.take_over(silent)) is not None:
+                return code
         return 0
-    print(f"the launcher has not been heard of for {PATIENCE:.0f} s; this host takes over", flush=True)
-    return take_over(Path(folder), command)
 
+    def await_vacancy(self) -> Holder | None:
+        """The last renewal of a launcher that has fallen silent at its work; None when nobody is needed here any more.
 
-def take_over(folder: Path, command: list[str]) -> int:
-    """The exit code of the next launcher. While hosts are missing it can't begin, and is started again for HOSTS_MAY_RETURN."""
-    before, deadline = read_holder(folder), time.monotonic() + HOSTS_MAY_RETURN
-    while True:
-        code = subprocess.run(command, preexec_fn=die_with_parent, check=False).returncode
-        if read_holder(folder) != before or time.monotonic() > deadline:
-            return code
-        time.sleep(TYPE_AGAIN)
+        It counts polls and compares no clocks, so that a file system that pauses for a minute costs one poll and is no death.
+        """
+        silent, last = 0.0, newest_holder(self.folder)
+        self.begun = self.begun or (last is not None and last.term > self.term)
+        while True:
+            if not self.beat():
+                print("another host stands by", flush=True)
+                return None
+            if self.begun and last and (last.code is not None or last.time == VACATED or silent >= PATIENCE):
+                return last if last.code is None else None
+            if not self.begun and silent >= TO_BEGIN:
+                print(f"no launcher has begun within {TO_BEGIN:.0f} s; nobody stands by any more", flush=True)
+                return None
+            time.sleep(LOOK_EVERY)
+            newest = self._look()
+            silent = 0.0 if newest and newest != last else silent + LOOK_EVERY
+            self.begun = self.begun or silent == 0.0
+            last = newest or last
 
+    def _look(self) -> Holder | None:
+        """The launcher, as the file server knows it: this client may remember for long that there was none."""
+        with suppress(OSError):
+            os.close(os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+        return newest_holder(self.folder)
 
-def vacant(folder: Path) -> bool:
-    """True when the launcher falls silent in the middle of its work, False when it has finished.
-
-    It counts polls and compares no clocks, so that a file system that pauses for a minute costs one poll and is no death.
-    """
-    silent, last = 0.0, read_holder(folder)
-    while silent < PATIENCE:
-        time.sleep(LOOK_EVERY)
-        newest = read_holder(folder)
-        if newest and newest.code is not None and last is not None and newest.time != last.time:
+    def beat(self) -> bool:
+        """Shows that this host stands by; False when another was appointed after it."""
+        mine = Standby(platform.node(), os.getpid(), self.number, time.time())
+        newest = newest_standby(self.folder)
+        if newest and newest.number >= self.number and (newest.host, newest.pid) != (mine.host, mine.pid):
             return False
-        silent = silent + LOOK_EVERY if newest == last else 0.0
-        last = newest
-    return last is not None and last.code is None  # a launcher that never took the lease has failed, and would again
+        with suppress(OSError):  # the disk may be away for a moment
+            write_standby(self.folder, mine)
+        return True
+
+    def take_over(self, silent: Holder) -> int | None:
+        """The exit code of the launcher that concluded the run; None when another leads it now.
+
+        A launcher that could not begin, say as hosts are missing, is started again for HOSTS_MAY_RETURN seconds.
+        """
+        deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
+        while True:
+            if tries and Run(self.folder).is_asked_to_stop():  # the first try looks at what is still running
+                return self.conclude(STOPPED)
+            code = self.launch(silent)
+            newest = newest_holder(self.folder) or silent
+            if newest.code is not None and newest.term > silent.term:
+                return code
+            if newest.renewal != silent.renewal and newest.time != VACATED:
+                self.begun = True
+                return None
+            if time.monotonic() > deadline or newest.tries >= TRIES:
+                return self.conclude(code)
+            pause = TYPE_AGAIN[min(tries, len(TYPE_AGAIN) - 1)]
+            print(f"this host could not take over (exit code {code}); it tries again in {pause:.0f} s", flush=True)
+            if not self.pause(pause):
+                return None
+            silent, tries = newest, tries + 1
+
+    def launch(self, silent: Holder) -> int:
+        """The exit code of a launcher that succeeds the silent one. This host stands by until that one has the lease."""
+        environment = os.environ | {SUCCEEDS: silent.renewal}
+        with subprocess.Popen(self.command, env=environment, preexec_fn=die_with_parent) as process:
+            while (code := process.poll()) is None:
+                newest = newest_holder(self.folder)
+                if newest is None or newest.renewal == silent.renewal:
+                    self.beat()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_EVERY)
+        return code if code >= 0 else 128 - code
+
+    def pause(self, seconds: float) -> bool:
+        """Waits; a request to stop ends that. False when another host was appointed meanwhile."""
+        until = time.monotonic() + seconds
+        while (mine := self.beat()) and time.monotonic() < until and not Run(self.folder).is_asked_to_stop():
+            time.sleep(min(LOOK_EVERY, seconds))
+        return mine
+
+    def conclude(self, code: int) -> int:
+        """Leaves the exit code where all who follow the run look for it."""
+        with suppress(TrainfleetError), Lease(self.folder) as lease:
+            lease.code = code
+        return code
 
 
 if __name__ == "__main__":

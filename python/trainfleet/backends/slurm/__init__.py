@@ -95,6 +95,10 @@ class Slurm(Ssh):
         return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
 
     @property
+    def leads(self) -> bool:
+        return False  # its jobs need no launcher
+
+    @property
     def interpreter(self) -> str:
         """The nodes' Python."""
         return super().interpreter if self.hands_over else self.fleet.python or sys.executable

@@ -7,10 +7,10 @@ import platform
 import time
 from collections.abc import Callable
 
-from ...lease import Holder, is_held, read_holder
+from ...lease import Holder, is_held, is_renewed, led_already, read_holder
 from ...processes import identity
 from ...runs import Run
-from ..place import Here, led_already
+from ..place import Here
 
 
 class Shared(Here):
@@ -25,16 +25,16 @@ class Shared(Here):
     def lead(self) -> None:
         """BackendError while another launcher, on any machine, is in charge of the run."""
         holder = read_holder(self.run.folder)
-        if holder and _is_alive(holder):
-            raise led_already(self.run, f"{self.run.folder}, launched on {holder.host}")
+        if holder and _is_alive(self.run, holder):
+            raise led_already(self.run.name, f"{self.run.folder}, launched on {holder.host}")
 
     def is_running(self) -> bool:
         holder = read_holder(self.run.folder)
-        return (holder is not None and _is_alive(holder)) or self.has_job()
+        return (holder is not None and _is_alive(self.run, holder)) or self.has_job()
 
 
-def _is_alive(holder: Holder) -> bool:
-    """Whether a launcher holds the lease: known at once on its own machine, elsewhere once it expires."""
+def _is_alive(run: Run, holder: Holder) -> bool:
+    """Whether a launcher holds the lease: known at once on its own machine, elsewhere by its clock or its next renewal."""
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False
-    return is_held(holder, time.time())
+    return is_held(holder, time.time()) or is_renewed(run.folder)
