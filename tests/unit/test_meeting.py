@@ -85,7 +85,7 @@ def test_a_name_that_nobody_knows_is_left_to_torch() -> None:
 def test_nothing_of_a_run_on_one_machine_listens_beyond_it(nodes: int, tmp_path: Path) -> None:
     """Real torchruns and gloo; every listening socket of node 0's torchrun and rank, as the kernel has them."""
     (tmp_path / "rank.py").write_text(RANK)
-    port, card = free_port(), fabric_environment(None, "eth9", 1)
+    port, card = free_port(), fabric_environment(None, "eth9", alone=True)
     environment = os.environ | python_path(f"{python_path()['PYTHONPATH']}:{tmp_path}") | card
     seats = [Seat(node, nodes, LOOPBACK if nodes > 1 else "192.0.2.1", port, address=LOOPBACK) for node in range(nodes)]
     lines = [torchrun(seat, 1, "rank", sys.executable) for seat in seats]
