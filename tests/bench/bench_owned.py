@@ -25,7 +25,15 @@ from trainfleet.plan.estimate import estimate
 
 HERE = Path(__file__).parent
 FILES = ("published.jsonl", "unseen.jsonl", "unseen_second.jsonl", "unseen_third.jsonl")
-NAMED = (("GB200", "gb200"), ("B200", "b200"), ("H200", "h200"), ("H100", "h100"), ("A100", "a100"), ("4090", "rtx-4090"), ("A6000", "rtx-a6000"))
+NAMED = (
+    ("GB200", "gb200"),
+    ("B200", "b200"),
+    ("H200", "h200"),
+    ("H100", "h100"),
+    ("A100", "a100"),
+    ("4090", "rtx-4090"),
+    ("A6000", "rtx-a6000"),
+)
 TUNED = re.compile(r"nemo|megatron|dgxc")  # with kernels that this engine does not have
 
 
@@ -44,7 +52,9 @@ def config_of(row: dict[str, Any]) -> str | None:
     size = re.search(r"-(\d+)GB", told)
     memory = f", memory_gib: {size[1]}" if size else ""
     gbps = f", network: infiniband, network_gbps: {found[1].outside * node * 8 / 1e9:g}" if found else ""
-    layout = f"{{shard: {work.shard}, zero: {work.zero}, tensor: {work.tensor}, pipeline: {work.pipeline}, context: {work.context}}}"
+    layout = (
+        f"{{shard: {work.shard}, zero: {work.zero}, tensor: {work.tensor}, pipeline: {work.pipeline}, context: {work.context}}}"
+    )
     return f"""name: row
 fleet: {{backend: slurm, nodes: {work.world // node}, accelerator: {{name: {name}, per_node: {node}{memory}{gbps}}}}}
 data: {{name: t, sources: [stdlib], tokenizer: bpe, vocabulary_size: 32000}}

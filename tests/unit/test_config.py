@@ -57,7 +57,10 @@ def test_defaults_obey_the_schema() -> None:
 
 def test_dataclasses_and_schema_have_the_same_keys() -> None:
     def keys(cls: type) -> dict[str, typing.Any]:
-        hints = {name: typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint for name, hint in typing.get_type_hints(cls).items()}
+        hints = {
+            name: typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
+            for name, hint in typing.get_type_hints(cls).items()
+        }
         return {f.name: keys(hints[f.name]) if dataclasses.is_dataclass(hints[f.name]) else None for f in dataclasses.fields(cls)}
 
     def schema_keys(part: dict[str, typing.Any]) -> dict[str, typing.Any]:

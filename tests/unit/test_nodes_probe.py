@@ -37,22 +37,30 @@ NIC Legend:
 
 """ + "\n".join(f"  NIC{number}: mlx5_{number}" for number in range(10))
 # github.com/noonghunna/club-3090/issues/1229, two RTX 5090, 2026
-CARDS_TOPOLOGY = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tPHB\t0-63\t0\t\tN/A\nGPU1\tPHB\t X \t0-63\t0\t\tN/A\n"
+CARDS_TOPOLOGY = (
+    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tPHB\t0-63\t0\t\tN/A\nGPU1\tPHB\t X \t0-63\t0\t\tN/A\n"
+)
 # MiB as nvidia-smi has them: github.com/modal-labs/modal-client/pull/2797, antirez/ds4/issues/431, RLinf/RLinf/issues/255
 MIB = {"NVIDIA H100 80GB HBM3": 81559, "NVIDIA A100-SXM4-80GB": 81920, "NVIDIA A100-SXM4-40GB": 40960, "NVIDIA L40S": 46068,
        "NVIDIA L4": 23034, "Tesla T4": 15360, "NVIDIA A10": 23028, "NVIDIA GeForce RTX 4090": 24564,
        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 97887}  # fmt: skip
 
 
-def node(name: str = "NVIDIA H100 80GB HBM3", count: int = 8, topology: str = H100_TOPOLOGY, ports: str = "", **more: object) -> Facts:
+def node(
+    name: str = "NVIDIA H100 80GB HBM3", count: int = 8, topology: str = H100_TOPOLOGY, ports: str = "", **more: object
+) -> Facts:
     """The facts of such a node, through facts.sh's own words."""
     lines = [f"gpu=570.86.15, {MIB.get(name, 81559)}, 0, {name}"] * count + ["bus=nvidia"] * count
     lines += [f"topology={line}".replace("\t", " ") for line in topology.splitlines()]
     lines += [f"port={line}" for line in ports.splitlines()]
-    return replace(parse("\n".join(["== facts", "cores=224", "memory_kib=2113000000", *lines, "speed=eth0 100000", "== end", ""])), **more)
+    return replace(
+        parse("\n".join(["== facts", "cores=224", "memory_kib=2113000000", *lines, "speed=eth0 100000", "== end", ""])), **more
+    )
 
 
-def port(number: int, link: str = "InfiniBand", rate: str = "400 Gb/sec (4X NDR)", state: str = "4:", driver: str = "mlx5_core") -> str:
+def port(
+    number: int, link: str = "InfiniBand", rate: str = "400 Gb/sec (4X NDR)", state: str = "4:", driver: str = "mlx5_core"
+) -> str:
     return f"mlx5_{number} 1 {link} {state} {driver} {rate}"
 
 
@@ -75,7 +83,9 @@ def test_a_topology_tells_how_gpus_are_joined_and_which_cards_are_theirs() -> No
     assert found.near == tuple(f"mlx5_{n}" for n in (0, 1, 2, 5, 6, 7, 8, 9))
     cards = read_topology(CARDS_TOPOLOGY.replace("\t", " ").splitlines())
     assert cards and (cards.fewest, cards.most, cards.near) == (0, 0, ())
-    underlined = read_topology(H100_TOPOLOGY.replace("\tGPU0\tGPU1", "\t\ufffd[4mGPU0\tGPU1").replace("GPU NUMA ID", "GPU NUMA ID\ufffd[0m").splitlines())
+    underlined = read_topology(
+        H100_TOPOLOGY.replace("\tGPU0\tGPU1", "\t\ufffd[4mGPU0\tGPU1").replace("GPU NUMA ID", "GPU NUMA ID\ufffd[0m").splitlines()
+    )
     assert underlined == found, "nvidia-smi underlines the head of its matrix"
 
 
@@ -105,7 +115,9 @@ def test_a_node_is_described_and_the_block_to_write_is_what_the_config_takes(tmp
     assert devices == Devices("h100", 8, 80.0, "infiniband", 3200.0)
     block = probe.block(devices)
     assert block == "fleet:\n  accelerator: {name: h100, per_node: 8, memory_gib: 80, network: infiniband, network_gbps: 3200}"
-    (tmp_path / "config.yaml").write_text(f"name: x\n{block}\n  backend: slurm\n  nodes: 4\ndata: {{name: t, sources: [stdlib]}}\n")
+    (tmp_path / "config.yaml").write_text(
+        f"name: x\n{block}\n  backend: slurm\n  nodes: 4\ndata: {{name: t, sources: [stdlib]}}\n"
+    )
     written, _ = load(Settings(tmp_path / "config.yaml"))
     kind = written.fleet.node_type
     assert kind and (kind.name, kind.network_gbps, kind.assumed) == ("8 x H100-80GB", 3200, False)
@@ -114,7 +126,10 @@ def test_a_node_is_described_and_the_block_to_write_is_what_the_config_takes(tmp
 def test_a_fabric_is_told_by_link_layer_and_driver() -> None:
     roce = "\n".join(port(n, "Ethernet", "200 Gb/sec (4X HDR)") for n in range(4))
     efa = "\n".join(f"rdmap{n}s0 1 Unspecified 4: efa 100 Gb/sec (4X EDR)" for n in range(4))
-    found = {name: probe.network_of(node(topology="", ports=text)) for name, text in (("ib", NDR), ("roce", roce), ("efa", efa), ("none", ""))}
+    found = {
+        name: probe.network_of(node(topology="", ports=text))
+        for name, text in (("ib", NDR), ("roce", roce), ("efa", efa), ("none", ""))
+    }
     assert found == {"ib": ("infiniband", 3600), "roce": ("roce", 800), "efa": ("efa", 400), "none": ("ethernet", 100)}
     assert probe.network_of(node(ports=NDR.replace("4: mlx5_core", "1: mlx5_core"))) == ("ethernet", 100), "all are down"
 
@@ -133,7 +148,13 @@ def test_only_the_fastest_active_ports_are_taken() -> None:
 
 
 def test_a_node_finds_its_own_ports_and_fills_them_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (link, rate, state) in enumerate([("InfiniBand", "400 Gb/sec (4X NDR)", "4: ACTIVE"), ("Ethernet", "100 Gb/sec (4X EDR)", "4: ACTIVE"), ("InfiniBand", "oops", "4: ACTIVE")]):
+    for number, (link, rate, state) in enumerate(
+        [
+            ("InfiniBand", "400 Gb/sec (4X NDR)", "4: ACTIVE"),
+            ("Ethernet", "100 Gb/sec (4X EDR)", "4: ACTIVE"),
+            ("InfiniBand", "oops", "4: ACTIVE"),
+        ]
+    ):
         place = tmp_path / f"mlx5_{number}/ports/1"
         place.mkdir(parents=True)
         for name, text in (("link_layer", link), ("rate", rate), ("state", state)):
@@ -166,7 +187,11 @@ def test_a_node_with_a_rail_down_is_named(tmp_path: Path) -> None:
     wanted = wanted_of(config(tmp_path, OWN.replace(", network_gbps: 3200", "")))
     facts = {Host("n1", "n1"): HGX, Host("n2", "n2"): HGX, Host("n3", "n3"): down}
     (found,) = health.rails(facts, wanted)
-    assert str(found.host) == "n3" and found.blames_host and "8 InfiniBand ports are active, on most nodes 9; down: mlx5_7" in found.message
+    assert (
+        str(found.host) == "n3"
+        and found.blames_host
+        and "8 InfiniBand ports are active, on most nodes 9; down: mlx5_7" in found.message
+    )
 
 
 def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> None:
@@ -196,13 +221,18 @@ def test_what_no_rank_can_compute_on_is_said() -> None:
     amd = replace(node(count=0, topology=""), bus=("amd",) * 8)
     assert any(line.startswith("8 x AMD Instinct on its bus: AMD's: no stack here has ROCm") for line in probe.describe(amd))
     laptop = list(probe.describe(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")))
-    assert any("not in the table of accelerators" in line for line in laptop) and probe.devices_of(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")) is None
+    assert (
+        any("not in the table of accelerators" in line for line in laptop)
+        and probe.devices_of(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")) is None
+    )
     lost = replace(node(count=0, topology=""), bus=("nvidia",) * 8)
     assert any("8 GPUs of NVIDIA's are on its bus, and no driver answers" in line for line in probe.describe(lost))
 
 
 def test_numbers_that_no_gpu_has_are_trouble_and_no_traceback() -> None:
-    found, trouble = read_gpus(["570, " + "9" * 5000 + ", 0, X", "570, ٣, 0, X", "570, 81559, 0", "", "570, 1e9, 0, X", "570, 81559, [N/A], NVIDIA L4"])
+    found, trouble = read_gpus(
+        ["570, " + "9" * 5000 + ", 0, X", "570, ٣, 0, X", "570, 81559, 0", "", "570, 1e9, 0, X", "570, 81559, [N/A], NVIDIA L4"]
+    )
     assert [gpu.name for gpu in found] == ["NVIDIA L4"] and len(trouble) == 5 and all(len(line) <= 160 for line in trouble)
 
 
@@ -214,7 +244,11 @@ def engine(sinfo: str = SINFO, srun: Said | None = None) -> tuple[Engine, list[l
 
     def ask(words: object, stdin: str, environment: object) -> Said:
         asked.append(list(words))  # type: ignore[call-overload]
-        return Said(0, sinfo, "") if asked[-1][0] == "sinfo" else srun or Said(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy\n")
+        return (
+            Said(0, sinfo, "")
+            if asked[-1][0] == "sinfo"
+            else srun or Said(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy\n")
+        )
 
     return Engine(ask), asked
 
@@ -222,20 +256,40 @@ def engine(sinfo: str = SINFO, srun: Said | None = None) -> tuple[Engine, list[l
 def test_sinfo_tells_gres_and_features_and_by_them_what_to_write(tmp_path: Path) -> None:
     slurm, (asking, asked) = config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm, engine()
     lines, facts = resources.report(asking, slurm)
-    assert facts is None and lines[0] == "partition h100: 4 nodes (gpu-[01-04]) with gpu:h100:8(S:0-1), 224 cores, 2,015 GiB; features h100,ib"
+    assert (
+        facts is None
+        and lines[0] == "partition h100: 4 nodes (gpu-[01-04]) with gpu:h100:8(S:0-1), 224 cores, 2,015 GiB; features h100,ib"
+    )
     assert lines[1] == "partition cpu: 16 nodes (c[01-16]) with no gres, 64 cores, 503 GiB"
-    assert "Requested nodes are busy" in lines[2] and lines[-1] == "  accelerator: {name: h100, per_node: 8}".join(["fleet:\n", ""])
+    assert "Requested nodes are busy" in lines[2] and lines[-1] == "  accelerator: {name: h100, per_node: 8}".join(
+        ["fleet:\n", ""]
+    )
     assert "--gres=gpu:8" in asked[1] and "--partition=h100" in asked[1] and "--immediate=20" in asked[1]
 
 
 def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
-    said = "== facts\nhostname=gpu-03\ngpu=570, 81559, 0, NVIDIA H100 80GB HBM3\n" + "\n".join(f"port={line}" for line in NDR.splitlines()) + "\n== end\n"
+    said = (
+        "== facts\nhostname=gpu-03\ngpu=570, 81559, 0, NVIDIA H100 80GB HBM3\n"
+        + "\n".join(f"port={line}" for line in NDR.splitlines())
+        + "\n== end\n"
+    )
     lines, facts = resources.report(engine(srun=Said(0, said, ""))[0], config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm)
     assert facts and probe.devices_of(facts) == Devices("h100", 1, 80.0, "infiniband", 3600.0)
     assert "a node that was free, gpu-03:" in lines and any("1 x NVIDIA H100" in line for line in lines)
 
 
-@pytest.mark.parametrize("text", ["", "|" * 9, "4|2|3", "x|2|3|a|b|gpu:8|", "٤|2|3|a|b|gpu:8|", "9" * 5000 + "|2|3|a|b|gpu:8|f", "\x1b[2J|1|1|a|b|c|d\n" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "|" * 9,
+        "4|2|3",
+        "x|2|3|a|b|gpu:8|",
+        "٤|2|3|a|b|gpu:8|",
+        "9" * 5000 + "|2|3|a|b|gpu:8|f",
+        "\x1b[2J|1|1|a|b|c|d\n" * 5000,
+    ],
+)
 def test_sinfo_s_answer_is_not_trusted(text: str) -> None:
     assert resources.read_nodes(text) == []
     found = resources.read_nodes(f"2|2|1000|main|n[1-2]|gpu:8|a|b|\x1b[31mred\n{text}")

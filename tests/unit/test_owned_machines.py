@@ -71,7 +71,9 @@ def test_with_it_days_micro_batch_and_layouts_are_those_of_such_nodes(tmp_path: 
     found = foretold(own)
     assert found.seconds == pytest.approx(foretold(aws).seconds) and found.seconds < 86400 / 4, "10,964 days as CPUs"
     assert found.usable and found.memory.total < found.usable == pytest.approx(0.9 * 79.2 * 2**30)
-    assert config(tmp_path, f"backend: slurm, nodes: 4, {IB}, slurm: {{gres: 'gpu:4'}}").world_size == 16, "what Slurm gives counts"
+    assert config(tmp_path, f"backend: slurm, nodes: 4, {IB}, slurm: {{gres: 'gpu:4'}}").world_size == 16, (
+        "what Slurm gives counts"
+    )
 
 
 def test_a_typed_gres_says_it_all_but_the_network(tmp_path: Path) -> None:
@@ -96,10 +98,17 @@ def test_the_gpus_of_a_gres(gres: str | None, gpus: Gpus | None) -> None:
 
 def test_short_and_long_form_are_one_and_set_changes_a_part(tmp_path: Path) -> None:
     base = "backend: slurm, nodes: 4"
-    assert config(tmp_path, f"{base}, accelerator: 8xh100").fleet == config(tmp_path, f"{base}, accelerator: {{name: h100, per_node: 8}}").fleet
-    changed = config(tmp_path, f"{base}, accelerator: 8xh100", "fleet.accelerator.network=roce fleet.accelerator.network_gbps=1600").fleet.node_type
+    assert (
+        config(tmp_path, f"{base}, accelerator: 8xh100").fleet
+        == config(tmp_path, f"{base}, accelerator: {{name: h100, per_node: 8}}").fleet
+    )
+    changed = config(
+        tmp_path, f"{base}, accelerator: 8xh100", "fleet.accelerator.network=roce fleet.accelerator.network_gbps=1600"
+    ).fleet.node_type
     assert changed and (changed.fabric, changed.network_gbps, changed.assumed, changed.accelerators) == ("roce", 1600, False, 8)
-    assert config(tmp_path, base, "fleet.accelerator=4xa100 fleet.accelerator.memory_gib=80").fleet.node_type.name == "4 x A100-80GB"  # type: ignore[union-attr]
+    assert (
+        config(tmp_path, base, "fleet.accelerator=4xa100 fleet.accelerator.memory_gib=80").fleet.node_type.name == "4 x A100-80GB"
+    )  # type: ignore[union-attr]
     assert config(tmp_path, f"{base}, accelerator: a100").fleet.node_type.name == "8 x A100-40GB", "the lesser, and said"  # type: ignore[union-attr]
 
 
@@ -126,31 +135,65 @@ def test_an_instance_type_that_is_an_accelerator_proposes_the_key(tmp_path: Path
 
 def test_both_may_be_given_where_they_agree_and_differing_ones_are_refused(tmp_path: Path) -> None:
     p5 = "backend: slurm, nodes: 4, instance_type: p5.48xlarge"
-    same = config(tmp_path, f"{p5}, accelerator: {{name: h100, per_node: 8, memory_gib: 80, network: efa, network_gbps: 3200, usd_per_hour: 20}}")
+    same = config(
+        tmp_path,
+        f"{p5}, accelerator: {{name: h100, per_node: 8, memory_gib: 80, network: efa, network_gbps: 3200, usd_per_hour: 20}}",
+    )
     assert same.fleet.node_type is hardware.INSTANCE_TYPES["p5.48xlarge"] and backend_of(same).price() == 20
-    for part, theirs in {"name: a100": "h100", "name: h100, per_node: 4": "8", "name: h100, network: infiniband": "efa", "name: h100, network_gbps: 400": "3200"}.items():
+    for part, theirs in {
+        "name: a100": "h100",
+        "name: h100, per_node: 4": "8",
+        "name: h100, network: infiniband": "efa",
+        "name: h100, network_gbps: 400": "3200",
+    }.items():
         found = refused(tmp_path, f"{p5}, accelerator: {{{part}}}")
         (message,) = found.values()
         assert f"p5.48xlarge has {theirs}; leave fleet.accelerator out" in message, found
 
 
 def test_ranks_and_stack_are_held_to_the_devices(tmp_path: Path) -> None:
-    assert "two ranks can't share one" in refused(tmp_path, "backend: slurm, nodes: 2, ranks_per_node: 16, accelerator: 8xh100")["fleet.ranks_per_node"]
-    assert "gives a node 4" in refused(tmp_path, "backend: slurm, nodes: 2, ranks_per_node: 8, accelerator: 8xh100, slurm: {gres: 'gpu:4'}")["fleet.ranks_per_node"]
+    assert (
+        "two ranks can't share one"
+        in refused(tmp_path, "backend: slurm, nodes: 2, ranks_per_node: 16, accelerator: 8xh100")["fleet.ranks_per_node"]
+    )
+    assert (
+        "gives a node 4"
+        in refused(tmp_path, "backend: slurm, nodes: 2, ranks_per_node: 8, accelerator: 8xh100, slurm: {gres: 'gpu:4'}")[
+            "fleet.ranks_per_node"
+        ]
+    )
     assert config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xv100").fleet.stack == "cuda-volta"
     assert "cuda-volta works" in refused(tmp_path, "backend: slurm, nodes: 2, stack: cuda, accelerator: 8xv100")["fleet.stack"]
-    assert "no instructions for it" in refused(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xa100", "train.precision=fp8")["train.precision"]
-    assert config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xl40s", "train.precision=fp8 train.layout.tensor=1").train.precision == "fp8"
+    assert (
+        "no instructions for it"
+        in refused(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xa100", "train.precision=fp8")["train.precision"]
+    )
+    assert (
+        config(
+            tmp_path, "backend: slurm, nodes: 2, accelerator: 8xl40s", "train.precision=fp8 train.layout.tensor=1"
+        ).train.precision
+        == "fp8"
+    )
 
 
 def test_this_machine_is_what_its_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "this machine has no accelerator" in refused(tmp_path, "backend: local, nodes: 1, accelerator: h100")["fleet.accelerator"]
+    assert (
+        "this machine has no accelerator" in refused(tmp_path, "backend: local, nodes: 1, accelerator: h100")["fleet.accelerator"]
+    )
     monkeypatch.setattr(hardware, "local_accelerators", lambda: 2)
     monkeypatch.setattr(hardware, "local_accelerator", lambda: find_accelerator("NVIDIA GeForce RTX 4090"))
-    found = config(tmp_path, "backend: local, nodes: 2, accelerator: rtx-4090", "train.sequence_length=512 model.preset=tiny").fleet
+    found = config(
+        tmp_path, "backend: local, nodes: 2, accelerator: rtx-4090", "train.sequence_length=512 model.preset=tiny"
+    ).fleet
     assert (found.accelerator.per_node, found.ranks_per_node, found.stack) == (2, 1, "cuda")  # type: ignore[union-attr]
-    assert "this machine has rtx-4090" in refused(tmp_path, "backend: local, nodes: 1, accelerator: 2xh100")["fleet.accelerator.name"]
-    assert "this machine has 2" in refused(tmp_path, "backend: local, nodes: 1, accelerator: 4xrtx-4090")["fleet.accelerator.per_node"]
+    assert (
+        "this machine has rtx-4090"
+        in refused(tmp_path, "backend: local, nodes: 1, accelerator: 2xh100")["fleet.accelerator.name"]
+    )
+    assert (
+        "this machine has 2"
+        in refused(tmp_path, "backend: local, nodes: 1, accelerator: 4xrtx-4090")["fleet.accelerator.per_node"]
+    )
 
 
 def test_own_machines_cost_nothing_until_their_price_is_given(tmp_path: Path) -> None:
@@ -160,7 +203,9 @@ def test_own_machines_cost_nothing_until_their_price_is_given(tmp_path: Path) ->
         make_plan(config(tmp_path, f"{PATH_B}, {IB}", "budget.max_usd=100"), [], [], [], 0.0)
     paid = config(tmp_path, f"{PATH_B}, {IB}", "fleet.accelerator.usd_per_hour=20 budget.max_usd=1000")
     price = backend_of(paid).price()
-    assert price == 20 and make_plan(paid, [], [], [], price).estimate.usd == pytest.approx(20 * 4 * foretold(paid).seconds / 3600)  # type: ignore[operator]
+    assert price == 20 and make_plan(paid, [], [], [], price).estimate.usd == pytest.approx(
+        20 * 4 * foretold(paid).seconds / 3600
+    )  # type: ignore[operator]
 
 
 def own(network: str | None, gbps: float | None = None, name: str = "h100") -> hardware.NodeType:
@@ -171,7 +216,12 @@ def own(network: str | None, gbps: float | None = None, name: str = "h100") -> h
 
 def test_the_variables_follow_the_fabric_and_not_a_name() -> None:
     infiniband = fabric_environment(own("infiniband"), "ens3", "mlx5_0:1,mlx5_1:1")
-    assert infiniband == {"GLOO_SOCKET_IFNAME": "ens3", "NCCL_SOCKET_IFNAME": "=ens3", "NCCL_NET": "IB", "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1"}
+    assert infiniband == {
+        "GLOO_SOCKET_IFNAME": "ens3",
+        "NCCL_SOCKET_IFNAME": "=ens3",
+        "NCCL_NET": "IB",
+        "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+    }
     left = {setting.name: setting.why for setting in fabric_settings(own("roce"), "ens3") if setting.value is None}
     assert {"FI_PROVIDER", "NCCL_IB_GID_INDEX"} <= left.keys() and all(left.values())
     assert fabric_environment(own("ethernet"), "ens3")["NCCL_IB_DISABLE"] == "1"
@@ -190,8 +240,14 @@ def test_a_slurm_job_leaves_cards_and_ports_to_its_nodes(tmp_path: Path, monkeyp
 
 
 def test_nobody_is_held_to_a_rate_that_nobody_has_said() -> None:
-    assert least_bandwidth(own("infiniband")) is None and least_bandwidth(own("ethernet", 100)) is None and least_bandwidth(own(None, 100)) is None
-    assert least_bandwidth(own("infiniband", 3200)) == pytest.approx(0.6 * 400) == least_bandwidth(hardware.instance("p5.48xlarge"))
+    assert (
+        least_bandwidth(own("infiniband")) is None
+        and least_bandwidth(own("ethernet", 100)) is None
+        and least_bandwidth(own(None, 100)) is None
+    )
+    assert (
+        least_bandwidth(own("infiniband", 3200)) == pytest.approx(0.6 * 400) == least_bandwidth(hardware.instance("p5.48xlarge"))
+    )
 
 
 # NCCL's own lines, github.com/NVIDIA/nccl/issues/1519 and 1866
@@ -218,10 +274,28 @@ def test_every_row_has_its_figures_and_their_source() -> None:
         assert 0.3 <= row.efficiency <= 0.8 and 0.2 <= row.attention <= 0.6, row.name
     for row in NVIDIA:
         assert 0.85 < row.memory_gib / row.size < 1.01, f"{row.name}: what torch reports is less than the name says"
-        assert find_accelerator(row.name) is row and find_accelerator(row.label) in [each for each in NVIDIA if each.words == row.words]
+        assert find_accelerator(row.name) is row and find_accelerator(row.label) in [
+            each for each in NVIDIA if each.words == row.words
+        ]
         assert bool(row.links) == (row.neighbours > 16e9), row.name
     assert len({row.name for row in NVIDIA}) == len(NVIDIA)
-    assert {"a100", "h100", "h200", "b200", "gb200", "l40s", "l4", "a10g", "v100", "t4", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-6000-ada", "rtx-pro-6000"} <= set(NAMES)
+    assert {
+        "a100",
+        "h100",
+        "h200",
+        "b200",
+        "gb200",
+        "l40s",
+        "l4",
+        "a10g",
+        "v100",
+        "t4",
+        "rtx-3090",
+        "rtx-4090",
+        "rtx-5090",
+        "rtx-6000-ada",
+        "rtx-pro-6000",
+    } <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 D", "Quadro RTX 6000", "NVIDIA RTX 6000D", "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
@@ -254,7 +328,12 @@ def test_what_is_built_for_other_processors_is_refused(tmp_path: Path) -> None:
     hosts = "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s, accelerator: gb200"
     assert "ARM's" in refused(tmp_path, hosts)["fleet.python"]
     assert config(tmp_path, f"{hosts}, python: /opt/torch/bin/python").world_size == 8
-    assert "ARM's" in refused(tmp_path, "backend: slurm, nodes: 2, accelerator: gh200, image: build, slurm: {container: pyxis}")["fleet.image"]
+    assert (
+        "ARM's"
+        in refused(tmp_path, "backend: slurm, nodes: 2, accelerator: gh200, image: build, slurm: {container: pyxis}")[
+            "fleet.image"
+        ]
+    )
 
 
 def test_plan_says_in_words_what_is_reckoned_with(tmp_path: Path) -> None:
@@ -263,7 +342,14 @@ def test_plan_says_in_words_what_is_reckoned_with(tmp_path: Path) -> None:
     words, env = [sys.executable, "-m", "trainfleet", "plan"], {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     said = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert said.returncode == 2 and "config.yaml:2: fleet.accelerator: null" in said.stderr and "make doctor" in said.stderr, said
-    told = subprocess.run([*words, f"SET=fleet.accelerator={IB.partition(': ')[2]}"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False).stdout
+    told = subprocess.run(
+        [*words, f"SET=fleet.accelerator={IB.partition(': ')[2]}"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
     for part in ("4 nodes x 8 ranks (8 x H100-80GB)", "NVIDIA data sheet H100, 2023-04", "infiniband between nodes: 3,200 Gbit/s each, as is usual",
                  "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, the fastest first", "$0: machines of yours"):  # fmt: skip
         assert part in " ".join(told.split()), told

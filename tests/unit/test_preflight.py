@@ -89,7 +89,9 @@ def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked()
 
 def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "local_accelerator", lambda: hardware.A10G)
-    with pytest.raises(ConfigError, match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which"):
+    with pytest.raises(
+        ConfigError, match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which"
+    ):
         config(H100.replace("instance_type: p5.48xlarge", "stack: cuda"))
     assert not dict(preflight.problems(config(H100.replace("p5.48xlarge}", "p5.48xlarge, stack: cpu}"))))
 

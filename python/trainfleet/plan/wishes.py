@@ -59,8 +59,8 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
         kind = config.fleet.node_type
         what = f"{kind.name} has no accelerator" if kind else "without a type there is nothing to count nodes of"
         asks = "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes (fleet.accelerator, of machines of yours)"
-        size = "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
-        next = f"{size}; of this machine: make plan"
+        typed = "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
+        next = f"{typed}; of this machine: make plan"
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=next)
     if wish.usd is not None and not price:
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
