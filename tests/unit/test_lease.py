@@ -192,6 +192,19 @@ def test_a_takeover_that_failed_with_the_lease_in_its_hand_is_tried_again(tmp_pa
     assert codes <= {None, 0}, codes
 
 
+def test_a_successor_that_finds_the_run_finished_ends_it(tmp_path: Path) -> None:
+    """The ranks had finished without a launcher: it has nothing to do, and takes no lease. All who follow wait for a code."""
+    launcher = start("-c", HOLD, str(tmp_path))
+    await_tenure(tmp_path)
+    standby = start("-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('nothing is left to do')")
+    time.sleep(1)
+    launcher.kill()
+    launcher.communicate()
+    assert standby.wait(15) == 0
+    holder = lease.newest_holder(tmp_path)
+    assert holder and holder.code == 0 and holder.term == 2
+
+
 def test_a_verdict_of_the_successor_is_final(tmp_path: Path) -> None:
     launcher = start("-c", HOLD, str(tmp_path))
     await_tenure(tmp_path)

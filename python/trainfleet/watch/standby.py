@@ -122,7 +122,8 @@ class Watch:
             if newest.renewal != silent.renewal and newest.time != VACATED:
                 self.begun = True
                 return None
-            if time.monotonic() > deadline or newest.tries >= TRIES:
+            found_finished = code == 0  # by ranks that went on alone: it took no lease
+            if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)
             pause = TYPE_AGAIN[min(tries, len(TYPE_AGAIN) - 1)]
             print(f"this host could not take over (exit code {code}); it tries again in {pause:.0f} s", flush=True)
