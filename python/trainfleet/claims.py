@@ -58,3 +58,10 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())  # a claim must outlive a power cut
+
+
+def look_again(*folders: Path) -> None:
+    """Lists folders: a client of NFS, which may remember for a minute that a name was not there, asks its server then."""
+    for folder in folders:
+        with suppress(OSError):
+            os.listdir(folder)  # noqa: PTH208 - names alone

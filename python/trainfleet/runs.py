@@ -216,22 +216,12 @@ def unwritable(path: Path, error: OSError) -> RunError:
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 before it is there. Whoever opens it asks the file server; a stat may give what a client remembers."""
     try:
-        descriptor = door.opener(str(path), os.O_RDONLY | os.O_NONBLOCK)
+        with open(door.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return os.fstat(file.fileno()).st_size
     except OSError as error:
         if isinstance(error, FileNotFoundError) or door.is_in_the_way(error):  # whoever reads a link is told so
             return 0
         raise
-    try:
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
-
-
-def look_again(*folders: Path) -> None:
-    """Lists folders: a client of NFS, which may remember for a minute that a name was not there, asks its server then."""
-    for folder in folders:
-        with suppress(OSError):
-            os.listdir(folder)  # noqa: PTH208 - names alone
 
 
 def make_folder(folder: Path) -> None:

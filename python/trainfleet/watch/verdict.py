@@ -12,6 +12,7 @@ from signal import SIGTERM
 from .. import fence, runs
 from ..backends.base import Status
 from ..beats import read_beats
+from ..claims import look_again
 from ..plan.request import Request
 from ..supervisor import ASKED, LATE, UNLOGGED
 from .causes import CAUSES, Cause, Then
@@ -38,7 +39,7 @@ class Start:
 def start_now(request: Request) -> Start:
     """A Start at this moment."""
     logs = (*request.logs, request.job_log)
-    runs.look_again(*{log.parent for log in logs})
+    look_again(*{log.parent for log in logs})
     return Start(time.time(), {log: size for log in logs if (size := runs.size_of(log))})
 
 
@@ -102,7 +103,7 @@ def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Ve
     attempt = fence.current(run.folder)
     faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
     lines: list[Line] = []
-    runs.look_again(*{log.parent for log in request.logs})
+    look_again(*{log.parent for log in request.logs})
     for node, log in enumerate(request.logs):
         lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
     for node, log in enumerate(request.engine_logs):
