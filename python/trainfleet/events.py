@@ -71,6 +71,7 @@ EVENTS = {
     "skipped": Event(RANK_0, "steps were left out since the last line of metrics", {"step": int, "steps": int}),
     "overflowed": Event(RANK_0, "steps were left out as their gradients overflowed fp16, since the last line of metrics",
                         {"step": int, "steps": int}),
+    "logger-failed": Event(RANK_0, "a service of train.loggers gets no more of this run", {"service": str, "message": str}),
     "checkpointed": Event(RANK_0, "a checkpoint is committed", {"step": int, "seconds": Number}),
     "unsaved": Event(RANK_0, "a checkpoint could not be made", {"step": int, "message": str, "why": str}),
     "finished": Event(RANK_0, "the last step is done", {"step": int}),

@@ -1,9 +1,9 @@
 """Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
 Each library runs in a thread of its own behind a queue, so that neither its errors nor a hanging network reach training. A
-failure is reported once, in the node's log; the run's own files have every line in any case. The libraries' own environment
-variables configure destination and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets passes them to the
-nodes.
+failure is reported once, in the node's log and as an event; the run's own files have every line in any case. The libraries'
+own environment variables configure destination and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets
+passes them to the nodes.
 
 docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html, huggingface.co/docs/trackio
 """
@@ -11,11 +11,15 @@ docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html, hu
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import netrc
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from .origin import installing_package
 
@@ -86,11 +90,36 @@ SERVICES: dict[str, Callable[[str, str, Mapping[str, Any], Path], Service]] = {
 }
 
 
+Failed = Callable[[str, str], None]  # is told which service gets no more lines, and why
+
+
+def lack(kind: str) -> str:
+    """Why a service can't be opened by this Python, in this environment, as far as that is known; "" where it may be."""
+    if importlib.util.find_spec(kind) is None:
+        return f"{kind} is not installed: {installing_package(kind)}"
+    if kind == "wandb" and os.environ.get("WANDB_MODE", "online") == "online" and not _has_wandb_key():
+        return "wandb has no key: export WANDB_API_KEY=..., or wandb login, or export WANDB_MODE=offline"
+    return ""
+
+
+def _has_wandb_key() -> bool:
+    """Whether wandb finds a key where it looks for one: docs.wandb.ai/models/track/environment-variables."""
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except FileNotFoundError:
+        return False
+    except (netrc.NetrcParseError, OSError):
+        return True  # wandb itself says what is wrong with it
+
+
 class Logger:
     """One service of a run, in its thread."""
 
-    def __init__(self, kind: str, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
-        self.kind, self.lines = kind, queue.Queue[tuple[int, Metrics] | str](MOST)
+    def __init__(self, kind: str, name: str, identity: str, config: Mapping[str, Any], folder: Path, failed: Failed) -> None:
+        self.kind, self.failed, self.lines = kind, failed, queue.Queue[tuple[int, Metrics] | str](MOST)
         self.thread = threading.Thread(target=self._work, args=(name, identity, config, folder), daemon=True)
         self.thread.start()
 
@@ -111,16 +140,23 @@ class Logger:
             service.close(item)
         except BaseException as error:  # SystemExit too: whatever a library does, the run goes on
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
-            why = f"is not installed; {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
-            print(f"logger {self.kind} has failed, training continues without it: {' '.join(why.split())[:400]}", flush=True)
+            why = f"it is not installed: {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
+            self.tell(f"{' '.join(why.split())[:400]}; training continues without it")
+
+    def tell(self, why: str) -> None:
+        """Says in the node's log, and to whoever opened it, that the service gets no more lines."""
+        print(f"logger {self.kind} has failed: {why}", flush=True)
+        self.failed(self.kind, why)
 
 
 class Loggers:
     """All services of a run."""
 
-    def __init__(self, kinds: Sequence[str], name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self, kinds: Sequence[str], name: str, identity: str, config: Mapping[str, Any], folder: Path, failed: Failed
+    ) -> None:
         """`identity` distinguishes the run from others of its name; `config`: dotted keys and their values."""
-        self.all = [Logger(kind, name, identity, config, folder) for kind in kinds]
+        self.all = [Logger(kind, name, identity, config, folder, failed) for kind in kinds]
 
     def log(self, step: int, metrics: Metrics) -> None:
         for logger in self.all:
@@ -133,6 +169,4 @@ class Loggers:
         for logger in self.all:
             logger.thread.join(patience)
             if logger.thread.is_alive():
-                print(
-                    f"logger {logger.kind} has not sent its last lines in {patience:.0f} s; they are in metrics.jsonl", flush=True
-                )
+                logger.tell(f"it has not sent its last lines in {patience:.0f} s; they are in metrics.jsonl")

@@ -93,6 +93,7 @@ class Event(TypedDict, total=False):
     evidence: str
     why: str
     next: str
+    service: Name
     traceback: list[str]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,8 +77,17 @@ def test_an_answer_that_breaks_off_is_no_facts() -> None:
 
 
 def test_the_script_runs_on_this_machine_whatever_it_lacks() -> None:
-    done = subprocess.run(["sh", "-s", "--", "/no/such/folder", "", "localhost"], input=SCRIPT.read_text(), capture_output=True,
+    done = subprocess.run(["sh", "-s", "--", "/no/such/folder", "", "", "localhost"], input=SCRIPT.read_text(), capture_output=True,
                           text=True, check=True, timeout=60)  # fmt: skip
     facts = parse(done.stdout)
     assert facts.cores > 0 and facts.memory_kib > 0 and facts.disk and facts.hostname and facts.shared_folder == ""
     assert done.stderr == ""
+
+
+def test_the_script_tells_which_loggers_each_interpreter_has(tmp_path: Path) -> None:
+    (tmp_path / "env/cpu-1/bin").mkdir(parents=True)
+    python = tmp_path / "env/cpu-1/bin/python"
+    python.symlink_to(sys.executable)
+    words = ["sh", "-s", "--", str(tmp_path), "", "yaml wandb"]
+    done = subprocess.run(words, input=SCRIPT.read_text(), capture_output=True, text=True, check=True, timeout=60)
+    assert parse(done.stdout).loggers == (f"yaml {python}",) and done.stderr == ""

@@ -225,3 +225,15 @@ def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> Non
         quarantine.lift("gpu-2")
     quarantine.lift("gpu-1")
     assert quarantine.entries() == {}
+
+
+def test_a_logger_that_is_installed_on_no_node_or_not_on_all_is_told() -> None:
+    goal = wanted()
+    goal = replace(goal, config=replace(goal.config, train=replace(goal.config.train, loggers=("wandb", "trackio"))))
+    has = {"loggers": ("wandb /opt/python", "trackio /opt/python", "wandb /usr/bin/python3")}
+    assert said({"loggers": has["loggers"][:1]}, goal, replace(READY, **has)) == [
+        "n2: logger: trackio (train.loggers) is not installed for /opt/python"
+    ]
+    assert said(has, goal, replace(READY, python="")) and not any(
+        "logger" in line for line in said(has, goal, replace(READY, **has))
+    )

@@ -155,7 +155,11 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
         return None
     identity = run.read_results().get("identity") or f"{run.name}-{secrets.token_hex(4)}"
     run.update_results(identity=identity)
-    return Loggers(config.train.loggers, run.name, identity, dict(flat(asdict(config))), run.folder)
+
+    def failed(service: str, why: str) -> None:
+        run.note("logger-failed", service=service, message=why)
+
+    return Loggers(config.train.loggers, run.name, identity, dict(flat(asdict(config))), run.folder, failed)
 
 
 def greeting(trainer: Trainer) -> str:

@@ -43,7 +43,7 @@ NODES = "SLURM_JOB_NODELIST"
 def main(arguments: list[str]) -> int:
     hosts = tuple(Host(name, name) for name in expand_hosts(os.environ[NODES]))
     if not arguments:
-        words = ["sh", str(SCRIPT), str(Path.cwd()), sys.executable, *(host.name for host in hosts)]
+        words = ["sh", str(SCRIPT), str(Path.cwd()), sys.executable, "", *(host.name for host in hosts)]
         return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
     folder, start = Path(arguments[0]), Path(arguments[1])
     config = load_resolved(Run(folder).config)

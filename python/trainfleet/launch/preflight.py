@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import hardware, s3
+from .. import hardware, loggers, s3
 from ..backends import backend_of
 from ..backends.base import Can
 from ..checkpoints import beginning
@@ -41,6 +41,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if not here and _is_on_shared_disk(config):
         yield from beginning.faults(config)
     if here:
+        yield from (("train.loggers", fault) for kind in config.train.loggers if (fault := loggers.lack(kind)))
         shut = dict(_shut(config))
         yield from shut.items()
         yield from () if shut else _narrow(config)

@@ -88,6 +88,7 @@ class Facts:
     resolves: dict[str, str] = field(default_factory=dict)  # name → address
     python: str = ""
     torch: str = ""
+    loggers: tuple[str, ...] = ()  # `wandb /path/to/python`: the service is installed for that Python
     kernel_says: tuple[str, ...] = ()  # lines of dmesg about broken hardware
     clock_offset: float = 0.0  # seconds ahead of the machine that asked
     seconds: float = 0.0  # that the answer took
@@ -115,7 +116,8 @@ def read(
     """The facts of every host, or its failure; `links`: also how GPUs are joined, which takes a second more."""
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
-    words = shlex.join([*(["--links"] if links else []), fleet.shared_folder or "", fleet.python or "", *peers])
+    own = [fleet.shared_folder or "", fleet.python or "", " ".join(config.train.loggers)]
+    words = shlex.join([*(["--links"] if links else []), *own, *peers])
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | Failure:
@@ -190,6 +192,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         has=tuple(lines.get("has", ())), lacks=tuple(lines.get("lacks", ())), bus=tuple(lines.get("bus", ())),
         neuron=tuple(lines.get("neuron", ())), infiniband=tuple(lines.get("infiniband", ())),
         scratch_disks=tuple(lines.get("scratch_disk", ())), kernel_says=tuple(lines.get("kernel_says", ())),
+        loggers=tuple(lines.get("logger", ())),
         gpus=gpus, gpu_trouble=trouble, neuron_devices=listed, neuron_trouble=neuron_trouble,
         efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
         neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},

@@ -1,11 +1,11 @@
 # shellcheck shell=dash
-# Read by `sh -s -- [--links] SHARED_FOLDER PYTHON PEER...` on a node: all that a plan or the gate wants to know, as key=value lines.
-# --links: also how GPUs are joined, which nvidia-smi needs a second for.
+# Read by `sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...` on a node: all that a plan or the gate wants to know, as
+# key=value lines. --links: also how GPUs are joined, which nvidia-smi needs a second for.
 # It changes nothing, needs no root (with sudo it says more) and is fast on purpose: 64 nodes are read in a few seconds.
 links=
 [ "$1" != --links ] || { links=yes && shift; }
-shared=$1 python=$2
-shift 2
+shared=$1 python=$2 loggers=$3
+shift 3
 say() { printf '%s=%s\n' "$1" "$2"; }
 first() { IFS= read -r line < "$1" && say "$2" "$line"; } 2> /dev/null
 echo '== facts'
@@ -122,6 +122,11 @@ if [ -x "$python" ]; then
     [ "$record" = '*.dist-info' ] || say torch "${record%.dist-info}"
   done
 fi
+for path in ${loggers:+"$python" "$shared"/env/*/bin/python}; do # which of the services of train.loggers are installed
+  # shellcheck disable=SC2016,SC2086 # no shell's variables; and a word for each service
+  [ ! -x "$path" ] || timeout 20 "$path" -Pc 'import importlib.util, sys
+for name in sys.argv[2:]: importlib.util.find_spec(name) and print(f"logger={name} {sys.argv[1]}")' "$path" $loggers
+done
 $as_root dmesg 2> /dev/null | grep -E 'NVRM: Xid|neuron.*(error|ECC)|Uncorrected|EXT4-fs error|LustreError' | tail -n 5 |
   while IFS= read -r line; do say kernel_says "$line"; done
 echo '== end'

@@ -54,9 +54,8 @@ def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, one_address_each, disk, quick, set_up, interpreter, versions, gpus, alike, neuron_devices, memory, room,
-        cards, rails,
-        mtu, names, clock, mounted, shared, disk_for_checkpoints, broken,
+        one_name_each, one_address_each, disk, quick, set_up, interpreter, loggers, versions, gpus, alike, neuron_devices, memory,
+        room, cards, rails, mtu, names, clock, mounted, shared, disk_for_checkpoints, broken,
     )  # fmt: skip
     for check in checks:
         yield from check(facts, wanted)
@@ -157,6 +156,16 @@ def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if wanted.fleet.python and not fact.python:
             message = f"{wanted.fleet.python} (fleet.python) is not there, or may not be run"
             yield Finding(host, "python", message, "name another; without fleet.python make setup builds an environment")
+
+
+def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
+    """The services of train.loggers are installed for the Python of the ranks, where that is there; an image has its own."""
+    python, names = wanted.interpreter, wanted.config.train.loggers if wanted.fleet.image == "none" else ()
+    for host, fact in facts.items():
+        there = fact.python if wanted.fleet.python else f"{wanted.environment}/.complete" in fact.has
+        if there and (missing := [name for name in names if f"{name} {python}" not in fact.loggers]):
+            message = f"{', '.join(missing)} (train.loggers) is not installed for {python}"
+            yield Finding(host, "logger", message, f"on it: {python} -m pip install {' '.join(missing)}")
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

@@ -117,6 +117,13 @@ class History:
         return f"no validation loss: too little text fell to validation; {remedy}"
 
     @property
+    def silent(self) -> list[str]:
+        """A remark on each service of train.loggers that gets nothing of the newest launch."""
+        launch = max((index for index, event in enumerate(self.events) if event["event"] in ("launched", "restarted")), default=0)
+        failed = [event for event in self.events[launch:] if event["event"] == "logger-failed"]
+        return [f"{event.get('service')} has failed: {event.get('message')}" for event in failed]
+
+    @property
     def seconds_left(self) -> float | None:
         speed, left = self.measured("tokens_per_second"), self.steps_total - self.step
         return left * self.tokens_per_step / speed if speed and self.tokens_per_step and left > 0 else None

@@ -98,6 +98,7 @@ def _verdicts(history: History) -> list[str]:
         findings.append((f"The loss stopped being a finite number at step {history.broke_at:,}.", cure))
     if history.rose:
         findings.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
+    findings += [(f"Logger {remark}.", "") for remark in history.silent]
     return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in findings]
 
 

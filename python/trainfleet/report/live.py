@@ -32,8 +32,8 @@ Part = tuple[str, str]  # a name, which may be empty, and its figure
 REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/dataset_store.py)
 AFTER_A_STEP = ("checkpointed", "stopped", "finished")  # what comes of a step is said below its line
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", "stopped": "yellow", "notice": "yellow",
-          "restarted": "yellow", "finished": "green"}  # fmt: skip
+STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", "logger-failed": "red", "stopped": "yellow",
+          "notice": "yellow", "restarted": "yellow", "finished": "green"}  # fmt: skip
 
 
 class Line:

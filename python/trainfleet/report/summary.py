@@ -46,6 +46,7 @@ def _outcome(history: History) -> list[Row]:
         used = f" · MFU {percent(mfu)}" if mfu else ""
         rows.append(("speed", f"{quantity(speed)} tokens/s{used}{predicted(history, 'tokens_per_second', quantity)}"))
         rows += [*_parts(history), *_left_out(history), *_costs(history)]
+    rows += [("logger", remark) for remark in history.silent]
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
     elif history.stages:
