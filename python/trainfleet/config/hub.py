@@ -30,7 +30,7 @@ DATASET_FORMS = f"{HUB}owner/name[@revision][/config][:split] or {HUB}/folder[:s
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json",
-         "merges.txt", "vocab.txt")  # fmt: skip
+         "merges.txt", "vocab.txt", "README.md")  # fmt: skip
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 SECONDS = 5  # that the Hub gets to answer before the cache is asked
 
@@ -49,6 +49,18 @@ def folder_of(address: str, weights: bool = False) -> Path:
     if fault := fault_of(address):
         raise InputError(fault, where=address)
     return _fetched(address, weights)
+
+
+def pinned(address: str) -> str:
+    """An address of the Hub with the revision that this machine has of it; any other address as it is.
+
+    Raises:
+        InputError: as `folder_of`.
+    """
+    if not address.startswith(HUB) or "@" in address:
+        return address
+    revision = folder_of(address).name
+    return f"{address}@{revision}" if re.fullmatch("[0-9a-f]{40}", revision) else address
 
 
 def meant(address: str) -> str:

@@ -22,6 +22,7 @@ from ..models import huggingface as weights
 from ..output import install
 from ..runs import Run, unwritable
 from ..secrecy import hide
+from .card import CARD, card
 from .checkpoint import nxd_files
 from .generate import load
 
@@ -54,8 +55,8 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
         partial.mkdir(parents=True)
         files = write(model, load_tokenizer(dataset.folder), dataset, partial, save)
         if form == exports.HUGGINGFACE:
-            (partial / "README.md").write_text(hide(card(config, run.read_results())), encoding="utf-8")
-            files.append("README.md")
+            (partial / CARD).write_text(hide(card(run, config)), encoding="utf-8")
+            files.append(CARD)
         if out.exists():
             out.rmdir()
         partial.rename(out)
@@ -119,25 +120,6 @@ def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
     second = [{"Sequence": {"id": "B", "type_id": 1}}, special(separator, 1)]
     template = {"type": "TemplateProcessing", "single": single, "pair": [*single, *second], "special_tokens": known}
     return json.dumps(content | {"post_processor": template}, ensure_ascii=False, indent=2)
-
-
-def card(config: Config, results: Json) -> str:
-    """The model card: what it is, what it was trained on and how well it does."""
-    model, train = config.model, config.train
-    task = "text-generation" if FAMILIES[model.family].causal else "fill-mask"
-    sources = ", ".join(f"`{source.path}`" for source in config.data.mixture)
-    rows = {
-        "architecture": huggingface.FORMATS[model.family].architecture,
-        "parameters": f"{results.get('model', {}).get('parameters', 0):,}",
-        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of {train.sequence_length:,} tokens",
-        "tokens": f"{results.get('tokens', 0):,}",
-        "training loss": results.get("final_loss"),
-        "validation loss": results.get("valid_loss"),
-        "optimizer": f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.schedule} schedule, seed {train.seed}",
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    head = f"---\nlibrary_name: transformers\npipeline_tag: {task}\n---\n\n# {config.name}\n"
-    return f"{head}\nTrained from scratch with trainfleet on {sources}.\n\n| | |\n|---|---|\n{table}\n"
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ class Live(Shown):
         if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
             return  # the verdict is told whole when all have stopped, a wait is drawn, and when one rank fails all others do
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
-        self.line.say(f"  {kind:<13}{describe(event)}".rstrip(), STYLES.get(kind, "dim"))
+        self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
         if kind in ("restarted", "resumed"):
             self.newest, self.pace, self.started = None, None, time.monotonic()
 

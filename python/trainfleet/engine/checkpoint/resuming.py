@@ -17,6 +17,7 @@ from ...checkpoints.beginning import locate, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import Store, store_of
 from ...config import Config
+from ...config.hub import pinned
 from ...devices import Device
 from ...errors import RunError
 from ...runs import Run
@@ -109,7 +110,7 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
         return str(tag)
     if initial.is_folder(address):
         peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, parts, config.model))
-        return address
+        return pinned(address)
     store, step = peers.one("can't find train.init_from", lambda: locate(address))
     commit = examine(peers, store, step)
     require_fit(commit, config, store.address(step))
