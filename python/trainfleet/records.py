@@ -49,6 +49,8 @@ class Results(TypedDict, total=False):
     sequence_length: Count
     total_steps: Step
     dataset: Name
+    dataset_tokens: Count
+    dataset_skipped: Count
     steps: Step
     tokens: Count | None
     first_loss: Number

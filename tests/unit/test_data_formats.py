@@ -85,7 +85,7 @@ def test_a_single_object_is_one_text(tmp_path: Path) -> None:
     [
         ("a.json", b"[1]", ["a.json: entry 0", "is no JSON object"]),
         ("a.json", b'[{"text": "a"}, {"body": "b"}]', ["entry 1", "lacks the field `text`", "it has body"]),
-        ("a.json", b'{"text": "a"}\n{"text": 3}', ["a.json:2", "is no text"]),
+        ("a.json", b'{"text": "a"}\n{"text": 3}', ["a.json:2", "`text` is 3, not a string"]),
         ("a.json", b'{"text": "a"}\nx', ["a.json:2", "is no JSON"]),
         ("a.json", b"[" * 100_000, ["a.json", "nested too deeply"]),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000, ["a.jsonl:1"]),

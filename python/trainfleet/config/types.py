@@ -227,6 +227,7 @@ class Data:
     validation_fraction: float
     store: str | None = None
     shuffle_window: int | None = None
+    bad_records: str | float = "stop"
 
     @property
     def mixture(self) -> tuple[Source, ...]:

@@ -48,6 +48,7 @@ def main(arguments: list[str], walled: bool = False) -> int:
         return error.exit_code
     if finished:
         print(f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} to validate", flush=True)
+        print("".join(f"skipped: {record}\n" for record in finished.skipped_records), end="", flush=True)
     return 0
 
 

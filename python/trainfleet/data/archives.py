@@ -13,7 +13,8 @@ from typing import Any, BinaryIO, cast
 
 from ..door import KIBIBYTE, MEBIBYTE, printable, shortened
 from ..errors import DataError
-from .formats import LONGEST, Document, bad_line, cell, damage, decoded, too_long, unpacked
+from .bad_records import ELSE, bad_line, too_long
+from .formats import LONGEST, Document, Item, attempted, cell, damage, decoded, document_of, unpacked
 from .source_files import open_file
 from .sources import TAR_TEXT, Piece
 
@@ -22,7 +23,7 @@ PACKED: dict[bytes, Callable[[Any], Any]] = {  # how a compressed tar begins -> 
 }  # fmt: skip
 
 
-def read_packed_text(piece: Piece) -> Iterator[Document]:
+def read_packed_text(piece: Piece) -> Iterator[Item]:
     """The whole of a compressed text as one document."""
     parts, length = list[bytes](), 0
     with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile):
@@ -31,10 +32,10 @@ def read_packed_text(piece: Piece) -> Iterator[Document]:
             length += len(line)
             if length > LONGEST:
                 raise too_long(piece.path)
-    yield decoded(b"".join(parts), piece, 0, piece.bytes)
+    yield attempted(decoded, b"".join(parts), piece, 0, piece.bytes)
 
 
-def read_tar(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_tar(piece: Piece, text_field: str) -> Iterator[Item]:
     """Each text file in a tar, and `text_field` of each .json in it, in their order; other members are left out.
 
     It is read from front to back and nothing of it is written anywhere, so names and links in it lead nowhere.
@@ -47,8 +48,11 @@ def read_tar(piece: Piece, text_field: str) -> Iterator[Document]:
             where = f"{piece.path}: {shortened(printable(name), 255)}"
             content = stream.read(LONGEST + 1)
             if len(content) > LONGEST:
-                raise too_long(where)
-            yield _json(content, where, text_field) if name.endswith(".json") else _text(content, where)
+                yield too_long(where)
+            elif name.endswith(".json"):
+                yield attempted(_json, content, where, text_field)
+            else:
+                yield attempted(_text, content, where)
 
 
 class Headers:
@@ -107,11 +111,12 @@ def _text(content: bytes, where: str) -> Document:
     try:
         return cell(content.decode(), where, "text")
     except UnicodeDecodeError as error:
-        raise DataError("is not UTF-8", where=where, why=error.reason, next="leave it out of the tar") from error
+        raise DataError("is not UTF-8", where=where, why=error.reason, next=f"leave it out of the tar{ELSE}") from error
 
 
 def _json(content: bytes, where: str, text_field: str) -> Document:
     try:
-        return cell(json.loads(content)[text_field], where, text_field)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise bad_line(where, content, text_field, error) from error
+    return document_of(record, where, text_field)

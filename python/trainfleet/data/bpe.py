@@ -10,6 +10,7 @@ from ..config.types import Data
 from ..config.vocabulary import END_OF_DOCUMENT, MASK, PADDING
 from ..door import MEBIBYTE
 from ..errors import DataError
+from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
@@ -60,7 +61,7 @@ def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[st
         due += piece.bytes * share
         if due < GRAIN and share < 1:
             continue
-        for document in read_piece(piece, data.text_field_of(source)):
+        for document in read_piece(piece, data.text_field_of(source), None if data.bad_records == STOP else Skipped()):
             yield from filter(None, LONG_WORD.split(document.text[:LONGEST]))
             due -= len(document.text)
             if due <= 0 and share < 1:

@@ -14,7 +14,8 @@ from ..errors import DataError
 from ..s3 import SCHEME
 from ..sandbox import MEMORY
 from . import archives, formats, tables
-from .formats import BadText, Document
+from .bad_records import Skipped, alone
+from .formats import Document, Item
 from .source_files import check_unchanged, is_stdlib
 from .sources import ARROW, JSON, LINES, PACKED_LINES, PACKED_TEXT, PARQUET, SEPARATED, TAR, Piece, Unit, is_long_text
 
@@ -24,19 +25,19 @@ TABLE = 0.6  # of a file's lines
 BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little more
 
 
-def read_unit(unit: Unit, text_field: str) -> Iterator[Document]:
-    """The documents of a unit in order, without empty ones. DataError names the file and line of a bad one."""
+def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
+    """The documents of a unit in order, without empty ones. DataError names file and line of a bad one that is not skipped."""
     for piece in unit.pieces:
-        yield from read_piece(piece, text_field)
+        yield from read_piece(piece, text_field, skipped)
 
 
-def read_piece(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_piece(piece: Piece, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
     """The documents that begin in one piece; refused when the file is not, or is no longer, the one that was planned."""
     on_disk = not piece.path.startswith((HUB, SCHEME))  # requests to S3 name the version that they want
     if on_disk:
         check_unchanged(piece.file)
     try:
-        yield from (document for document in _read(piece, text_field) if document.size)
+        yield from _kept(_read(piece, text_field), skipped)
     except MemoryError as error:
         why = f"a process that reads sources gets {MEMORY / 2**30:.0f} GiB"
         raise DataError(
@@ -44,6 +45,19 @@ def read_piece(piece: Piece, text_field: str) -> Iterator[Document]:
         ) from error
     if on_disk:
         check_unchanged(piece.file)
+
+
+def _kept(items: Iterable[Item], skipped: Skipped | None) -> Iterator[Document]:
+    """The documents that are not empty; a bad record is raised, or skipped."""
+    good = False
+    for item in items:
+        if isinstance(item, DataError):
+            if skipped is None:
+                raise alone(item) if good else item
+            skipped.add(item)
+        elif item.size:
+            good = True
+            yield item
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -59,8 +73,8 @@ def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _read(piece: Piece, text_field: str) -> Iterator[Document]:
-    """Every document of a piece, also the empty ones, by the kind of its file."""
+def _read(piece: Piece, text_field: str) -> Iterator[Item]:
+    """Every record of a piece, also the empty ones, by the kind of its file."""
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)
@@ -78,12 +92,11 @@ def _read(piece: Piece, text_field: str) -> Iterator[Document]:
     return _library_text(piece) if is_stdlib(path) else formats.read_text(piece)
 
 
-def _library_text(piece: Piece) -> Iterator[Document]:
+def _library_text(piece: Piece) -> Iterator[Item]:
     """A file of the standard library, if a person would read it: no table, and none that is deliberately broken."""
-    try:
-        yield from (document for document in formats.read_text(piece) if not is_table(document.text))
-    except BadText:
-        return
+    for item in formats.read_text(piece):
+        if isinstance(item, Document) and not is_table(item.text):
+            yield item
 
 
 def is_table(text: str) -> bool:

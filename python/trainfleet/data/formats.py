@@ -1,7 +1,8 @@
 """Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet, or many in one long text.
 
-A bad text is refused with its file and line (or row); that line is counted only then. So is a record of more than LONGEST bytes:
-it is read whole, at several times its size in memory, and what is that long is mostly a file without line ends.
+In place of a bad record comes what is wrong with it, with its file and line (or row); that line is counted only then. What keeps
+the records behind it from being read is raised: a damaged file, or a line of more than LONGEST bytes, which is read whole, at
+several times its size in memory, and is mostly a file without line ends.
 """
 
 from __future__ import annotations
@@ -9,17 +10,30 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, BinaryIO
 
-from ..door import converting, mistaken, printable, shortened, show
+from ..door import converting, show
 from ..errors import DataError
 from ..origin import installing_package
 from . import hub, sources
+from .bad_records import (
+    ELSE,
+    BadText,
+    OtherField,
+    bad_line,
+    half_a_pair,
+    lacks_field,
+    naming,
+    not_text,
+    not_utf8,
+    texts_in,
+    too_long,
+)
 from .source_files import open_file
 from .sources import Piece
 
@@ -27,8 +41,6 @@ SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end o
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
 LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
 TEXT_TYPES = ("string", "large_string", "string_view", "null")  # of Arrow, alone or as a dictionary's
-SHOWN = 400  # characters, of a table's own words
-COMMON = ("text", "content", "body", "document", "raw_content", "completion", "code")  # names of a field that has text
 ROWS = 256  # of a Parquet row group that are in memory at a time
 
 
@@ -42,28 +54,27 @@ class Document:
     consumed: int
 
 
-class BadText(DataError):
-    """A text that is not UTF-8."""
+Item = Document | DataError  # a record's document, or what is wrong with the record
 
 
-def read_text(piece: Piece) -> Iterator[Document]:
+def read_text(piece: Piece) -> Iterator[Item]:
     """The whole file as one text."""
     with open_file(piece.file) as stream:
         content = stream.read()
-    yield decoded(content, piece, 0, len(content))
+    yield attempted(decoded, content, piece, 0, len(content))
 
 
-def read_long_text(piece: Piece) -> Iterator[Document]:
+def read_long_text(piece: Piece) -> Iterator[Item]:
     """The documents of a long text that begin in the piece."""
     grid = sources.GRID
     with open_file(piece.file) as stream:
         for start in range(piece.start, piece.end, grid):
             begin, end = _boundary(stream, start), _boundary(stream, start + grid)
             stream.seek(begin)
-            yield decoded(stream.read(end - begin), piece, begin, min(grid, piece.end - start))
+            yield attempted(decoded, stream.read(end - begin), piece, begin, min(grid, piece.end - start))
 
 
-def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_json_lines(piece: Piece, text_field: str) -> Iterator[Item]:
     """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line is parsed in memory."""
     lines = _lines(piece) if piece.path.endswith(sources.LINES) else _packed_lines(piece)
     for number, (line, consumed) in enumerate(lines, 1):
@@ -75,18 +86,19 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Document]:
             text = json.loads(line.decode("utf-8-sig"))[text_field]  # where files were joined, a mark stands in the middle
             if not isinstance(text, str):
                 raise TypeError(f"is {show(text)}, not a string")
-            document = encoded(text, consumed)
+            document: Item = encoded(text, consumed)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error) from error
-        yield document
+            yield bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error)
+        else:
+            yield document
 
 
-def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_parquet(piece: Piece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
     arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
     with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError):
         table = parquet.ParquetFile(stream, pre_buffer=False)
-        column(table.schema_arrow.names, text_field, piece.path)
+        column(table.schema_arrow.names, text_field, piece.path, texts_of(table.schema_arrow))
         row = 0
         for group in range(table.num_row_groups):
             about, first = table.metadata.row_group(group), row
@@ -96,41 +108,35 @@ def read_parquet(piece: Piece, text_field: str) -> Iterator[Document]:
             at = first
             for batch in table.iter_batches(ROWS, row_groups=[group], columns=[text_field]):
                 for text in texts(batch, 0, piece.path, text_field):
-                    yield cell(text, f"{piece.path}: row {at}", text_field)
+                    yield attempted(cell, text, f"{piece.path}: row {at}", text_field)
                     at += 1
 
 
-def read_rows(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_rows(piece: Piece, text_field: str) -> Iterator[Item]:
     """`text_field` of the rows of one shard of a Hugging Face dataset, in order."""
     source, _, part = piece.path.rpartition("#")
     index, count = map(int, part.split("/"))
     for row, record in enumerate(hub.open_dataset(source).shard(count, index)):
-        where = f"{piece.path}: row {row}"
-        if text_field not in record:
-            raise lacks_field(where, text_field, list(record))
-        yield cell(record[text_field], where, text_field)
+        yield attempted(document_of, record, f"{piece.path}: row {row}", text_field)
 
 
 def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
     """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they are not UTF-8."""
-    kind = batch.schema.field(column).type
-    if str(getattr(kind, "value_type", kind)) not in TEXT_TYPES or "list" in str(kind):
-        other = _naming(batch.schema.names, text_field)
+    if not is_text(kind := batch.schema.field(column).type):
+        other = naming(batch.schema.names, texts_of(batch.schema))
         raise DataError(f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next=other)
     batch.validate(full=True)  # what a file says of its own columns may lead anywhere in memory
     return list(batch.column(column).to_pylist())
 
 
-def lacks_field(where: str, text_field: str, names: list[str]) -> DataError:
-    why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
-    return DataError(f"lacks the field `{text_field}`", where=where, why=why, next=_naming(names, text_field))
+def is_text(kind: Any) -> bool:
+    """Whether a type of Arrow's is that of texts."""
+    return str(getattr(kind, "value_type", kind)) in TEXT_TYPES and "list" not in str(kind)
 
 
-def _naming(names: list[str], text_field: str) -> str:
-    """The variable that names another field: the one that mostly has the text, or the first."""
-    others = [name for name in names if name != text_field and re.fullmatch(r"\w[\w.-]{0,62}", name)]
-    best = next((name for name in COMMON if name in others), others[0] if others else "")
-    return f"SET='data.text_field={best}' takes that one" if best else "set data.text_field"
+def texts_of(schema: Any) -> list[str]:
+    """The columns of a table of Arrow's that have texts."""
+    return [field.name for field in schema if is_text(field.type)]
 
 
 def encoded(text: str, consumed: int) -> Document:
@@ -139,11 +145,27 @@ def encoded(text: str, consumed: int) -> Document:
     return Document(text, len(content), zlib.crc32(content), consumed)
 
 
-def cell(text: object, where: str, text_field: str) -> Document:
-    """The document in a cell of a table; an empty cell is an empty one. DataError when it holds anything but text."""
-    if not isinstance(text, str | None):
-        why = f"it is {show(text)}"
-        raise DataError(f"the column `{text_field}` is no text", where=where, why=why, next="set data.text_field")
+def attempted(make: Callable[..., Document], *words: Any) -> Item:
+    """The document that `make` reads from one record, or what is wrong with that record alone."""
+    try:
+        return make(*words)
+    except DataError as error:
+        return error
+
+
+def document_of(record: object, where: str, text_field: str) -> Document:
+    """The document in a record of JSON; no text (null) is an empty one. DataError when it has none."""
+    if not isinstance(record, dict):
+        raise OtherField("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
+    if text_field not in record:
+        raise lacks_field(where, text_field, list(record), texts_in(record))
+    if not isinstance(record[text_field], str | None):
+        raise not_text(where, text_field, record)
+    return cell(record[text_field], where, text_field)
+
+
+def cell(text: str | None, where: str, text_field: str) -> Document:
+    """The document in a cell of a table; an empty cell is an empty one. DataError when it can't be one."""
     if text and len(text) > LONGEST:
         raise too_long(where)
     try:
@@ -152,10 +174,10 @@ def cell(text: object, where: str, text_field: str) -> Document:
         raise half_a_pair(text_field, where, error) from error
 
 
-def column(names: list[str], text_field: str, where: str) -> int:
-    """Which column of a table has the texts. DataError when none has, or two have."""
+def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
+    """Which column of a table has the texts. DataError when none has, or two have. `readable`: those of texts, if not all are."""
     if text_field not in names:
-        raise lacks_field(where, text_field, names)
+        raise lacks_field(where, text_field, names, names if readable is None else readable)
     if names.count(text_field) > 1:
         raise DataError(f"has {names.count(text_field)} columns `{text_field}`", where=where, next="rename all but one")
     return names.index(text_field)
@@ -267,6 +289,7 @@ def _first_byte(row_group: Any) -> int:
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
 
 
+@lru_cache(maxsize=8)
 def _first_line(piece: Piece) -> int:
     """How many lines end before the first one of a piece: read again only when there is an error to report."""
     return _line_at(piece, piece.start - 1) if piece.start else 0
@@ -275,54 +298,13 @@ def _first_line(piece: Piece) -> int:
 def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
     if content.count(0) > len(content) / 4:
         why = f"{content.count(0):,} of its {len(content):,} bytes are 0, as in UTF-16"
-        raise BadText("is no text", where=piece.path, why=why, next=f"{converting(content, 0)}, or leave it out of data.sources")
+        raise BadText("is no text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}")
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)
     except UnicodeDecodeError as error:
-        raise _not_utf8(f"{piece.path}:{_line_at(piece, offset + error.start)}", error, offset) from error
+        raise not_utf8(f"{piece.path}:{_line_at(piece, offset + error.start)}", error, offset) from error
 
 
 def _line_at(piece: Piece, offset: int) -> int:
     with open_file(piece.file) as stream:
         return 1 + sum(stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20))
-
-
-def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:
-    remedy = "correct or remove the line"
-    if isinstance(error, UnicodeDecodeError):
-        return _not_utf8(where, error, 0)
-    if isinstance(error, UnicodeEncodeError):
-        return half_a_pair(text_field, where, error)
-    if isinstance(error, json.JSONDecodeError):
-        if other := mistaken(line.decode("utf-8", "replace"), where):
-            return DataError(other.what, where=where, next="get the file again")
-        whole = line.strip() in (b"[", b"{")  # the first line of one JSON text over several
-        return DataError("is no JSON", where=where, why=error.args[0], next="call the file .json: it is one" if whole else remedy)
-    try:
-        record = json.loads(line)
-    except RecursionError:
-        return DataError("is nested too deeply", where=where, next=remedy)
-    except ValueError as unread:  # a number of thousands of digits
-        return DataError("can't be read as JSON", where=where, why=str(unread).partition(";")[0], next=remedy)
-    if not isinstance(record, dict):
-        return DataError("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
-    if text_field in record:
-        return DataError(f"`{text_field}` {error}", where=where, next=remedy)
-    return lacks_field(where, text_field, list(record))
-
-
-def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataError:
-    why = f"{error.reason}, at character {error.start}"
-    return DataError(f"`{text_field}` holds half of a surrogate pair", where=where, why=why, next="correct or remove the line")
-
-
-def too_long(where: str) -> DataError:
-    why = f"it has more than {LONGEST / 2**20:.0f} MiB, and a record is read whole"
-    remedy = "cut it into several; or put the text into a .txt file, which is cut at blank lines"
-    return DataError("is too long for one document", where=where, why=why, next=remedy)
-
-
-def _not_utf8(where: str, error: UnicodeDecodeError, offset: int) -> BadText:
-    why = f"{error.reason} {error.object[error.start]:#04x} at byte {offset + error.start}"
-    remedy = f"{converting(error.object, error.start)}, or leave it out of data.sources"
-    return BadText("is not UTF-8", where=where, why=why, next=remedy)

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,6 +29,7 @@ from ..config.types import Data
 from ..config.vocabulary import TRAINED, folder_named
 from ..errors import DataError, InputError
 from ..shapes import Count, Pattern, Range, fit
+from . import bad_records
 from .dataset_store import Store, open_store
 from .sources import UnitPlan
 from .tokenizer import Tokenizer, load
@@ -37,6 +40,7 @@ SPLITS = (TRAIN, VALIDATION)
 ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
 BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
+LISTED = 1000  # bad records that a manifest names
 LENGTHS = 31  # classes of document lengths, each twice the one before; the format allows no longer one
 FORMAT = 1  # of these files; another number is another program's
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
@@ -107,6 +111,8 @@ class UnitRecord:
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
+    skipped: Count = 0  # bad records (data.bad_records)
+    skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -135,6 +141,8 @@ class Manifest:
     checked: Count
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
+    skipped: Count = 0  # bad records (data.bad_records)
+    skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
     format: int = FORMAT
 
     @property
@@ -193,7 +201,25 @@ def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
             where=store.describe(""),
             next=f"set another data.name, or make this one anew: {store.remake()}",
         )
+    if manifest is not None:
+        require_few(manifest, data, store)
     return manifest
+
+
+def require_few(manifest: Manifest, data: Data, store: Store) -> None:
+    """DataError where more bad records were skipped than data.bad_records allows.
+
+    That is none of the settings: the good records' tokens are the same whatever it says.
+    """
+    records = manifest.documents + manifest.skipped
+    allowed = bad_records.most(data.bad_records, records)
+    if manifest.skipped > allowed:
+        share = math.ceil(1e6 * manifest.skipped / records) / 1e6
+        raise DataError(
+            f"{manifest.skipped:,} of {records:,} records are bad; data.bad_records {data.bad_records} allows {allowed:,}",
+            where=store.describe(""), why=f"the first: {manifest.skipped_records[0]}",
+            next=f"correct them, and {store.remake()}; or SET='data.bad_records={share:.6f}'",
+        )  # fmt: skip
 
 
 def differences(made: Settings, wanted: Settings) -> list[str]:
@@ -300,6 +326,8 @@ def assemble(preparation: Preparation, records: Iterable[UnitRecord]) -> Manifes
         checked=sum(record.checked for record in done),
         notes=tuple(dict.fromkeys(note for record in done for note in record.notes)),
         shards=shards,
+        skipped=sum(record.skipped for record in done),
+        skipped_records=tuple(islice((name for record in done for name in record.skipped_records), LISTED)),
     )
 
 

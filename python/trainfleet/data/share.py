@@ -63,7 +63,7 @@ def tokenize(data: Data, share: Share, root: Path = runs.DATA) -> Manifest | Non
         preparation = prepare(data, plan, store) if share.node == 0 else await_preparation(data, plan, store, share.node)
         _mirror_tokenizer(store, preparation)
         _do_units(data, plan, preparation, store, share)
-        return finish(plan, preparation, store)
+        return finish(data, plan, preparation, store)
 
 
 def prepare(data: Data, plan: UnitPlan, store: Store) -> Preparation:
@@ -105,14 +105,19 @@ def await_preparation(data: Data, plan: UnitPlan, store: Store, node: int) -> Pr
         time.sleep(POLL)
 
 
-def finish(plan: UnitPlan, preparation: Preparation, store: Store) -> Manifest | None:
-    """Writes the manifest when every unit is done, whichever node that finds out."""
+def finish(data: Data, plan: UnitPlan, preparation: Preparation, store: Store) -> Manifest | None:
+    """Writes the manifest when every unit is done, whichever node that finds out.
+
+    Raises:
+        DataError: there is no document to train on, or more bad records were skipped than data.bad_records allows.
+    """
     if len(store.sizes("units")) < len(plan.units):
         return None
     records = manifest.read_records(store, range(len(plan.units)), preparation)
     if len(records) < len(plan.units):
         return None
     finished = manifest.assemble(preparation, [records[unit.index] for unit in plan.units])
+    manifest.require_few(finished, data, store)
     manifest.write(store, manifest.MANIFEST, finished)
     return finished
 

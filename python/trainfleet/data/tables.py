@@ -10,14 +10,15 @@ from typing import TextIO
 
 from ..door import converting
 from ..errors import DataError
-from .formats import LONGEST, Document, bad_line, cell, column, damage, decoded, lacks_field, library, texts, too_long
+from .bad_records import LINE, bad_line, too_long
+from .formats import LONGEST, Item, attempted, cell, column, damage, decoded, document_of, library, texts, texts_of
 from .source_files import open_file
 from .sources import Piece
 
 TAB = (".tsv", ".tab")
 
 
-def read_json(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_json(piece: Piece, text_field: str) -> Iterator[Item]:
     """`text_field` of a JSON object, of each in an array, or of each line, whichever the file holds."""
     with open_file(piece.file) as stream:
         content = stream.read(LONGEST + 1)
@@ -35,27 +36,23 @@ def read_json(piece: Piece, text_field: str) -> Iterator[Document]:
         yield from _json_lines(piece, text, text_field)
         return
     for number, record in enumerate(found if isinstance(found, list) else [found]):
-        where = f"{piece.path}: entry {number}"
-        if not isinstance(record, dict):
-            raise DataError("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
-        if text_field not in record:
-            raise lacks_field(where, text_field, list(record))
-        yield cell(record[text_field], where, text_field)
+        yield attempted(document_of, record, f"{piece.path}: entry {number}", text_field)
 
 
-def _json_lines(piece: Piece, text: str, text_field: str) -> Iterator[Document]:
+def _json_lines(piece: Piece, text: str, text_field: str) -> Iterator[Item]:
     for number, line in enumerate(text.split("\n"), 1):  # a text may hold U+2028 and other ends of line as they are
         if not line.strip():
             continue
         where = f"{piece.path}:{number}"
         try:
-            value = json.loads(line)[text_field]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise bad_line(where, line.encode(), text_field, error) from error
-        yield cell(value, where, text_field)
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield bad_line(where, line.encode(), text_field, error)
+        else:
+            yield attempted(document_of, record, where, text_field)
 
 
-def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_separated(piece: Piece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of a table of comma- or tab-separated values, whose first row names the columns."""
     csv.field_size_limit(LONGEST)
     with open_file(piece.file) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
@@ -67,8 +64,9 @@ def read_separated(piece: Piece, text_field: str) -> Iterator[Document]:
                 if row:  # a blank line is none
                     where = f"{piece.path}:{rows.line_num}"
                     if index >= len(row) or any(row[len(names) :]):  # more: a text that was cut at its comma
-                        raise DataError(f"has {len(row)} cells of {len(names)}", where=where, next="correct or remove the line")
-                    yield cell(row[index], where, text_field)
+                        yield DataError(f"has {len(row)} cells of {len(names)}", where=where, next=LINE)
+                    else:
+                        yield attempted(cell, row[index], where, text_field)
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {rows.line_num}"
             raise DataError("is not UTF-8", where=piece.path, why=why, next=converting(error.object, error.start)) from error
@@ -89,17 +87,17 @@ def _lines(stream: TextIO, piece: Piece) -> Iterator[str]:
         yield line
 
 
-def read_arrow(piece: Piece, text_field: str) -> Iterator[Document]:
+def read_arrow(piece: Piece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
     with open_file(piece.file) as stream, damage(piece, "Arrow", arrow.ArrowException, OSError, ValueError):
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
-        index = column(reader.schema.names, text_field, piece.path)
+        index = column(reader.schema.names, text_field, piece.path, texts_of(reader.schema))
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches)) if is_file else iter(reader)
         row = 0
         for batch in batches:
             for text in texts(batch, index, piece.path, text_field):
-                yield cell(text, f"{piece.path}: row {row}", text_field)
+                yield attempted(cell, text, f"{piece.path}: row {row}", text_field)
                 row += 1

@@ -12,6 +12,7 @@ import numpy as np
 from ..config.types import Data
 from ..config.vocabulary import FILE
 from . import manifest
+from .bad_records import STOP, Skipped
 from .cutting import LONG, parts
 from .dataset_store import Store
 from .documents import in_batches, left_out, read_unit
@@ -85,10 +86,11 @@ class UnitWork:
 
     def _encode(self, unit: Unit, encoder: Encoder, notes: tuple[str, ...]) -> Draft:
         text_bytes = documents = checked = done = 0
-        text_field = self.data.text_field_of(unit.source)
+        text_field, bad = self.data.text_field_of(unit.source), Skipped()
+        skipped = None if self.data.bad_records == STOP else bad
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
-            for number, batch in enumerate(in_batches(read_unit(unit, text_field))):
+            for number, batch in enumerate(in_batches(read_unit(unit, text_field, skipped))):
                 tokens = 0
                 for split, texts in divide(batch, self.data.validation_fraction).items():
                     long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
@@ -102,6 +104,7 @@ class UnitWork:
                 done += consumed
                 self.meter.add(bytes=consumed, documents=len(batch), tokens=tokens)
             files = stack.pop_all()
+        bad.require_few(documents)
         self.meter.add(bytes=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
         record = UnitRecord(
             index=unit.index,
@@ -115,6 +118,8 @@ class UnitWork:
             notes=(*notes, *left_out(unit, documents)),
             train=None,
             validation=None,
+            skipped=bad.count,
+            skipped_records=tuple(bad.listed),
         )
         return Draft(record, writers, files)
 

@@ -22,7 +22,7 @@ from .. import devices, events, fence, lease, runs, uplink
 from ..config import Config, flat, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, Manifest
 from ..errors import RunError, TrainfleetError
 from ..heartbeat import Heart
 from ..loggers import Loggers
@@ -88,7 +88,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         config = micro_batch.settle(run, config, world, heart, vote)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
-    recorder = open_record(run, config, trainer) if world.first else None
+    recorder = open_record(run, config, trainer, dataset.manifest) if world.first else None
     print(greeting(trainer), flush=True)
     if recorder:
         print(formula(config, trainer), flush=True)
@@ -117,7 +117,7 @@ def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
         run.note("orphaned", node=world.node, seconds=seconds)
 
 
-def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
+def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -> Recorder:
     """The recorder; results.json has all that is known before the first step."""
     world, train = trainer.world, config.train
     flops = flops_per_token(config.model, train.sequence_length)
@@ -144,6 +144,8 @@ def open_record(run: Run, config: Config, trainer: Trainer) -> Recorder:
         sequence_length=train.sequence_length,
         total_steps=train.steps,
         dataset=config.data.name,
+        dataset_tokens=dataset.tokens,
+        dataset_skipped=dataset.skipped,
         restarts=run.read_results().get("restarts", 0),
     )
     return recorder

@@ -12,8 +12,10 @@ from .. import hardware
 from ..backends import Backend, backend_of, terms_of, terms_to_examine
 from ..checkpoints.store import Store, store_of
 from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
+from ..data.bad_records import SHARE, SKIP, STOP
 from ..data.dataset import find
 from ..data.look import look
+from ..data.manifest import MANIFEST
 from ..data.sources import have_changed
 from ..door import show
 from ..errors import ConfigError, NoSource, Problem, RunError
@@ -21,6 +23,7 @@ from ..plan.job import tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
 from ..plan.request import Request
+from ..report.history import few_digits
 from ..runs import DATA, RUNS, Run, read_json, run_of
 from ..sandbox import lacks
 from ..spelling import suggest
@@ -30,6 +33,7 @@ from .experience import experience_of
 Variables = Mapping[str, str]
 ORDER = "TRAINFLEET_ORDER"  # names the file with the requests that a launcher was given
 KINDS = ("tokenize", "train")
+TOKEN_BYTES = 4  # of text, in most languages' usual tokenizers
 
 
 def settings_of(variables: Variables) -> Settings:
@@ -140,15 +144,27 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         return [f"{folder} is made from what data.sources are on the nodes"], False
     dataset = find(config.data)
     if dataset is not None:
-        notes = [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents"]
+        notes = [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents", seen(config, dataset.tokens)]
+        if count := dataset.skipped:
+            notes.append(f"{count:,} bad record{'s' * (count > 1)} skipped: {folder / MANIFEST} lists them")
         if have_changed(config.data, dataset.listing):
             notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
         return notes, True
     found = look(config.data)  # finds out now, and not on the nodes, that a source is missing
     seconds = found.seconds(hardware.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
-    warnings = [f"warning: {warning}" for warning in (*found.warnings, *lacks())]
-    return [f"{folder} is made: {size}, about {seconds:.0f} s", *warnings], False
+    notes = [f"{folder} will be made: {size}, about {seconds:.0f} s", f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly"]
+    if config.data.bad_records != STOP:
+        share = SHARE if config.data.bad_records == SKIP else float(config.data.bad_records)
+        notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
+    return [*notes, *(f"warning: {warning}" for warning in (*found.warnings, *lacks()))], False
+
+
+def seen(config: Config, tokens: int) -> str:
+    """How often training goes through so many tokens."""
+    train = config.train
+    taken = train.steps * train.global_batch * train.sequence_length
+    return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:

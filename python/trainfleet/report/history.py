@@ -81,6 +81,12 @@ class History:
         return float(batch * length) if batch and length else (self.measured("tokens") or 0.0) / max(self.step, 1)
 
     @property
+    def epochs(self) -> str:
+        """How often the run has gone through its data, as `0.09 epochs`; "" while unknown."""
+        tokens, whole = self.measured("tokens"), number(self.results.get("dataset_tokens"))
+        return f"{few_digits(tokens / whole)} epochs" if tokens and whole else ""
+
+    @property
     def losses(self) -> tuple[float | None, float | None]:
         """The first and the last finite training loss."""
         values = self.series("loss")[1]
@@ -272,6 +278,11 @@ def clock(seconds: float | None) -> str:
         return UNKNOWN
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def few_digits(value: float) -> str:
+    """Two digits of what is small, and no decimals of what is large: 0.093, 1.5, 12."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def percent(fraction: float | None) -> str:

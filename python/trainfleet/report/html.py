@@ -124,6 +124,12 @@ def _cells(cells: Iterable[str], kind: str, what: str) -> str:
     return f'<tr class="{kind}">{row}</tr>'
 
 
+def _seen(history: History) -> str:
+    """What the run has seen of its data, and what of that was skipped."""
+    skipped = history.results.get("dataset_skipped")
+    return "; ".join(["", *filter(None, [history.epochs]), *([f"{skipped:,} bad records skipped"] if skipped else [])])
+
+
 def _tiles(history: History) -> str:
     """The key numbers, each with what it means."""
     results, (first, last) = history.results, history.losses
@@ -136,7 +142,7 @@ def _tiles(history: History) -> str:
     tiles = [
         ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step{lost}"),
         ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
-        ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each"),
+        ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each{_seen(history)}"),
         ("Tokens per second", quantity(speed), f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}"),
         ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
         ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),

@@ -45,7 +45,7 @@ def _outcome(history: History) -> list[Row]:
         speed = history.measured("tokens_per_second")
         used = f" · MFU {percent(mfu)}" if mfu else ""
         rows.append(("speed", f"{quantity(speed)} tokens/s{used}{predicted(history, 'tokens_per_second', quantity)}"))
-        rows += [*_parts(history), *_left_out(history), *_costs(history)]
+        rows += [*_data(history), *_parts(history), *_left_out(history), *_costs(history)]
     rows += [("logger", remark) for remark in history.silent]
     if history.status == "running":
         rows.append(("left", duration(history.seconds_left)))
@@ -54,6 +54,15 @@ def _outcome(history: History) -> list[Row]:
         parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
         rows.append(("took", f"{duration(sum(history.stages.values()))}: {parts}"))
     return rows + ([("verdict", history.verdict[0])] if history.verdict else [])
+
+
+def _data(history: History) -> list[Row]:
+    """How much of the data was seen, and what of it was skipped."""
+    told = [f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
+            for whole in [number(history.results.get("dataset_tokens"))] if whole and history.epochs]  # fmt: skip
+    if count := history.results.get("dataset_skipped"):
+        told.append(f"{count:,} bad record{'s' * (count > 1)} skipped")
+    return [("data", "; ".join(told))] if told else []
 
 
 def _costs(history: History) -> list[Row]:
