@@ -122,7 +122,7 @@ def test_what_was_done_before_the_first_bad_record_stays_done(tmp_path: Path, mo
     stop, skip = (
         replace(data_of(folder, words), tokenizer=str(tmp_path / "first/set/tokenizer.json")) for words in ("stop", "skip")
     )
-    with pytest.raises(DataError, match="a.jsonl:51"):
+    with pytest.raises(DataError, match=r"a\.jsonl:51"):
         tokenize(stop, ALONE, tmp_path / "again")
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "again/set/units").iterdir()}
     tokenize(skip, ALONE, tmp_path / "again")
