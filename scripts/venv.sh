@@ -40,13 +40,14 @@ take_turns() { # of two first makes the second waits, and finds the packages the
 apply() {
   local lock files=(); for lock in "$@"; do files+=(--requirement "$lock"); done
   trap 'echo "stopped; the same command begins again where it has to" >&2; exit 130' INT TERM
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null ||
+    { echo "trainfleet needs Python 3.11 or newer as python3; $(python3 --version 2> /dev/null || echo 'there is none: install python3 and python3-venv')" >&2 && exit 1; }
   echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    { echo "trainfleet needs Python 3.11 or newer as python3; this is $(python3 --version)" >&2 && exit 1; }
+  { sleep "${TRAINFLEET_PATIENCE:-15}" > /dev/null 2>&1; echo "still at it: some hundred MB are loaded, or the package index does not answer (pip config list names it)"; } &
+  reminder=$!; trap 'kill "$reminder" 2> /dev/null || true' EXIT
   take_turns
   is_whole || { rm -rf .venv; if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi; }
-  install_cpu_torch "$@"
-  install "${files[@]}"
+  install_cpu_torch "$@"; install "${files[@]}"
   ! needs_cuda || install --requirement requirements-cuda.lock # which torch's usual build for Linux asks for
   touch .venv/.stamp
 }

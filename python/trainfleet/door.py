@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from .errors import InputError
+from .file_kinds import kind_of
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 RECORD = 16 * MEBIBYTE  # of results.json and similar files
@@ -212,6 +213,8 @@ def line_of(text: str, key: str) -> int:
 def converting(content: bytes, at: int) -> str:
     """What to do about bytes that are not UTF-8 from `at` on: a wrong conversion would make text of anything."""
     begin = content[:4]
+    if kind := kind_of(content):
+        return f"leave it out: it is {kind}"
     if begin[:2] in (b"\xff\xfe", b"\xfe\xff") or content.count(0) > len(content) / 4:
         return f"convert it (iconv -f utf-{32 if bytes(2) in begin else 16} -t utf-8)"
     if known := next((suffix for magic, suffix in PACKED.items() if begin.startswith(magic)), None):

@@ -5,7 +5,8 @@
     ├── InputError          a file or text that was written elsewhere, with its line and key (door.py)
     ├── DataError           a source, a tokenizer or a dataset
     │   ├── NoSource        an entry of data.sources names nothing that can be read
-    │   └── BadText         a record of a source (data/formats.py)
+    │   ├── BadText         a record of a source (data/bad_records.py)
+    │   └── OtherField      a record of a source without text in the field of data.text_field
     ├── RunError            a run folder or a checkpoint
     │   ├── Broken          a checkpoint that is not whole (checkpoints/marker.py)
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/peers.py)

@@ -22,6 +22,11 @@ def python_path(code: str | Path = CODE) -> dict[str, str]:
     return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
 
 
+def page(name: str) -> str:
+    """Where a page of ours can be read, such as schema/README.md: here, or beside the program."""
+    return name if Path(name).exists() else str(ROOT / name)
+
+
 def version() -> str:
     """The release, and of a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:

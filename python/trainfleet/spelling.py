@@ -24,6 +24,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     form = plain(word)
     if not form or form in names:
         return names.get(form)
+    if whole := [name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)]:
+        return names[min(whole, key=len)]  # llama-1b is llama-3.2-1b, and no other size
     best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
     if best and (likeness(form, best) >= CLOSE or distance(form, best) <= ONE):
         return names[best]
@@ -71,6 +73,12 @@ def distance(word: str, other: str) -> float:
                 least = min(least, last[j - 2] + 1)
             row.append(least)
     return row[-1]
+
+
+def _has_parts(name: str, form: str) -> bool:
+    """Whether all parts of `form` are parts of a name, in this order, and one of them has a digit."""
+    parts = iter(name.split("_"))
+    return any(letter.isdigit() for letter in form) and all(part in parts for part in form.split("_"))
 
 
 def _is_within(word: str, name: str) -> bool:

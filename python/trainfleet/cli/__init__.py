@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import origin
 from ..door import printable, shortened
-from ..errors import NoSource, RunError, TrainfleetError, tell
+from ..errors import ConfigError, NoSource, RunError, TrainfleetError, tell
 from ..output import TYPED, guarded
 from ..runs import unwritable
 from ..seat import require_numbers
@@ -33,7 +33,7 @@ VERBS = {
     "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
     "recipes": (),
     "config": ("RECIPE", "CONFIG", "YES"),
-    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS"),
+    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS", "VERBOSE"),
     "tokenize": ("CONFIG", "SET", "NODES"),
     "compile": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),
@@ -41,7 +41,7 @@ VERBS = {
     "scaling": ("CONFIG", "SET", "NODES", "WEAK", "STEPS"),
     "rehearse": ("CONFIG", "SET", "FAULTS", "YES"),
     "inspect": ("CONFIG", "RUN", "SET", "SAMPLE", "VERIFY"),
-    "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
+    "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED", "HEAL"),
     "runs": ("CONFIG", "RUN", "SET"),
     "watch": ("CONFIG", "RUN", "SET", "PORT"),
     "compare": ("RUNS",),
@@ -111,7 +111,7 @@ def described(arguments: Sequence[str]) -> str:
     """What `--help` and `--version` answer, also of one verb; nothing for words that ask for neither."""
     if "--version" in arguments:
         return f"trainfleet {origin.version()}"
-    if not {"--help", "-h"} & set(arguments) and list(arguments) != ["help"]:
+    if arguments and not {"--help", "-h"} & set(arguments) and arguments[0] != "help":
         return ""
     verb = next((word for word in arguments if word in VERBS), "")
     lines = dict(re.findall(r"^([a-z]+):.*?## (.*?)(?: +\[.*)?$", (origin.ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -138,4 +138,6 @@ def _verb(arguments: Sequence[str]) -> str:
     verb = arguments[0] if arguments else ""
     if verb in VERBS:
         return verb
-    raise TrainfleetError(f"{verb!r} is not a verb{suggest(verb, VERBS)}" if verb else "no verb", next="make shows them all")
+    error = TrainfleetError(f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows them all")
+    error.exit_code = ConfigError.exit_code
+    raise error

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..config.layouts import best
 from ..launch import preflight, readiness
 from ..launch.experience import experience_of
+from ..launch.readiness import shares_one_machine
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs
 from ..plan.estimate import estimate
@@ -14,7 +15,7 @@ from ..plan.neuron import compiles_ahead
 from ..plan.plan import make_plan
 from ..plan.wishes import Wish
 from ..report import offers, proposal
-from .variables import Variables, amounts
+from .variables import Variables, amounts, flag
 
 ALTERNATIVES = 5  # layouts that are shown
 
@@ -48,7 +49,8 @@ def main(variables: Variables, started: float) -> int:
         changes = changes or readiness.planned(config)
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
-        print("\n".join(proposal.describe_requests(plan.requests, plan.notes)))
+        whole = not shares_one_machine(config) or flag(variables, "VERBOSE") or out is not None
+        print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
     if compiles_ahead(config):
         from ..launch import compiling  # loads all that trains
 

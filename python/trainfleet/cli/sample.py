@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..launch.settings import run_trained
 from ..launch.whereabouts import forwarded
 from ..processes import run_module
-from .variables import Variables, amount, number
+from ..report.history import opening
+from .variables import Variables, amount, flag, number
 
 LONGEST = 10**6  # tokens of a sample
 
@@ -17,9 +18,12 @@ def main(variables: Variables, started: float) -> int:
     top_p = amount(variables, "TOP_P", most=1)
     words = {"--tokens": length, "--temperature": temperature, "--top-p": top_p, "--seed": seed(variables)}
     options = [str(word) for name, value in words.items() if value is not None for word in (name, value)]
+    if not flag(variables, "HEAL", default=True):
+        options.append("--as-typed")
     run = run_trained(variables)
+    prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
     # After `--` all is data: a prompt may begin with a dash.
-    return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), variables.get("PROMPT", "def "))
+    return run_module("trainfleet.engine.generate", *options, "--", str(run.folder), prompt)
 
 
 def seed(variables: Variables) -> int | None:

@@ -44,6 +44,8 @@ VARIABLES = {
     "TOP_P": "nucleus sampling: the most likely tokens with this total probability (1)",
     "LENGTH": "how many tokens to write (200)",
     "SEED": "the same seed writes the same text",
+    "HEAL": "0: continue exactly the prompt's tokens, as transformers' generate does, also where the last may be half a word (1)",
+    "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
 }
 Variables = dict[str, str]
@@ -65,13 +67,14 @@ def read_variables(
     """
     given = _from_make(environment.get("MAKEFLAGS", ""))
     problems = []
-    for word in words:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if not equals:
-            problems.append(Problem(0, f"make {verb}", "", f"{show(word)} is not VARIABLE=value"))
+            meant = _as_set(word, allowed, following if following and "=" not in following else "...")
+            problems.append(Problem(0, f"make {verb}", "", f"{show(word)} is not VARIABLE=value{meant}"))
         else:
             given[name] = value
-    problems += [_refusal(verb, name, allowed) for name in given if name not in allowed]
+    problems += [_refusal(verb, name, value, allowed) for name, value in given.items() if name not in allowed]
     empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]
     problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
     problems += [Problem(0, name, "", f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine")
@@ -127,17 +130,27 @@ def _is_text(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def _refusal(verb: str, name: str, allowed: Sequence[str]) -> Problem:
+def _refusal(verb: str, name: str, value: str, allowed: Sequence[str]) -> Problem:
+    meant = _as_set(name, allowed, value)
     if name in VARIABLES:
-        return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]})")
-    return Problem(0, printable(name) or f"make {verb}", "", f"unknown variable{suggest(name, allowed)}")
+        return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]}){meant}")
+    return Problem(0, printable(name) or f"make {verb}", "", f"unknown variable{meant or suggest(name, allowed)}")
 
 
-def flag(variables: Variables, name: str, other: str = "") -> bool:
-    """Whether a yes/no variable is on: 1, true, yes or `other`; 0, false, no or nothing is off. ConfigError for all else."""
+def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
+    """How SET names the key of the config that a word such as STEPS, --steps or train.steps means; "" where it means none."""
+    from ..config.schema import key_named  # loads YAML
+
+    key = key_named(word.lstrip("-").lower().replace("-", "_")) if "SET" in allowed else ""
+    plain = re.fullmatch(r"[\w.,:/+-]+", value)
+    return f"; SET='{key}={value if plain else '...'}' sets that key of the config" if key else ""
+
+
+def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
+    """Whether a yes/no variable is on: 1, true, yes or `other`; 0, false or no is off. ConfigError for all else."""
     value = variables.get(name, "").lower()
     if value in ("", "0", "false", "no"):
-        return False
+        return default if not value else False
     if value not in ("1", "true", "yes", other):
         either = f"1, 0 or {other}" if other else "1 or 0"
         raise ConfigError.of(name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or leave it out")

@@ -28,7 +28,7 @@ def main(variables: Variables, started: float) -> int:
         raise RunError("was never started", where=str(run.folder), next="make train")
     with place_of(variables) as place:
         _draw(run, place)
-        server = Server(lambda: door.read_bytes(run.report, 4 * door.RECORD), *([port] if port else []))
+        server = served(run, port)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(f"{run.name}: {server.link}\nCtrl-C ends this page, and not the run", flush=True)
         try:
@@ -40,6 +40,15 @@ def main(variables: Variables, started: float) -> int:
         finally:
             server.shutdown()
     return 0
+
+
+def served(run: Run, port: int) -> Server:
+    """The page's server, on `port` where one was asked for. ConfigError where another program has it."""
+    try:
+        return Server(lambda: door.read_bytes(run.report, 4 * door.RECORD), port or None)
+    except OSError as error:
+        message = f"{port} can't be had: {error.strerror}"
+        raise ConfigError.of("PORT", message, next="PORT=another, or leave it out: then any that is free is taken") from error
 
 
 def _draw(run: Run, place: Place) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import CloudError
+from ..origin import page
 from ..output import visible
 
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "NotAuthorized",
@@ -110,7 +111,7 @@ def _unanswered(where: str, error: Exception) -> CloudError:
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
-        next = "the value in config.yaml that it comes from; schema/README.md lists all keys"
+        next = f"the value in config.yaml that it comes from; {page('schema/README.md')} lists all keys"
         return CloudError("the request is none that AWS takes", where=where, why=why, next=next, code=kind)
     if kind.startswith(("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")):
         return CloudError("your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken")

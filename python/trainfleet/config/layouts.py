@@ -112,8 +112,8 @@ def _value(config: Config, key: str) -> object:
 
 def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
     """The reasons on a device without figures."""
-    known = "on CPUs the fastest (tests/bench/LOG.md)"
-    unknown = "hardware.py does not have this device, so memory can't be checked; set train.layout yourself"
+    known = "on CPUs the fastest, as was measured"
+    unknown = "the table of devices does not have this one, so memory can't be checked; set train.layout yourself"
     part = max(1, config.train.global_batch // max(1, config.data_parallel))
     why = {
         "layout.shard": f"every rank has the whole model: {unknown if hardware.local_accelerators() else known}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import yaml
 
 from .. import door, hardware, spelling
 from ..errors import ConfigError, DataError, InputError, Problem
+from ..origin import page
 from ..secrecy import keep_secret, looks_secret
 from ..shapes import fit
 from . import goodput, layouts, owned, rules, schema
@@ -26,9 +28,10 @@ from .vocabulary import lack_for, vocabulary_size_of
 
 LARGEST = 256 * door.KIBIBYTE  # of a config: one that names 4,096 hosts has 160
 LONGEST_SET = 32 * door.KIBIBYTE
-RETYPE = "SET='train.steps=50 train.seed=2', with blanks between the keys; all keys: schema/README.md"
+KEYS = f"all keys: {page('schema/README.md')}"
+RETYPE = f"SET='train.steps=50 train.seed=2', with blanks between the keys; {KEYS}"
 COMPARE = "make config RECIPE=first-run CONFIG=new.yaml, which writes a good one to compare with"
-REMEDY = "all keys: schema/README.md; what follows from them: make plan"
+REMEDY = f"{KEYS}; what follows from them: make plan"
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ def load_name(settings: Settings) -> str:
     _, values, broken, problems = _checked(settings)
     mine = [problem for problem in problems if problem.line == 0]
     if mine or "name" in broken or not isinstance(values.get("name"), str):
-        raise ConfigError(mine or problems, next="all keys: schema/README.md")
+        raise ConfigError(mine or problems, next=KEYS)
     return str(values["name"])
 
 
@@ -320,6 +323,10 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem(0, "SET", "", f"{door.show(settings.set)} can't be read: {error}")
         words = []
+    if {"="} & {word[:1] for word in words} or any(word.endswith("=") for word in words[:-1]):
+        closed = re.sub(r"\s*=\s*", "=", settings.set.strip())
+        yield Problem(0, "SET", "", f"has blanks around its =; did you mean SET={quoted(closed)}?")
+        words = []
     names = set[str]()
     for word in words:
         name, equals, text = word.partition("=")
@@ -332,6 +339,11 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
             yield from _assign(document, "SET", name, text)
     for variable, (name, text) in settings.short.items():
         yield from _assign(document, variable, name, text)
+
+
+def quoted(text: str) -> str:
+    """A text as a shell takes it in quotes, cut where it is long."""
+    return f"'{short}'" if "'" not in (short := door.shortened(text)) else shlex.quote(short)
 
 
 def _words(text: str) -> list[str]:

@@ -27,12 +27,29 @@ SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
+# A dial that was refused → the keys that nothing can be said of before it is right: they were judged by its default.
+SHAPED = ("model", "train.sequence_length", "train.layout", "train.micro_batch", "train.recompute", "train.separate_documents",
+          "checkpoint.export")  # fmt: skip
+PLACED = ("fleet.stack", "fleet.ranks_per_node", "fleet.nodes", "train.layout", "train.micro_batch", "train.global_batch",
+          "train.precision", "train.weights", "train.recompute")  # fmt: skip
+DIALS = {"model.preset": SHAPED, "model.family": SHAPED, "fleet.instance_type": PLACED, "fleet.backend": (*PLACED, "fleet"),
+         "fleet.nodes": ("train.layout", "train.micro_batch", "train.global_batch", "fleet.hosts", "fleet.nodes_min"),
+         "fleet.ranks_per_node": ("train.layout", "train.micro_batch", "train.global_batch"),
+         "train.steps": ("train.warmup_steps", "train.schedule_steps", "train.decay_steps", "train.profile_steps")}  # fmt: skip
+
+
 def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
     """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them are left out."""
+    broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
     if config.model.vocabulary_size < tokens and not broken & {"model.vocabulary_size", "data.vocabulary_size"}:
         yield "model.vocabulary_size", f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} (data.tokenizer)"
     for rule in RULES:
-        yield from ((key, message) for key, message in rule(config) if key not in broken)
+        yield from ((key, message) for key, message in rule(config) if not _is_open(key, broken))
+
+
+def _is_open(key: str, broken: set[str]) -> bool:
+    """Whether a key, or the group that it is in, has an error already, or hangs on one that has."""
+    return key in broken or any(key.startswith(f"{group}.") for group in broken)
 
 
 def check_shape(config: Config) -> Iterator[tuple[str, str]]:

@@ -107,7 +107,7 @@ def explain(error: Any) -> Iterator[tuple[Key, str]]:
         case "type" | "pattern" if error.schema.get("writeOnly"):  # what stands there by mistake may be the secret itself
             yield (), f"is not written as in {show(error.schema['examples'][0])}; it is not shown here, as it may be a secret"
         case "type":
-            yield (), f"must be {_types(rule)}, not {show(got)}{_nearly(rule, got)}"
+            yield (), f"must be {_types(rule)}, not {show(got)}{_nearly(rule, got, dotted(tuple(error.absolute_path)))}"
         case "enum":
             allowed = [str(value) for value in rule if value is not None]
             yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
@@ -139,7 +139,7 @@ def _written(schema: Schema) -> str:
     return f"written as in {examples}" if examples else f"of the form {schema['pattern']}"
 
 
-def _nearly(rule: str | list[str], got: Any) -> str:
+def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
     """The value that was meant by one of another type, as far as that can be told."""
     word, types = got.strip().lower() if isinstance(got, str) else "", {rule} if isinstance(rule, str) else set(rule)
     if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
@@ -148,11 +148,20 @@ def _nearly(rule: str | list[str], got: Any) -> str:
         return "; nothing stands below it: indent its keys, or leave the line out"
     if "array" in types and word:
         return f"; did you mean [{show(got)}]?"
+    if "integer" in types and (parted := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmb])", word)):
+        return f"; did you mean {_multiplied(parted[1], parted[2], key)}?"
     number = re.sub(AROUND, "", re.sub("[\u2212\u2013]", "-", word))
     if types & {"integer", "number"} and re.fullmatch(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number):
         return f"; did you mean {number}, without anything around it?"
     meant = next((value for kind, words in WORDS.items() if kind in types for value in words if word in words[value]), "")
     return f"; did you mean {meant}?" if meant else ""
+
+
+def _multiplied(number: str, factor: str, key: str) -> int:
+    """10k in full; of lengths and vocabularies, which are powers of two, 4k is 4096."""
+    thousand = 1024 if key.endswith(("length", "vocabulary_size")) and "." not in number else 1000
+    exponent = "kmb".index(factor) + 1
+    return round(float(number) * float(thousand**exponent))
 
 
 def _types(rule: str | list[str]) -> str:
@@ -210,6 +219,12 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
         return part
     near = spelling.nearest(key[-1], siblings)
     return (*here, near) if near else None
+
+
+def key_named(word: str) -> str:
+    """The one key of that name, by its last part or in full; of several that of train, then of model; "" for none."""
+    found = [dotted(path) for path, part in walk(load_schema()) if not is_group(part) and word in (path[-1], dotted(path))]
+    return min(found, key=lambda key: (not key.startswith("train."), not key.startswith("model."), key.count(".")), default="")
 
 
 def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from ..door import converting, show
 from ..errors import DataError
+from ..file_kinds import kind_of
 from ..origin import installing_package
 from . import hub, sources
 from .bad_records import (
@@ -296,7 +297,7 @@ def _first_line(piece: Piece) -> int:
 
 
 def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
-    if content.count(0) > len(content) / 4:
+    if content.count(0) > len(content) / 4 and not kind_of(content):
         why = f"{content.count(0):,} of its {len(content):,} bytes are 0, as in UTF-16"
         raise BadText("is no text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}")
     try:

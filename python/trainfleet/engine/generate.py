@@ -131,11 +131,12 @@ def unseen_text(dataset: Dataset) -> list[int]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("trainfleet.engine.generate")
     parser.add_argument("run", type=Path)
-    parser.add_argument("prompt", nargs="?", default="def ")
+    parser.add_argument("prompt", nargs="?", default="The ")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--as-typed", action="store_true", help="no token of the prompt is taken back")
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     for text in stream(parser.parse_args(arguments)):
         print(text, end="", flush=True)
@@ -154,7 +155,7 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     generator = torch.Generator()
     generator.seed() if options.seed is None else generator.manual_seed(options.seed)
     end = dataset.manifest.end_of_document
-    healing = Healing(tokenizer, encode(tokenizer, options.prompt))
+    healing = Healing(tokenizer, encode(tokenizer, options.prompt), heals=not options.as_typed)
     made = continuation(
         model, healing.kept or [end],
         temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end,

@@ -18,13 +18,16 @@ from ..data.tokenizer import StreamDecoder, Tokenizer
 class Healing:
     """A prompt split in two: `kept`, the tokens that the model gets; `owed`, the text that its next tokens must spell."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
-        """`prompt` must be of this tokenizer; what it spells is shown as it was, whatever is taken back."""
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], heals: bool = True) -> None:
+        """`prompt` must be of this tokenizer; what it spells is shown as it was, whatever is taken back.
+
+        Unless it `heals`, nothing is.
+        """
         self.tokenizer, self.prompt = tokenizer, prompt
         self.ids = tokenizer.spellings
         self.spelled = {id: spelling for spelling, id in self.ids.items()}
         self.sorted = sorted(self.ids)
-        taken, self.owed = self._reach()
+        taken, self.owed = self._reach() if heals else (0, "")
         self.kept = prompt[: len(prompt) - taken]
 
     def _reach(self) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from ..config.families import FAMILIES
 from ..config.types import Train
 from ..errors import RunError
 from ..models.own import module_at
+from ..origin import page
 from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
@@ -126,7 +127,7 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
     found = getattr(module_at(train.callback, "train.callback"), "after_step", None)
     if not callable(found):
         why = "it must define after_step(step, trainer)"
-        raise RunError("has no callback", where=train.callback, why=why, next="docs/models.md has an example")
+        raise RunError("has no callback", where=train.callback, why=why, next=f"{page('docs/models.md')} has an example")
     return found  # type: ignore[no-any-return]
 
 

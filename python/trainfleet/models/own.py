@@ -15,6 +15,7 @@ from types import ModuleType
 
 from ..config.types import Model
 from ..errors import RunError
+from ..origin import page
 from .network import Network
 
 
@@ -28,7 +29,7 @@ def load(shape: Model) -> Callable[[Model], Network]:
     found = getattr(module_at(shape.module, "model.module"), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Network)):
         why = "it must define a class Model, a subclass of trainfleet.models.Network, or of Llama or GPT2"
-        raise RunError("has no model", where=shape.module, why=why, next="docs/models.md has an example")
+        raise RunError("has no model", where=shape.module, why=why, next=f"{page('docs/models.md')} has an example")
     return found
 
 

@@ -140,7 +140,7 @@ def read_here() -> Facts:
     Raises:
         Implausible: there is no shell that tells them.
     """
-    words = ["sh", "-s", "--", "--links", "", "", "localhost"]
+    words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
     try:
         said = subprocess.run(words, input=SCRIPT.read_text(encoding="utf-8"), capture_output=True, text=True, errors="replace",
                               timeout=TIMEOUT, check=False)  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import TrainfleetError
-from ..origin import ROOT
+from ..origin import ROOT, page
 
 LOCK = ROOT / "docker" / "stack.lock.yaml"
 
@@ -56,7 +56,7 @@ def load_stack(name: str) -> Stack:
         what, next = "the lock of versions can't be read", f"git checkout {LOCK}"
         raise TrainfleetError(what, where=str(LOCK), why=str(error), next=next) from error
     if name not in stacks:
-        what, next = f"no stack {name}; there are: {', '.join(stacks)}", "see fleet.stack in schema/README.md"
+        what, next = f"no stack {name}; there are: {', '.join(stacks)}", f"see fleet.stack in {page('schema/README.md')}"
         raise TrainfleetError(what, where=str(LOCK), next=next)
     return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ BREAKS = ("fault", "stopped", "restarted", "resumed")  # the events at which a c
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
 TELLING = ("message", "who", "cause", "words")  # fields of an event that need no name in front
 UNKNOWN = "—"
+OPENING, LONGEST_OPENING = 3, 40  # words and letters of a beginning that is proposed
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,19 @@ class History:
         if self.status == "running":
             return [(f"{logs} FOLLOW=1", "reads along"), (f"make stop{which}", "stops at a step, with a checkpoint")]
         if self.status == "finished":
-            write = (f"make sample{which} PROMPT='def '", "lets the model write")
+            write = (f"make sample{which} PROMPT={shlex.quote(opening(self.results))}", "lets the model write")
             return [(f"{train} SET='train.steps={more}'", f"trains on, to step {more:,}"), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
         quiet = self.status in ("not started", "stopped")  # nothing is wrong
         return ([] if quiet else [(logs, "shows what the ranks said")]) + [(train, again)]
+
+
+def opening(results: Record) -> str:
+    """A beginning for the model to continue: some words of the validation text, by which the run's own sample began."""
+    words = [word for word in str((results.get("sample") or {}).get("prompt", "")).split() if word.isprintable()]
+    chosen = " ".join(words[1 : 1 + OPENING])  # of the first, a part may be missing
+    return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
 
 def read(run: Run) -> History:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -77,9 +77,13 @@ def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
         yield from ("", f"{artifact.name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps))
 
 
-def describe_requests(requests: Iterable[Request], notes: tuple[str, ...]) -> Iterator[str]:
-    """The exact artifacts, in the order in which they will run."""
+def describe_requests(requests: Sequence[Request], notes: tuple[str, ...], whole: bool = True) -> Iterator[str]:
+    """The exact artifacts, in the order in which they will run; unless `whole`, only how many there are."""
     yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
+    if not whole:
+        steps = ", ".join(f"{request.job.kind} ({len(request.artifacts)})" for request in requests)
+        yield from ("", f"scripts of this machine's nodes: {steps}; VERBOSE=1 shows them, OUT=folder writes them")
+        return
     for request in requests:
         yield from ("", f"{request.job.kind} ({request.job.name})")
         for artifact in request.artifacts:

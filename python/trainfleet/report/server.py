@@ -39,13 +39,16 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # connections that wait to be taken; beyond them the kernel lets the next one wait for a second
 
-    def __init__(self, page: Callable[[], bytes], port: int = PORT) -> None:
+    def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
+        """Listens on `port`; without one on PORT, or where that is in use on any other. OSError where `port` is."""
         self.page, self.token = page, secrets.token_urlsafe(18)
         self.begun = dict[socket.socket, float]()  # the connections that are open, the oldest first, and since when
         self.room = threading.BoundedSemaphore(MOST)
         try:
-            super().__init__((LOOPBACK, port), Answer)
-        except OSError:  # it is in use: any other does
+            super().__init__((LOOPBACK, PORT if port is None else port), Answer)
+        except OSError:
+            if port:
+                raise
             super().__init__((LOOPBACK, 0), Answer)
 
     @property

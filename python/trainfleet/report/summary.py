@@ -12,6 +12,9 @@ from ..runs import Run
 from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
 Row = tuple[str, str]
+SKIPPED = (
+    "a loss or gradient far above the usual, or not finite, was not learned from (train.spike_sigmas); now and then is normal"
+)
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
@@ -89,7 +92,7 @@ def _left_out(history: History) -> list[Row]:
     """The steps that were left out, if any were, and those of them that are fp16's."""
     last = history.metrics[-1]
     skipped, overflowed, scale = (number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale"))
-    told = [f"{skipped:,.0f} step{'s' * (skipped > 1)}: not finite, or far above the usual"] if skipped else []
+    told = [f"{skipped:,.0f} step{'s' * (skipped > 1)}: {SKIPPED}"] if skipped else []
     told += [f"{overflowed:,.0f} steps overflowed fp16; the loss scale is {scale:,g}"] if overflowed else []
     return [("skipped", "; ".join(told))] if told else []
 

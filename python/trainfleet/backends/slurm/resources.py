@@ -89,7 +89,7 @@ def look(engine: Engine, slurm: Slurm, rows: list[Nodes]) -> Facts | str:
     }  # fmt: skip
     own = [f"--{name}={value}" for name, value in given.items() if value]
     words = ["srun", f"--immediate={FREE_WITHIN}", "--nodes=1", "--ntasks=1", f"--time={LOOK_MINUTES}", "--mpi=none", "--quiet",
-             "--job-name=trainfleet-doctor", *own, "sh", "-s", "--", "--links", "", "", "localhost"]  # fmt: skip
+             "--job-name=trainfleet-doctor", *own, "sh", "-s", "--", "--links", "", "", "", "localhost"]  # fmt: skip
     try:
         said = engine.ask(words, reading.SCRIPT.read_text(encoding="utf-8"), None)
         return reading.parse(said.out) if not said.code else f"srun says: {_last(said.error)}"

@@ -1,0 +1,42 @@
+"""What a file is that is no text, by how it begins: pictures, archives and programs that were called .txt."""
+
+from __future__ import annotations
+
+KINDS = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"GIF8": "a GIF picture",
+    b"II*\x00": "a TIFF picture",
+    b"MM\x00*": "a TIFF picture",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive, as .docx and .xlsx files are",
+    b"\xd0\xcf\x11\xe0": "an old Word or Excel file",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\x7fELF": "a program",
+    b"MZ": "a program",
+    b"\x00asm": "a program",
+    b"\xca\xfe\xba\xbe": "a Java class",
+    b"SQLite format 3": "a SQLite database",
+    b"PAR1": "a Parquet file, to be called .parquet",
+    b"ARROW1": "an Arrow file, to be called .arrow",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"RIFF": "a sound, a picture or a film",
+    b"ID3": "a sound",
+    b"OggS": "a sound or a film",
+    b"wOF": "a font",
+}
+LONGEST = max(map(len, KINDS))
+
+
+def kind_of(content: bytes) -> str:
+    """What content is that begins as no text does; "" where that is unknown."""
+    if content[4:8] == b"ftyp":
+        return "a film"
+    return next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "")
