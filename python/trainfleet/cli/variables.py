@@ -67,7 +67,7 @@ def read_variables(
     """
     given = _from_make(environment.get("MAKEFLAGS", ""))
     problems = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if not equals:
             meant = _as_set(word, allowed, following if following and "=" not in following else "...")

@@ -297,8 +297,9 @@ def _first_line(piece: Piece) -> int:
 
 
 def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
-    if content.count(0) > len(content) / 4 and not kind_of(content):
-        why = f"{content.count(0):,} of its {len(content):,} bytes are 0, as in UTF-16"
+    zeros, kind = content.count(0), kind_of(content)
+    if zeros > len(content) / 4 or (zeros and kind):
+        why = f"{zeros:,} of its {len(content):,} bytes are 0{'' if kind else ', as in UTF-16'}"
         raise BadText("is no text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}")
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)
