@@ -32,7 +32,7 @@ SLIPS = [  # what newcomers write, and which value they mean
 NUMBERS = r"(-?[0-9][\w.]*)"
 FORMS = (  # how a message proposes a value of the key that it is about
     r"did you mean (\[.*\]|[^\s?,]+)(?:, without[^?]*)?\?$",
-    r"(?:;|, so|:| or) ([\w.\[\]/-]+)(?:, which auto takes,|,)? (?:is what )?works(?: on both|, or [^;]*)?$",
+    r"(?:;|, so|:| or) ([\w.\[\]/:-]+)(?:, which auto takes,|,)? (?:is what )?works(?: on both|, or [^;]*)?$",
     rf"(?:what does|nearest that do|that do|sizes that work): {NUMBERS}",
     rf"at most {NUMBERS} (?:are left|works?)",
     r"another preset works: ([\w.-]+)",
@@ -58,7 +58,7 @@ def proposals(problem: Problem) -> Iterator[tuple[str, dict[str, tuple[str, str]
         for form in FORMS:
             if match := re.search(form, problem.message):
                 key = "model.preset" if "another preset" in form else problem.key
-                yield f"{key}={match[1]}", {}
+                yield (f"data.sources=[{match[1]!r}]" if "data.sources[" in key else f"{key}={match[1]}"), {}
 
 
 def renamed(text: str, problem: Problem) -> str | None:
@@ -78,7 +78,15 @@ def renamed(text: str, problem: Problem) -> str | None:
     return f"{left}\0{key}"
 
 
-TEXTS = [*SLIPS, *(text for text, _ in CONTRADICTIONS)]
+PLAIN = (
+    "fleet.hosts",
+    "fleet.ssh",
+    "fleet.secrets",
+    "fleet.shared_folder",
+    "fleet.fsx",
+    "data.store",
+)  # whose messages propose nothing
+TEXTS = [*SLIPS, *(text for text, key in CONTRADICTIONS if not key.startswith(PLAIN))]
 
 
 def rows() -> list[tuple[str, str]]:

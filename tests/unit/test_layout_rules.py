@@ -59,7 +59,7 @@ def refusal(folder: Path, settings: str) -> str:
         ("train.separate_documents=true train.layout.context=2", "train.separate_documents: true: not with train.layout.context"),
         (
             "train.weights=bf16 train.precision=fp32",
-            "train.weights: bf16: products are of bf16 then, so not with train.precision fp32; bf16 works",
+            "train.weights: bf16: products are of bf16 then, so not with train.precision fp32; fp32 works, or train.precision bf16",
         ),
         (
             "train.weights=bf16 train.precision=bf16 train.optimizer=muon",

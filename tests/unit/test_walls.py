@@ -50,6 +50,7 @@ GROUND = {
     "watchdog",
     "links",
     "door",
+    "file_kinds",
     "records",
     "shapes",
     "spelling",

@@ -7,7 +7,6 @@ from pathlib import Path
 from ..config.layouts import best
 from ..launch import preflight, readiness
 from ..launch.experience import experience_of
-from ..launch.readiness import shares_one_machine
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.whereabouts import is_nowhere, runs_programs
 from ..plan.estimate import estimate
@@ -21,8 +20,7 @@ ALTERNATIVES = 5  # layouts that are shown
 
 
 def main(variables: Variables, started: float) -> int:
-    out = Path(variables["OUT"]) if "OUT" in variables else None
-    if out:
+    if out := Path(variables["OUT"]) if "OUT" in variables else None:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
     price = readiness.price(config)
@@ -49,7 +47,7 @@ def main(variables: Variables, started: float) -> int:
         changes = changes or readiness.planned(config)
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
-        whole = not shares_one_machine(config) or flag(variables, "VERBOSE") or out is not None
+        whole = flag(variables, "VERBOSE", default=bool(out) or not readiness.shares_one_machine(config))
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
     if compiles_ahead(config):
         from ..launch import compiling  # loads all that trains

@@ -96,8 +96,8 @@ def dataset_of(address: str) -> Dataset:
     """
     path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
     if "[" in split:
-        whole = split.partition("[")[0]
-        what = f"asks for a part of a split: datasets are streamed, which takes whole splits: {whole!r} works"
+        whole = address.partition("[")[0]
+        what = f"asks for a part of a split: datasets are streamed, which takes whole ones; {whole} works"
         raise InputError(what, where=address)
     split = split if colon else "train"
     if path.startswith(("/", "./", "../")) and path.strip("/") and SPLIT.fullmatch(split):

@@ -245,7 +245,7 @@ def _documents(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.separate_documents", f"true: {family} models attend across documents, so false is what works"
     for name in ("pipeline", "context"):
         if getattr(layout, name) > 1:
-            yield "train.separate_documents", f"true: not with train.layout.{name} of {getattr(layout, name)}; with 1 it works"
+            yield "train.separate_documents", f"true: not with train.layout.{name} of {getattr(layout, name)}; false works"
 
 
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
@@ -314,10 +314,8 @@ def _formats(config: Config) -> Iterator[tuple[str, str]]:
         told = f"bf16: {device.name} has no instructions for it"
         yield from ((f"train.{key}", f"{told}; {other} works") for key, other in instead.items() if getattr(train, key) == "bf16")
     elif train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
-        yield (
-            "train.weights",
-            f"bf16: products are of bf16 then, so not with train.precision {train.precision}; fp32 works, or train.precision bf16",
-        )
+        told = f"bf16: products are of bf16 then, so not with train.precision {train.precision}"
+        yield "train.weights", f"{told}; fp32 works, or train.precision bf16"
     if train.weights == "bf16" and train.optimizer != "adamw":
         yield "train.weights", f"bf16: train.optimizer {train.optimizer} works on fp32 alone; adamw works on both"
     if train.precision == "fp16" and config.fleet.stack.startswith("neuron"):
