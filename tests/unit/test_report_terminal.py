@@ -176,7 +176,7 @@ def test_summary_ends_with_what_to_type(tmp_path: Path, monkeypatch: pytest.Monk
     assert "report      runs/first-run/report.html" in lines
     assert "step        backward 64 %, forward 32 %, optimizer 4 %, data 0 %" in lines
     assert "checkpoint  s3://bucket/first-run/step-00000500" in lines
-    assert lines[-1].strip().startswith("make sample CONFIG=runs/first-run/config.yaml PROMPT='def '  ")
+    assert lines[-1].strip().startswith("make sample CONFIG=runs/first-run/config.yaml PROMPT='The '  ")
     Path("config.yaml").write_text("name: first-run  # mine\n")
     print_summary(run, out := io.StringIO())
     assert "make train SET='train.steps=1000'" in out.getvalue() and "CONFIG=" not in out.getvalue()
