@@ -59,10 +59,14 @@ class Skipped:
             raise DataError(what, where="data.sources", why=why, next=next)
 
 
+def share_of(bad_records: str | float) -> float:
+    """The largest share of records that data.bad_records lets be skipped."""
+    return SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
+
+
 def most(bad_records: str | float, records: int) -> int:
     """How many of so many records may be skipped: a share of them, rounded up."""
-    share = SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
-    return int(-(-share * records // 1))
+    return int(-(-share_of(bad_records) * records // 1))
 
 
 def lacks_field(where: str, text_field: str, names: Sequence[str], readable: Sequence[str]) -> DataError:

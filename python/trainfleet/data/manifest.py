@@ -206,6 +206,11 @@ def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
     return manifest
 
 
+def skippable(data: Data) -> float:
+    """The largest share of the records that may be skipped as bad ones."""
+    return bad_records.share_of(data.bad_records)
+
+
 def require_few(manifest: Manifest, data: Data, store: Store) -> None:
     """DataError where more bad records were skipped than data.bad_records allows.
 

@@ -12,10 +12,9 @@ from .. import hardware
 from ..backends import Backend, backend_of, terms_of, terms_to_examine
 from ..checkpoints.store import Store, store_of
 from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
-from ..data.bad_records import SHARE, SKIP, STOP
 from ..data.dataset import find
 from ..data.look import look
-from ..data.manifest import MANIFEST
+from ..data.manifest import MANIFEST, skippable
 from ..data.sources import have_changed
 from ..door import show
 from ..errors import ConfigError, NoSource, Problem, RunError
@@ -154,8 +153,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     seconds = found.seconds(hardware.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
     notes = [f"{folder} will be made: {size}, about {seconds:.0f} s", f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly"]
-    if config.data.bad_records != STOP:
-        share = SHARE if config.data.bad_records == SKIP else float(config.data.bad_records)
+    if share := skippable(config.data):
         notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
     return [*notes, *(f"warning: {warning}" for warning in (*found.warnings, *lacks()))], False
 
