@@ -43,7 +43,7 @@ apply() {
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null ||
     { echo "trainfleet needs Python 3.11 or newer as python3; $(python3 --version 2> /dev/null || echo 'there is none: install python3 and python3-venv')" >&2 && exit 1; }
   echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
-  { sleep "${TRAINFLEET_PATIENCE:-15}" > /dev/null 2>&1; echo "still at it: some hundred MB are loaded, or the package index does not answer (pip config list names it)"; } &
+  { sleep "${TRAINFLEET_REMIND:-15}" > /dev/null 2>&1; echo "still at it: some hundred MB are loaded, or the package index does not answer (pip config list names it)"; } &
   reminder=$!; trap 'kill "$reminder" 2> /dev/null || true' EXIT
   take_turns
   is_whole || { rm -rf .venv; if uses_uv; then uv venv --quiet .venv; else python3 -m venv .venv; fi; }

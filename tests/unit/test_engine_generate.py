@@ -163,7 +163,7 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_blank(tokenizer: Tokenizer
     data: Any = SimpleNamespace(folder=Path(), manifest=SimpleNamespace(end_of_document=0))
     monkeypatch.setattr(generate, "load", lambda run: (Liking(shape), data))
     monkeypatch.setattr(generate, "load_tokenizer", lambda folder: tokenizer)
-    options = argparse.Namespace(run=Path(), prompt="def ", tokens=2, temperature=0.0, top_k=5, top_p=1.0, seed=1)
+    options = argparse.Namespace(run=Path(), prompt="def ", tokens=2, temperature=0.0, top_k=5, top_p=1.0, seed=1, as_typed=False)
     assert list(filter(None, generate.stream(options))) == ["def ", "name", "z"]
 
 
