@@ -4,8 +4,7 @@ runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
   events/<writer>.jsonl  what happened (events.py); events.jsonl in runs that began before format 2
   heartbeats/node-<i>    the newest beats of that node's ranks (heartbeat.py); attempts/ and dump: fence.py, stack_dumps.py
-  given.yaml   what was asked for: the user's config with SET and NODES in it, from which all else is derived again when the run
-               goes on, on other nodes or for more steps
+  given.yaml   what was asked for: the user's config with SET and NODES in it, from which all is derived when the run goes on
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/consoles.py)
   profile/
@@ -54,8 +53,7 @@ class Run:
         """`writer` is who records events here (events.py): by default this host's launcher."""
         door.seal(folder)
         self.folder, self.writer = folder, writer or events.launcher()
-        self.config = folder / "config.yaml"
-        self.given = folder / "given.yaml"
+        self.config, self.given = folder / "config.yaml", folder / "given.yaml"
         self.results = folder / "results.json"
         self.metrics = folder / "metrics.jsonl"
         self.events = folder / "events"
@@ -63,11 +61,8 @@ class Run:
         self.stop = folder / "stop"
         self.logs = folder / "logs"
         self.checkpoints = folder / "checkpoints"
-        self.tensorboard = folder / "tensorboard"
-        self.plots = folder / "plots"
-        self.profile = folder / "profile"
-        self.search = folder / "search.json"
-        self.rehearsal = folder / "rehearsal.json"
+        self.tensorboard, self.plots, self.profile = folder / "tensorboard", folder / "plots", folder / "profile"
+        self.search, self.rehearsal = folder / "search.json", folder / "rehearsal.json"
 
     @property
     def name(self) -> str:
