@@ -30,12 +30,7 @@ Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 # A dial that was refused → the keys that nothing can be said of before it is right: they were judged by its default.
 SHAPED = ("model", "train.sequence_length", "train.layout", "train.micro_batch", "train.recompute", "train.separate_documents",
           "checkpoint.export")  # fmt: skip
-PLACED = ("fleet.stack", "fleet.ranks_per_node", "fleet.nodes", "train.layout", "train.micro_batch", "train.global_batch",
-          "train.precision", "train.weights", "train.recompute")  # fmt: skip
-DIALS = {"model.preset": SHAPED, "model.family": SHAPED, "fleet.instance_type": PLACED, "fleet.backend": (*PLACED, "fleet"),
-         "fleet.nodes": ("train.layout", "train.micro_batch", "train.global_batch", "fleet.hosts", "fleet.nodes_min"),
-         "fleet.ranks_per_node": ("train.layout", "train.micro_batch", "train.global_batch"),
-         "train.steps": ("train.warmup_steps", "train.schedule_steps", "train.decay_steps", "train.profile_steps")}  # fmt: skip
+DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
 
 def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
