@@ -24,7 +24,7 @@ os.environ["TRAINFLEET_TRIAL"] = _file.name
 atexit.register(os.unlink, _file.name)
 
 # `make test` leaves these in the environment; the make of a user that a test plays starts without them.
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS"):
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS", "PYTHONSAFEPATH"):
     os.environ.pop(name, None)
 
 

@@ -27,7 +27,7 @@ ROOM = 512  # bytes of a file that is rewritten in place, if its text is no long
 def rewrite(path: Path, text: str, durable: bool = False) -> None:
     """Rewrites a file in place; blanks fill it up. `durable`: it outlives a power cut. OSError where it can't be written."""
     content = text.encode()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    file = door.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
     try:
         os.pwrite(file, content.ljust(max(ROOM, os.fstat(file).st_size)), 0)
         if durable:

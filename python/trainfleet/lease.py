@@ -266,7 +266,7 @@ class Lease:
 def newest_term(folder: Path) -> int:
     """The highest term that was claimed; 0 before the first."""
     with suppress(OSError):
-        return max((int(name) for name in os.listdir(folder / TERMS) if name.isdecimal()), default=0)  # noqa: PTH208
+        return max((door.whole(name) or 0 for name in os.listdir(folder / TERMS)), default=0)  # noqa: PTH208
     return 0
 
 

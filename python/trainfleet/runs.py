@@ -211,7 +211,7 @@ def unwritable(path: Path, error: OSError) -> RunError:
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 before it is there. Whoever opens it asks the file server; a stat may give what a client remembers."""
     try:
-        with open(door.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(door.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
         if isinstance(error, FileNotFoundError) or door.is_in_the_way(error):  # whoever reads a link is told so

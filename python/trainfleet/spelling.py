@@ -78,7 +78,7 @@ def distance(word: str, other: str) -> float:
 def _has_parts(name: str, form: str) -> bool:
     """Whether all parts of `form` are parts of a name, in this order, and one of them has a digit."""
     parts = iter(name.split("_"))
-    return any(letter.isdigit() for letter in form) and all(part in parts for part in form.split("_"))
+    return any("0" <= letter <= "9" for letter in form) and all(part in parts for part in form.split("_"))
 
 
 def _is_within(word: str, name: str) -> bool:

@@ -98,8 +98,8 @@ def template() -> Path:
         (run.folder / "logs" / "node-0.log").write_text("0 1.0 | hello\n" * 3)
         (run.folder / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n")
         write_checkpoint(run)
-        os.environ |= {"NODE_RANK": "0", "NODES": "1", "WORKERS": "1"}
-        tokenizing.main([str(run.config)])
+        with mock.patch.dict(os.environ, {"NODE_RANK": "0", "NODES": "1", "WORKERS": "1"}):
+            tokenizing.main([str(run.config)])
     finally:
         os.chdir(here)
     return root

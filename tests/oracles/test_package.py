@@ -60,7 +60,7 @@ def test_help_version_and_mistakes(command: Path, tmp_path: Path) -> None:
     assert "  train " in listed and "Begin with: trainfleet train" in listed and "  check " not in listed
     assert "  NODES " in run(command, tmp_path, "train", "--help").stdout
     wrong = run(command, tmp_path, "trian")
-    assert wrong.returncode == 1 and "did you mean train?\n  next: trainfleet --help shows" in wrong.stderr
+    assert wrong.returncode == 2 and "did you mean train?\n  next: trainfleet --help shows" in wrong.stderr
     assert run(command, tmp_path, "train", "NODES=4; touch x").returncode == 2 and not (tmp_path / "x").exists()
 
 

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from trainfleet.loggers import Loggers
 kind, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-one = Loggers([kind], "x", "x-1", {"train.steps": 4}, Path.cwd())
+one = Loggers([kind], "x", "x-1", {"train.steps": 4}, Path.cwd(), lambda kind, why: print(kind, "has failed:", why))
 for step in range(first, last + 1):
     one.log(step, {"train/loss": 5.0 - step})
 one.close("finished", 120)

@@ -269,7 +269,7 @@ def test_answers_that_never_end_end(world: Path, monkeypatch: pytest.MonkeyPatch
     again = answer({"metrics.jsonl": piece(bytes(MOST), stamp=0.0)}, whole=False)
     mirror, liar = mirror_of(again)
     failure = mirror.refresh(HOST)
-    assert isinstance(failure, Failure) and "never ends" in str(failure) and liar.asked == 5
+    assert isinstance(failure, Failure) and "it has no end" in str(failure) and liar.asked == 5
     assert (world / "desk/runs/x/metrics.jsonl").stat().st_size == MOST
 
 

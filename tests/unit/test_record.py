@@ -20,7 +20,7 @@ from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.record import Recorder
 from trainfleet.engine.slowest import Slowest
 from trainfleet.errors import RunError
-from trainfleet.report.summary import status
+from trainfleet.report.summary import SKIPPED, status
 from trainfleet.runs import Run, read_lines
 
 
@@ -134,5 +134,5 @@ def test_what_overflowed_is_told_apart_from_what_was_skipped(recorder: Recorder,
     recorder.update(status="running", name="run", total_steps=9)
     lines = [line for line in status(recorder.run).splitlines() if line.startswith("skipped")]
     assert [line.split(maxsplit=1)[1] for line in lines] == [
-        "1 step: not finite, or far above the usual; 2 steps overflowed fp16; the loss scale is 16,384"
+        f"1 step: {SKIPPED}; 2 steps overflowed fp16; the loss scale is 16,384"
     ]

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from .. import door
 from ..errors import TrainfleetError
 from ..lease import (
     APPOINTED,
@@ -93,7 +94,7 @@ class Watch:
     def _look(self) -> Holder | None:
         """The launcher, as the file server knows it: this client may remember for long that there was none."""
         with suppress(OSError):
-            os.close(os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+            os.close(door.opener(str(self.folder / FILE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
         return newest_holder(self.folder)
 
     def beat(self) -> bool:
