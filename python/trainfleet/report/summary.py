@@ -12,9 +12,7 @@ from ..runs import Run
 from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
 Row = tuple[str, str]
-SKIPPED = (
-    "a loss or gradient far above the usual, or not finite, was not learned from (train.spike_sigmas); now and then is normal"
-)
+SKIPPED = "far above the usual (train.spike_sigmas) or not finite, so not learned from; a few are normal"
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
