@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fleet.lab import Lab, address_of
-from trainfleet.backends import ec2
+from trainfleet.cloud.region import through_agent
 from trainfleet.config.hosts import Host, parse_hosts
 from trainfleet.config.types import Ssh
 from trainfleet.nodes.answers import Result
@@ -199,13 +199,13 @@ def test_ssh_through_a_session_of_ssm(pair: Lab, tmp_path: Path, monkeypatch: py
     known = tmp_path / "known_hosts"
     known.write_text("".join(f"{id} {pair.host_key(node)}\n" for id, node in ids.items()))
     ssh = replace(SSH, **(pair.ssh("root") | {"known_hosts": str(known)}))
-    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
+    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=through_agent("us-east-1")) as fleet:
         assert [answer.stdout for answer in fleet.run("hostname", timeout=20).ok.values()] == ["node0\n", "node1\n"]
         first, again = (fleet.run("echo $SSH_CONNECTION", timeout=20) for _ in range(2))
         assert [one.stdout for one in first.ok.values()] == [one.stdout for one in again.ok.values()], "one kept session"
     known.write_text("".join(f"{id} {pair.host_key(1 - node)}\n" for id, node in ids.items()))
-    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
+    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=through_agent("us-east-1")) as fleet:
         assert {failure.kind for failure in fleet.run("true", timeout=20).failed.values()} == {"host-key"}
-    with Transport(parse_hosts(["i-0f=i-0f"]), ssh, proxy=ec2.SSM.format(region="us-east-1")) as fleet:
+    with Transport(parse_hosts(["i-0f=i-0f"]), ssh, proxy=through_agent("us-east-1")) as fleet:
         (failure,) = fleet.run("true", timeout=20).failed.values()
         assert failure.next.startswith("aws ssm start-session --target i-0f --document-name AWS-StartSSHSession"), failure
