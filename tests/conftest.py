@@ -26,6 +26,9 @@ atexit.register(os.unlink, _file.name)
 # `make test` leaves these in the environment; the make of a user that a test plays starts without them.
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS", "PYTHONSAFEPATH"):
     os.environ.pop(name, None)
+os.environ.setdefault(
+    "PYTHONPATH", str(Path(__file__).parents[1] / "python")
+)  # as make has it: processes that tests start find us
 
 
 @pytest.fixture(autouse=True)
