@@ -1,19 +1,21 @@
 """For the processes that tests start: what has this folder in its PYTHONPATH checks every request to AWS in full (aws/validation.py).
 
-botocore is not loaded for it: its validator is replaced when a program loads it.
+botocore is not loaded for it: its validator is replaced when a program loads it. Our file is read at once, as a program may have put
+up its wall around foreign files by then.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 VALIDATOR = "botocore.validate"
+OURS = Path(__file__).parents[1] / "aws/validation.py"
+CODE = compile(OURS.read_bytes(), str(OURS), "exec")
 
 
 class Strict(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -30,11 +32,9 @@ class Strict(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self.plain.exec_module(module)
         sys.meta_path.remove(self)
-        spec = importlib.util.spec_from_file_location("validation", Path(__file__).parents[1] / "aws/validation.py")
-        assert spec and spec.loader
-        validation = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(validation)
-        validation.install()
+        ours = ModuleType("validation")
+        exec(CODE, ours.__dict__)
+        ours.install()
 
 
 sys.meta_path.insert(0, Strict())
