@@ -3,8 +3,7 @@
 # uv is used where it is there; plain venv and pip do the same, slower: TRAINFLEET_PIP=pip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-verb=${1:?usage: venv.sh check|apply|verify [lock ...]}
-shift
+verb=${1:?usage: venv.sh check|apply|verify [lock ...]}; shift
 python=.venv/bin/python
 cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds without CUDA
 
