@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aws import validation
+from trainfleet import door
 
 validation.install()  # of every request to AWS that any test makes, whoever answers it
 
@@ -35,10 +36,10 @@ os.environ.setdefault(
 def environment() -> Iterator[None]:
     """What a test, or the program in its process, leaves in the environment is not the next one's: NODES is a make variable.
 
-    Nor is what it does at a signal, which processes that it starts would inherit, or a working directory that is gone with the test
-    that had entered it.
+    Nor is what it does at a signal, which processes that it starts would inherit, a folder that it has sealed, or a working directory
+    that is gone with the test that had entered it.
     """
-    before = dict(os.environ)
+    before, sealed = dict(os.environ), set(door._SEALED)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         Path.cwd()
@@ -47,6 +48,7 @@ def environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+    door._SEALED.intersection_update(sealed)
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)

@@ -23,6 +23,7 @@ dist.init_process_group("gloo")
 total = torch.ones(())
 dist.all_reduce(total)
 print("met", int(total))
+dist.destroy_process_group()
 """
 
 
