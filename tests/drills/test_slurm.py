@@ -385,7 +385,7 @@ def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) ->
             {"slurm": {"partition": "short", "time_limit": 60, "notice": 60}},
             "60 min is more than the partition short allows, 10 min",
         ),
-        ({"slurm": {"gres": "gpu:8"}}, "fleet.slurm.gres: no node has such resources"),
+        ({"slurm": {"gres": "license:8"}}, "fleet.slurm.gres: no node has such resources"),
         ({"slurm": {"constraint": "h100"}}, "fleet.slurm.constraint: no node has such a feature"),
         ({"slurm": {"reservation": "ours"}}, "fleet.slurm.reservation: there is no such reservation"),
         ({"nodes": 8}, "8 nodes are wanted, 4 of 4 hosts can take a job"),
