@@ -39,7 +39,8 @@ def environment() -> Iterator[None]:
     Nor is what it does at a signal, which processes that it starts would inherit, a folder that it has sealed, or a working directory
     that is gone with the test that had entered it.
     """
-    before, sealed = dict(os.environ), set(door._SEALED)
+    door._SEALED.clear()  # of what other modules sealed as they were imported, too
+    before = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         Path.cwd()
@@ -48,7 +49,6 @@ def environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-    door._SEALED.intersection_update(sealed)
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
