@@ -336,7 +336,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     python, hold = desk / "python", desk / "hold"
     python.write_text(PYTHON.format(desk=desk, tools=ROOT / "tests/neuron_tools", python=sys.executable))
     python.chmod(0o755)
-    fleet = {"stack": "neuron-xla", "ranks_per_node": 1, "python": str(python)}
+    fleet = {"stack": "neuron-xla", "instance_type": "trn1.32xlarge", "ranks_per_node": 1, "python": str(python)}
     train = {"steps": 6, "compile": False, "recompute": "none", "spike_sigmas": 0, "sequence_length": 128}
     run = write(desk, "behind", fleet=fleet, train=train)
     hold.touch()
