@@ -18,10 +18,14 @@ export MAKECMDGOALS
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
 .PHONY: .force help setup build push doctor recipes config plan tokenize compile train profile scaling rehearse inspect sample runs watch compare status logs stop checkpoints verify eval export report ls clean test drills check
 
+ifeq ($(word 2,$(MAKECMDGOALS)),)
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
 	@awk -F ':.*## | +\\[' '/^[a-z]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
 	@echo "CONFIG=path: another config; RUN=name: a run; SET='train.steps=50' sets any key"
+else # `make help train` runs both: Python sees the word help, and tells what train takes
+help: ;@:
+endif
 
 setup: .venv/.stamp ## make this machine or the fleet ready [NODES]
 	@.venv/bin/python -m trainfleet setup
@@ -110,9 +114,13 @@ clean: .venv/.stamp ## stop all, remove what can be made again [PURGE=1 YES=1]
 test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
 
+ifeq ($(filter help,$(MAKECMDGOALS)),)
 drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
 	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills tests/oracles/test_aws_templates.py \
 	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
+else
+drills: ;@echo "make drills: the slow tests, which take hours"
+endif
 
 check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions
 	@.venv/bin/python -m trainfleet check

@@ -150,7 +150,10 @@ def test_a_prompt_goes_on_as_it_was_typed(tokenizer: Tokenizer, prompt: str, tem
         assert healing.owed == ""
 
 
-def test_the_prompt_of_the_readme_gives_a_name_and_no_blank(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("as_typed", "written"), [(False, ["def ", "name", "z"]), (True, ["def ", "z", "z"])])
+def test_the_prompt_of_the_readme_gives_a_name_and_no_blank_unless_it_is_not_healed(
+    as_typed: bool, written: list[str], tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model here likes a letter best, and of the tokens that begin with a blank " name": it must write that."""
     scores = {VOCABULARY["z"]: 9.0, VOCABULARY["Ġ"]: 1.0, VOCABULARY["Ġname"]: 5.0, VOCABULARY["Ġnames"]: 4.0}
     logits = torch.tensor([scores.get(id, -5.0) for id in range(len(VOCABULARY))])
@@ -163,8 +166,9 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_blank(tokenizer: Tokenizer
     data: Any = SimpleNamespace(folder=Path(), manifest=SimpleNamespace(end_of_document=0))
     monkeypatch.setattr(generate, "load", lambda run: (Liking(shape), data))
     monkeypatch.setattr(generate, "load_tokenizer", lambda folder: tokenizer)
-    options = argparse.Namespace(run=Path(), prompt="def ", tokens=2, temperature=0.0, top_k=5, top_p=1.0, seed=1, as_typed=False)
-    assert list(filter(None, generate.stream(options))) == ["def ", "name", "z"]
+    words = {"tokens": 2, "temperature": 0.0, "top_k": 5, "top_p": 1.0, "seed": 1}
+    options = argparse.Namespace(run=Path(), prompt="def ", as_typed=as_typed, **words)
+    assert list(filter(None, generate.stream(options))) == written
 
 
 def test_a_run_says_that_it_concludes_before_it_writes_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,16 @@ def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
     assert columns == {2 + max(len(recipe.name) for recipe in all_recipes())}
 
 
+@pytest.mark.parametrize("goals", [("help", "train"), ("train", "help")])
+def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: tuple[str, str]) -> None:
+    code, text = make(desk, *goals)
+    assert code == 0 and text.startswith("make train [NAME=value ...]: ") and "NODES" in text and "make plan" not in text
+    assert make(desk, "help", "drills") == (0, "make drills: the slow tests, which take hours\n")
+    assert not (desk / "runs").exists()
+    (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
+    assert make(desk, "help")[0] == 0  # without Python
+
+
 def test_from_another_folder_it_says_where_to_type(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     code, text = make(elsewhere, "-f", str(desk / "Makefile"), "plan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,25 @@ def test_every_run_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {line.split()[0]: line for line in lines[1:4]}
     assert "finished" in rows["slow"] and "50 of 50" in rows["slow"] and "$12.50" in rows["slow"]
     assert "unreadable" in rows["broken"] and "script" not in rows["broken"]
+
+
+MEASURED = "fast-scaling-1123-101112-n2"  # a part of make scaling
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    ([], {"slow", "fast", MEASURED}), (["CONFIG=fast.yaml"], {"fast", MEASURED}), (["SET=name=slow"], {"slow"}),
+    (["RUN=slow"], {"slow"}), (["CONFIG=new.yaml"], set()),
+])  # fmt: skip
+def test_a_config_has_its_own_runs_alone(words: list[str], named: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts of its make scaling are among them."""
+    shutil.copytree("runs/fast", part := Path("runs") / MEASURED)
+    (part / "config.yaml").write_text((part / "config.yaml").read_text().replace("name: fast", f"name: {MEASURED}", 1))
+    for name in ("fast", "new"):
+        Path(f"{name}.yaml").write_text(TEXT.format(name=name))
+    assert command(["runs", *words]) == 0
+    told = capsys.readouterr().out
+    assert {line.split()[0] for line in told.splitlines()[1:] if line.startswith(("slow", "fast"))} == named
+    assert named or told == "no runs of this config here yet\nnext: make train CONFIG=new.yaml\n"
 
 
 def test_differences_outcomes_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:

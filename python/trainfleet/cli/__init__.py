@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             from ..nodes.errand import received  # on a host of a fleet: another machine sends the verb
 
             arguments = received(sys.stdin.fileno())
-        if help := described(arguments):
+        if help := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
             with guarded():
                 print(help)
             return 0
@@ -107,11 +107,14 @@ def _carried_out(verb: str, variables: Variables, started: float) -> int:
         raise placed(error, variables) from error
 
 
-def described(arguments: Sequence[str]) -> str:
-    """What `--help` and `--version` answer, also of one verb; nothing for words that ask for neither."""
+def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
+    """What `--help` and `--version` answer, also of one verb; nothing for words that ask for neither.
+
+    `goals`: all that make was asked for. Of `make help train` it runs both: this is train's.
+    """
     if "--version" in arguments:
         return f"trainfleet {origin.version()}"
-    if arguments and not {"--help", "-h"} & set(arguments) and arguments[0] != "help":
+    if arguments and not {"--help", "-h"} & set(arguments) and arguments[0] != "help" and "help" not in goals:
         return ""
     verb = next((word for word in arguments if word in VERBS), "")
     lines = dict(re.findall(r"^([a-z]+):.*?## (.*?)(?: +\[.*)?$", (origin.ROOT / "Makefile").read_text(), flags=re.MULTILINE))
