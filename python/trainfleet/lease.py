@@ -5,9 +5,10 @@ heartbeats/terms/<n>   who claimed term n: of several that want it at once, one 
 standby.json           the same of the host that stands by to take over (watch/standby.py)
 
 A launcher that has not renewed its lease for PATIENCE seconds has lost it: its successor claims the next term, and the old
-launcher, if it is still there, sees that and leaves at once, before it starts, ends or records anything more (`confirm`). The
-processes that it had started are fenced by its successor (backends) and fence themselves (fence.py); without a successor, ranks
-save and exit (heartbeat.py). No lock has a part in that: on NFS and Lustre the lock of a dead host lives on for minutes.
+launcher, if it is still there, sees that and leaves at once, before it starts, ends or records anything more (`confirm`).
+One that can neither read nor write the file for as long leaves too, if a host stands by. The processes that a launcher had
+started are fenced by its successor (backends) and fence themselves (fence.py); without a successor, ranks save and exit
+(heartbeat.py). No lock has a part in that: on NFS and Lustre the lock of a dead host lives on for minutes.
 
 Whoever looks at a lease from another host compares no clocks: it waits for a change. Both files are rewritten in place
 (claims.py), so that no host sees them as they were.
@@ -192,6 +193,7 @@ class Lease:
         self.code = 1
         self.left = False
         self.standby = ""  # the host that stands by, as whoever watches over it finds (launch/succession.py)
+        self.reached = time.monotonic()  # when the file was last read or written
         self.before = read_holder(folder)
 
     def __enter__(self) -> Lease:
@@ -225,12 +227,17 @@ class Lease:
         self.left = True
 
     def confirm(self) -> None:
-        """Ends this process where another launcher has taken over. Called before whatever would harm that one's run: this
-        process may have been frozen for an hour, a moment ago."""
+        """Ends this process where another launcher has taken over, or must have: the file is out of reach, and a host stands by.
+
+        Called before whatever would harm that one's run: this process may have been frozen for an hour, a moment ago.
+        """
         newest = newest_holder(self.folder) if self.term else None
         if newest and newest.term > self.term:
-            print(f"{newest.host} has taken over; this launcher leaves", file=sys.stderr, flush=True)
-            os._exit(LEFT)
+            _go(f"{newest.host} has taken over")
+        if newest:
+            self.reached = time.monotonic()
+        elif self.term and self.standby and time.monotonic() - self.reached > PATIENCE:
+            _go(f"{self.folder / FILE} can't be read or written, so {self.standby} takes over")
 
     def _claim(self) -> int:
         """The term that this launcher gets. The claim of another is honoured until it is clear that nothing came of it."""
@@ -255,12 +262,19 @@ class Lease:
             self.confirm()
             with suppress(OSError):  # the disk may be away for a moment: the next renewal succeeds
                 self._write(None)
+                self.reached = time.monotonic()
 
     def _write(self, code: int | None, since: float | None = None, durable: bool = False) -> None:
         now = time.time() if since is None else since
         failed = self.before.tries + 1 if self.before and self.before.time == VACATED else 0
         holder = Holder(platform.node(), os.getpid(), self.term, now, code, self.standby, failed)
         rewrite(self.folder / FILE, json.dumps(asdict(holder)), durable)
+
+
+def _go(why: str) -> None:
+    with suppress(OSError):  # the log may lie on the disk that fails
+        print(f"{why}; this launcher leaves", file=sys.stderr, flush=True)
+    os._exit(LEFT)
 
 
 def newest_term(folder: Path) -> int:

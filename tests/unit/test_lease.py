@@ -361,6 +361,28 @@ def test_a_lease_that_can_t_be_read_for_a_while_does_not_end_its_renewal(tmp_pat
         assert read_holder(tmp_path) != before
 
 
+CUT_OFF = """import os, sys, time; from pathlib import Path; from trainfleet import lease
+lease.PATIENCE = 2.0
+with lease.Lease(Path(sys.argv[1])) as held:
+    held.standby = sys.argv[2]
+    def fail(*arguments): raise OSError(int(sys.argv[3]), "the folder is out of reach")
+    lease.door.read_text = lease.rewrite = fail
+    held.thread.join(5.0)
+    print("goes on", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("fault", [errno.ESTALE, errno.EIO])
+def test_a_launcher_whose_folder_is_out_of_reach_leaves_the_run_to_the_host_that_stands_by(tmp_path: Path, fault: int) -> None:
+    """It can't learn that this host has taken over. With nobody to take over it goes on: the folder may come back."""
+    said = start("-c", CUT_OFF, str(tmp_path), "node1", str(fault))
+    output = said.communicate(timeout=20)[0]
+    assert said.returncode == LEFT and "can't be read or written, so node1 takes over; this launcher leaves" in output, output
+    alone = start("-c", CUT_OFF, str(tmp_path), "", str(fault))
+    assert "goes on" in alone.communicate(timeout=20)[0] and alone.returncode == 0
+
+
 THAWED = """import os, signal, sys; from pathlib import Path; from trainfleet.lease import Lease
 lease = Lease(Path(sys.argv[1])); lease.__enter__(); lease.ended.set(); lease.thread.join()
 print("frozen", flush=True); os.kill(os.getpid(), signal.SIGSTOP)
