@@ -75,7 +75,7 @@ class Lab:
         self.known_hosts = folder / "known_hosts"
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._networks: dict[int, int] = {}  # node → inode of its network namespace, which tells its processes from others
-        self._off: set[int] = set()
+        self.off: set[int] = set()  # nodes without power
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep_up, daemon=True)
         self._world: subprocess.Popen[bytes] | None = None
@@ -132,7 +132,7 @@ class Lab:
 
     def destroy(self, node: int) -> None:
         """Its power goes: no process is left and no packet is sent; its disk stays, and its locks in /fsx for a while."""
-        self._off.add(node)
+        self.off.add(node)
         self.cut(node)
         self._vanish(node)
         self._kill(node)
@@ -141,7 +141,7 @@ class Lab:
         """It boots again, with a new boot id."""
         self._boot(node)
         self._await(node)
-        self._off.discard(node)  # last: the keeper boots what is not off and does not run, and would boot it a second time
+        self.off.discard(node)  # last: the keeper boots what is not off and does not run, and would boot it a second time
 
     def new_host_key(self, node: int) -> None:
         """As after a reinstallation: the host shows another key than known_hosts has. Takes effect at once."""
@@ -313,7 +313,7 @@ class Lab:
         """Boots the nodes again that went down by themselves, as a reboot does."""
         while not self._closing.wait(0.1):
             for node, process in list(self._nodes.items()):
-                if node not in self._off and process.poll() is not None:
+                if node not in self.off and process.poll() is not None:
                     self._kill(node)
                     self._boot(node)
 
