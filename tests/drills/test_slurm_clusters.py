@@ -74,3 +74,28 @@ def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_pa
         )
         process = begin(tmp_path, "train", variables=bare)
         assert "there is no partition gpu; there are: main, short, shut" in process.communicate(timeout=60)[0]
+
+
+def test_a_node_without_power_is_lost_long_before_slurm_knows_it_and_the_next_job_is_not_put_on_it() -> None:
+    """SlurmdTimeout as Slurm has it by itself, five minutes: until then the node counts as sound to slurmctld."""
+    with lab(3) as nodes, cluster(nodes, patience=300) as slurm:
+        folder = nodes.shared / "work"
+        folder.mkdir()
+        write_text(folder / "text")
+        run = write(folder, "dark", train={"steps": 60})
+        first = begin(folder, "train")
+        until(lambda: (run.checkpoints / "step-00000010").exists(), "a checkpoint")
+        hosts = slurm.run("squeue", "-h", "-j", job_of(run), "-o", "%N").stdout.strip()
+        host = slurm.run("scontrol", "show", "hostnames", hosts).stdout.split()[1]
+        nodes.destroy(int(host.removeprefix("node")))
+        said = finish(first)
+        verdicts = [event for event in run.read_events() if event["event"] == "verdict"]
+        assert [(event["cause"], event["node"], event["host"], event["sure"]) for event in verdicts] == [
+            ("lost-node", 1, host, True)
+        ], said
+        assert "(slurmd), while 1 other node of the job answers" in verdicts[0]["words"]
+        assert slurm.run("sinfo", "-h", "-n", host, "-o", "%T").stdout.strip() not in ("down", "down*"), "it knew by itself"
+        (restarted,) = [event for event in run.read_events() if event["event"] == "restarted"]
+        assert restarted["cause"] == "lost-node" and restarted["who"] == f"node 1 ({host})"
+        assert f"ExcNodeList={host}" in slurm.run("scontrol", "show", "job", job_of(run)).stdout
+        assert run.read_results()["status"] == "finished" and len(losses(run.folder)) == 60, said

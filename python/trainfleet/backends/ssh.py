@@ -257,6 +257,10 @@ class Ssh:
     def _any_answers(self, hosts: Sequence[Host]) -> bool:
         return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
 
+    def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
+        """The nodes of a job on these machines that do not answer now, with why; none where `status` tells them already."""
+        return {}
+
     @property
     def leads(self) -> bool:
         """Whether this machine is a head that can be lost, and another host stands by for it."""

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from .. import runs
 from ..backends import Backend, backend_of, lingers
-from ..backends.base import Handle, load_job
+from ..backends.base import Can, Handle, load_job
 from ..backends.place import Place
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
@@ -177,7 +177,7 @@ def execute(
     follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
     follower.kind = plan.config.fleet.node_type
     follower.confirm, follower.standby = lease.confirm, lambda: lease.standby
-    if HEAD in os.environ:
+    if Can.LEAVE_OUT in backend.can:
         from .succession import sharpen  # loads SSH
 
         sharpen(follower)

@@ -35,7 +35,9 @@ def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
 
 
 def sharpen(follower: Follower) -> None:
-    """Lets a follower see whether this head reaches no other host."""
+    """Lets a follower see which nodes are gone, once one is to blame, and whether this head reaches no other host."""
+    if isinstance(follower.backend, Ssh):
+        follower.absent = follower.backend.absent
     if isinstance(follower.backend, Ssh) and follower.backend.leads:
         follower.cut_off = follower.backend.cut_off
 

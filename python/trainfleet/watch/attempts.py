@@ -68,7 +68,8 @@ def persevere(
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
         gone = {} if itself else outcome.status.lost
-        lost = {request.host(node): why for node, why in gone.items() if request.host(node)}
+        placed = request.placed(outcome.status.hosts if outcome.status.leaves else ())
+        lost = {placed.host(node): why for node, why in gone.items() if placed.host(node)}
         request, restarts = another(follower, following_of(request, jobs), broken, lost), restarts + 1
         others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
         begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)

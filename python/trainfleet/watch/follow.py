@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import fence
@@ -94,6 +94,7 @@ class Follower:
     unreachable: frozenset[int] = frozenset()  # nodes that do not answer but whose ranks still beat
     confirm: Callable[[], None] = lambda: None  # ends this process where another launcher has taken over
     cut_off: Callable[[Handle], str] = lambda handle: ""  # this machine's name, where it reaches no other host of a job
+    absent: Callable[[Sequence[str]], Mapping[int, str]] = lambda hosts: {}  # nodes on these that do not answer, and why
     standby: Callable[[], str] = lambda: ""  # the host that stands by, as far as this machine sees it
 
     def run_attempt(self, request: Request, running: Handle | None = None) -> Outcome:
@@ -143,6 +144,8 @@ class Follower:
             time.sleep(POLL)
         self.show("")
         status = self._with_cut_off(status, request)
+        if alarm or status.failed:
+            status = self._with_absent(status)
         alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
         concluded = (alarm is not None or status.failed) and request.job.beats and self._is_concluded()
         if concluded:
@@ -169,6 +172,14 @@ class Follower:
         self.place.refresh()
         concluded = (request.job.beats and self._is_concluded()) or self.run.is_asked_to_stop()
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
+
+    def _with_absent(self, status: Status) -> Status:
+        """The status, with the nodes that are gone without the engine's knowing: no exit code, no beat, and no answer."""
+        if status.ended or not (unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)):
+            return status
+        unheard -= self.sentry.alive(ALIVE) if self.sentry else frozenset()
+        gone = {node: why for node, why in self.absent(status.hosts).items() if node in unheard} if unheard else {}
+        return replace(status, lost={**status.lost, **gone})
 
     def _supplement(self, request: Request) -> None:
         """Fetches the output that only the engine has: the verdict reads it."""

@@ -46,7 +46,7 @@ from ..base import Can, Handle, Machines, Phase, Probe, Status
 from ..node import values_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
-from . import cluster_checks, cluster_file, resources, sbatch, starts
+from . import cluster_checks, cluster_file, pulse, resources, sbatch, starts
 from .cluster_file import name_of
 from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
 from .engine import Job as Known
@@ -273,6 +273,12 @@ class Slurm(Ssh):
         if self.hands_over:
             return super().place(run)
         return Shared(run, lambda: not self.status(self.find(run)).ended)
+
+    def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
+        if self.hands_over:
+            return {}
+        gone = pulse.absent(self.engine, hosts)
+        return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
     def known(self, name: str) -> Host | None:
         return Host(name, name)  # as Slurm says it
