@@ -26,11 +26,11 @@ from trainfleet import door, records
 from trainfleet.backends.slurm import engine as slurm
 from trainfleet.backends.slurm import starts
 from trainfleet.backends.slurm.engine import Engine, Said
+from trainfleet.checkpoints import index, pickled
 from trainfleet.config import Settings, load, weight_files
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.engine.checkpoint import index, pickled
 from trainfleet.errors import TrainfleetError
 from trainfleet.nodes import answers, facts
 from trainfleet.shapes import fit

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -167,13 +169,28 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
     tag = desk / "nxd/tag/model"
     tag.mkdir(parents=True)
     for rank in (0, 2):
-        (tag / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt").touch()
+        torch.save({"norm.weight": torch.ones(4)}, tag / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt")
     (tag.parent / "done").touch()
     assert "lacks dp_rank_00_tp_rank_01_pp_rank_00.pt" in told("nxd")
-    (tag / "dp_rank_00_tp_rank_01_pp_rank_00.pt").touch()
+    second = tag / "dp_rank_00_tp_rank_01_pp_rank_00.pt"
+    torch.save({"norm.weight": torch.ones(4)}, second)
+    whole = second.read_bytes()
+    for broken in (b"", whole[:-30], shorter(whole), whole.replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")):
+        second.write_bytes(broken)
+        assert f"{second.name}: can't be read as torch.save writes it" in told("nxd")
+    second.write_bytes(whole)
     assert not told("nxd")
     (tag.parents[1] / "config.json").write_text(json.dumps(huggingface.write(SHAPE) | {"hidden_size": 64}))
     assert "model.hidden_size is 64 there, 16 here" in told("nxd")
+
+
+def shorter(saved: bytes) -> bytes:
+    """What torch.save wrote of four numbers, whose part of the archive has only three."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(packed, "w") as new:
+        for part in old.infolist():
+            new.writestr(part.filename, old.read(part)[: 12 if part.filename.endswith("data/0") else None])
+    return packed.getvalue()
 
 
 def test_a_bucket_without_a_model_is_told_before_the_start(desk: Path) -> None:

@@ -28,13 +28,13 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 import verbs
 from s3server import serve
 from trainfleet import models
-from trainfleet.checkpoints import catalogue
+from trainfleet.checkpoints import beginning, catalogue, pickled
 from trainfleet.checkpoints.bucket import Bucket
 from trainfleet.checkpoints.marker import MARKER, STATES, Broken, File, parse, render
 from trainfleet.checkpoints.store import Folder
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.checkpoint import load_model, pickled, randomness, resuming, verify
+from trainfleet.engine.checkpoint import load_model, randomness, resuming, verify
 from trainfleet.engine.checkpoint.files import Reader
 from trainfleet.engine.checkpoint.peers import Peers
 from trainfleet.engine.parallel.parts import Held
@@ -259,6 +259,38 @@ def test_what_an_index_says_is_held_against_the_files(folder: Path, lie: str) ->
     rewrite(folder, LIES[lie])
     with pytest.raises(Broken):
         verify_all(folder)
+
+
+@pytest.mark.parametrize("lie", ["", "weights", "numbers", *LIES])
+def test_what_ranks_would_refuse_to_begin_from_the_plan_refuses(folder: Path, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With checksums that fit. Nothing runs, and what reads it can read nothing else."""
+    monkeypatch.chdir(folder)
+    place = folder / "checkpoints" / NAME
+    match lie:
+        case "weights":
+            path = place / "__0_0.distcp"
+            path.write_bytes(path.read_bytes().replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9"))
+            seal(folder)
+        case "numbers":
+            path = place / "__0_0.distcp"
+            path.write_bytes(path.read_bytes().replace(b"FloatStorage", b"LongStorage\n"))
+            seal(folder)
+        case _ if lie:
+            rewrite(folder, LIES[lie])
+    config = load_resolved(folder / "config.yaml")
+    config = replace(config, name="new", train=replace(config.train, init_from=str(place)))
+    said = [message for _, message in beginning.faults(config)]
+    assert len(said) == bool(lie) and ("can't be believed" in "".join(said)) == bool(lie), said
+
+
+def test_who_looks_at_a_checkpoint_for_the_plan_is_behind_the_wall(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "secret").write_text("a secret")
+    config = load_resolved(folder / "config.yaml")
+    config = replace(config, name="new", train=replace(config.train, init_from=str(folder / "checkpoints")))
+    monkeypatch.setattr(pickled, "read", lambda _: (folder / "secret").read_text())
+    said = [message for _, message in beginning.faults(config)]
+    assert len(said) == 1 and "ended its reader" in said[0]
 
 
 def verify_all(folder: Path) -> None:

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foreign.folders import template
+from trainfleet.checkpoints import index, pickled
 from trainfleet.checkpoints.marker import parse
 from trainfleet.config import load_resolved
 from trainfleet.data.dataset_store import Folder
 from trainfleet.data.manifest import read_manifest, read_preparation
-from trainfleet.engine.checkpoint import index, pickled
 from trainfleet.errors import TrainfleetError
 
 FUZZ = settings(max_examples=60, deadline=None, derandomize=True, database=None,

@@ -1,6 +1,7 @@
 """What train.init_from names: a Hugging Face folder, a checkpoint of NxD Core's or one of ours; seen before anything starts.
 
-Ranks find the same by the same functions. Here files are listed and their headers read, and no weight is: torch is not loaded.
+Ranks find the same by the same functions. Here files are listed, their headers and indexes are read, and no weight is: torch is
+not loaded. A folder of this machine is a stranger's: a child reads it, behind a wall (sandbox.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from .. import sandbox
+from ..apart import ask
 from ..config import Config, weight_files
 from ..config import huggingface as shapes
 from ..config.hub import HUB, folder_of, meant
@@ -18,7 +21,8 @@ from ..config.types import Model
 from ..errors import InputError, RunError, TrainfleetError
 from ..runs import Run, run_of
 from ..s3 import SCHEME
-from . import catalogue, changes, nxd_folder
+from . import catalogue, changes, index, nxd_folder
+from .archive import LOOKED_AT
 from .marker import NAME, Commit
 from .store import Store, store_at, store_of
 
@@ -36,7 +40,7 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
         return
     try:
         if Path(address).is_dir():
-            require(address, config)
+            ask(lambda: _require_apart(address, config), bool, address)
         else:
             what = "is no folder" if Path(address).exists() else f"is not there; it names a folder: {MODELS}"
             yield KEY, f"{address!r} {what}{meant(address)}"
@@ -44,6 +48,15 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
         yield KEY, "; ".join(filter(None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)))
     except (OSError, ValueError) as error:  # a folder that may not be read; a text that no path can be
         yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
+
+
+def _require_apart(address: str, config: Config) -> bool:
+    folder = Path(address)
+    cached = folder.absolute().parent.name == "snapshots"  # of the Hub's cache, where files are links into blobs/
+    beside = folder.absolute().parents[1] / "blobs" if cached else folder.absolute().parent / shapes.CONFIG
+    sandbox.confine([folder, beside, *(path.resolve() for path in folder.iterdir() if path.is_symlink())], [])
+    require(address, config)
+    return True
 
 
 def require_distant(config: Config) -> None:
@@ -68,7 +81,7 @@ def require(address: str, config: Config) -> None:
     """Raises a TrainfleetError where an address of this machine holds no model, or another than the config's."""
     folder = Path(address)
     if tag := nxd_folder.tag_of(address):
-        nxd_folder.require_all(tag)
+        nxd_folder.require_readable(tag)
         for described in nxd_folder.described(tag):
             require_shape(described, config.model)
     elif (folder / shapes.CONFIG).is_file():
@@ -82,12 +95,14 @@ def require(address: str, config: Config) -> None:
 
 
 def require_checkpoint(address: str, config: Config) -> None:
-    """RunError where an address means no checkpoint of ours, one that is not whole, or one of another model."""
+    """RunError where an address means no checkpoint of ours, or one that is not whole, can't be so, or is of another model."""
     store, step = locate(address)
     entry = catalogue.look_at(store, step)
     if entry.commit is None or entry.fault:
         raise RunError("is not whole", where=entry.address, why=entry.fault, next="name another, or copy it again")
     require_fit(entry.commit, config, entry.address)
+    # Of a bucket the index alone: each piece would be four requests.
+    index.require_weights(store, entry.commit, 0 if address.startswith(SCHEME) else LOOKED_AT)
 
 
 def require_shape(folder: Path, shape: Model) -> None:

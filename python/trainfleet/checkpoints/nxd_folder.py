@@ -1,22 +1,33 @@
-"""The files of NxD Core's own checkpoints, by their names: which there are, and whether a save has ended.
+"""The files of NxD Core's own checkpoints: which there are, whether a save has ended, and what they say of their weights.
 
     <folder>/<tag>/checkpoint, done                             there first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
+    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file of its own
 
-What is in them only ranks read (engine/checkpoint/nxd_files.py). fbac349, trainer/checkpoint.py.
+They are read as data (`archive`); weights themselves only ranks read (engine/checkpoint/nxd_files.py). fbac349,
+trainer/checkpoint.py.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import BinaryIO
 
+from .. import door
 from ..config.huggingface import CONFIG
 from ..errors import RunError
+from .archive import LOOKED_AT, Archive, Numbers, Piece, numbers_of
+from .pickled import Made
 
 BEGUN, DONE, MODEL = "checkpoint", "done", "model"
 FILE = re.compile(r"dp_rank_00_tp_rank_([0-9]{2,4})_pp_rank_([0-9]{2,4})\.pt")
+REFERENCE = "torch_xla.utils.serialization.TensorReference"
+KINDS = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
 COPY = "copy the checkpoint again; NxD writes `done` last"
 
 
@@ -64,3 +75,97 @@ def described(tag: Path) -> list[Path]:
 
 def name_of(rank: int, stage: int) -> str:
     return f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"
+
+
+def tensors_of(path: Path, stream: BinaryIO) -> dict[str, Inside | Apart]:
+    """What one file has, by name; nothing but its pickle is read. RunError where that can't be so."""
+    try:
+        archive = _archive_of(path, stream)
+        content = archive.content()
+        if type(content) is not dict or not all(type(name) is str for name in content):
+            raise ValueError("it holds no weights by name")
+        return {name: _stored(path, archive, made) for name, made in content.items()}
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+
+
+def require_readable(tag: Path) -> None:
+    """Raises RunError where the files of a checkpoint can't be what they say. Of weights that lie apart, LOOKED_AT are seen."""
+    left = LOOKED_AT
+    for path in require_all(tag).values():
+        with door.open_regular(path) as stream:
+            for at in tensors_of(path, stream).values():
+                left -= isinstance(at, Apart)
+                if left >= 0 or isinstance(at, Inside):
+                    at.require(path)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A tensor in the file that names it."""
+
+    archive: Archive
+    numbers: Numbers
+
+    def get_shape(self) -> tuple[int, ...]:
+        return self.numbers.size
+
+    def get_dtype(self) -> str:
+        return KINDS.get(self.numbers.dtype, self.numbers.dtype)
+
+    def require(self, path: Path) -> None:
+        try:
+            self.archive.require(self.numbers)
+        except ValueError as error:
+            raise _unreadable(path, error) from error
+
+    @contextmanager
+    def opened(self) -> Iterator[Inside]:
+        yield self
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A tensor in a file of its own."""
+
+    path: Path
+
+    def get_shape(self) -> tuple[int, ...]:
+        with self.opened() as found:
+            return found.get_shape()
+
+    def get_dtype(self) -> str:
+        with self.opened() as found:
+            return found.get_dtype()
+
+    def require(self, path: Path) -> None:
+        with self.opened() as found:
+            found.require(self.path)
+
+    @contextmanager
+    def opened(self) -> Iterator[Inside]:
+        try:
+            with door.open_regular(self.path) as stream:
+                archive = _archive_of(self.path, stream)
+                yield Inside(archive, numbers_of(archive.content()))
+        except FileNotFoundError as error:
+            raise RunError("is missing", where=str(self.path), next=COPY) from error
+        except ValueError as error:
+            raise _unreadable(self.path, error) from error
+
+
+def _stored(path: Path, archive: Archive, made: object) -> Inside | Apart:
+    if isinstance(made, Made) and made.of == REFERENCE:
+        state = made.state if type(made.state) is dict else {}
+        if type(number := state.get("tid")) is not int or not 0 <= number < 10**6:
+            raise ValueError("it refers to no tensor")
+        return Apart(path.with_name(f"{path.name}.tensors") / f"tensor_{number}.pt")
+    return Inside(archive, numbers_of(made))
+
+
+def _archive_of(path: Path, stream: BinaryIO) -> Archive:
+    return Archive(stream, Piece(path.name, path.name, 0, path.stat().st_size))
+
+
+def _unreadable(path: Path, error: Exception) -> RunError:
+    return RunError("can't be read as torch.save writes it", where=str(path), why=str(error), next=COPY)

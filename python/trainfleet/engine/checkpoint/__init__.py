@@ -6,9 +6,7 @@ snapshot      a rank's part of the state, copied to the host
 resuming      the newest good checkpoint, checked and loaded
 randomness    the state of the random number generators
 files         torch.distributed.checkpoint's files, in a store
-index         where each piece of a checkpoint lies, checked against its files
-archive       one piece, as torch.save wrote it
-pickled       a pickle read as data: nothing in it runs
+tensors       one piece as a tensor; what it says of itself trainfleet.checkpoints reads (index, archive, pickled)
 peers         what all ranks do together, on a process group of their own
 verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
 """

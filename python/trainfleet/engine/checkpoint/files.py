@@ -12,14 +12,22 @@ from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ...checkpoints.marker import Broken, Commit, File
+from ...checkpoints import index as indexes
+from ...checkpoints.archive import Piece
+from ...checkpoints.index import judged
+from ...checkpoints.marker import Commit, File
 from ...checkpoints.store import Store
-from . import index
-from .archive import Piece, read_plain, read_tensor
+from .tensors import DTYPES, read_plain, read_tensor
 
 
 class Writer(FileSystemWriter):
@@ -38,8 +46,7 @@ class Reader(FileSystemReader):
 
     def __init__(self, store: Store, commit: Commit) -> None:
         super().__init__("/")
-        self.store, self.step, self.files = store, commit.step, commit.files
-        self.pieces: dict[MetadataIndex, Piece] = {}
+        self.store, self.step, self.commit = store, commit.step, commit
 
     @cached_property
     def index(self) -> Metadata:
@@ -48,12 +55,11 @@ class Reader(FileSystemReader):
         Raises:
             Broken: its index can't be read, or says what can't be so.
         """
-        with self._judged(), self.store.open(self.step, index.FILE) as stream:
-            data = stream.read(index.LARGEST + 1)
-            if len(data) > index.LARGEST:
-                raise ValueError(f"its index has more than {index.LARGEST:,} bytes")
-            metadata, self.pieces = index.parse(data, self.files)
-        return metadata
+        return metadata_of(self.found)
+
+    @cached_property
+    def found(self) -> indexes.Index:
+        return indexes.read(self.store, self.commit)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self.index
@@ -64,9 +70,9 @@ class Reader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
-            by_file.setdefault(self.pieces[item.storage_index].file, []).append(item)
+            by_file.setdefault(self._piece(item).file, []).append(item)
         for name, items in by_file.items():
-            with self._judged(), self.store.open(self.step, name) as stream:
+            with judged(self.store, self.step), self.store.open(self.step, name) as stream:
                 for item in items:
                     self._read(stream, item, planner)
         done: Future[None] = Future()
@@ -74,8 +80,8 @@ class Reader(FileSystemReader):
         return done
 
     def _read(self, stream: BinaryIO, item: ReadItem, planner: LoadPlanner) -> None:
-        piece = self.pieces[item.storage_index]
-        if piece.dtype is None:
+        piece = self._piece(item)
+        if not piece.dtype:
             planner.load_bytes(item, saved(read_plain(stream, piece)))
             return
         tensor = read_tensor(stream, piece)
@@ -85,14 +91,21 @@ class Reader(FileSystemReader):
         target.copy_(tensor)
         planner.commit_tensor(item, target)
 
-    @contextmanager
-    def _judged(self) -> Iterator[None]:
-        """Raises Broken for a ValueError within `with`."""
-        try:
-            yield
-        except ValueError as error:
-            why = f"{error}: it was damaged before its checksums were taken, or made to do harm"
-            raise Broken("can't be believed", where=self.store.address(self.step), why=why) from error
+    def _piece(self, item: ReadItem) -> Piece:
+        at = item.storage_index
+        return self.found.pieces[at.fqn, None if at.offset is None else tuple(at.offset)]
+
+
+def metadata_of(found: indexes.Index) -> Metadata:
+    """What an index says, in the words of torch's planner."""
+    return Metadata({name: _entry(entry) for name, entry in found.entries.items()})
+
+
+def _entry(entry: indexes.Tensor | None) -> TensorStorageMetadata | BytesStorageMetadata:
+    if entry is None:
+        return BytesStorageMetadata()
+    pieces = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in entry.chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[entry.dtype]), torch.Size(entry.size), pieces)
 
 
 def saved(value: object) -> io.BytesIO:

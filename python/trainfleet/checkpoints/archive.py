@@ -1,7 +1,7 @@
 """One piece of a checkpoint: what torch.save wrote, read without torch.load.
 
 torch.save writes a zip of stored, never compressed, parts: `data.pkl`, a pickle that says how the numbers lie, and the numbers as
-they are. Read here as data (`pickled`) and straight into the tensor's memory, a piece can run nothing, and takes no more memory
+they are. Read here as data (`pickled`) and straight into the reader's memory, a piece can run nothing, and takes no more of it
 than it has bytes. https://docs.pytorch.org/docs/stable/notes/serialization.html
 """
 
@@ -13,21 +13,22 @@ import zipfile
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import torch
-from torch import Tensor
-
-from ...streams import Seekable
+from ..streams import Seekable
 from . import pickled
 from .pickled import Made
 
 STORAGES = {
-    "torch.DoubleStorage": torch.float64, "torch.FloatStorage": torch.float32, "torch.HalfStorage": torch.float16,
-    "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
-    "torch.ShortStorage": torch.int16, "torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8,
-    "torch.BoolStorage": torch.bool,
+    "torch.DoubleStorage": "torch.float64", "torch.FloatStorage": "torch.float32", "torch.HalfStorage": "torch.float16",
+    "torch.BFloat16Storage": "torch.bfloat16", "torch.LongStorage": "torch.int64", "torch.IntStorage": "torch.int32",
+    "torch.ShortStorage": "torch.int16", "torch.CharStorage": "torch.int8", "torch.ByteStorage": "torch.uint8",
+    "torch.BoolStorage": "torch.bool",
 }  # fmt: skip
-DTYPES = {str(dtype): dtype for dtype in STORAGES.values()}
+ITEMS = {  # number format -> bytes of a number
+    "torch.float64": 8, "torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.int64": 8, "torch.int32": 4,
+    "torch.int16": 2, "torch.int8": 1, "torch.uint8": 1, "torch.bool": 1,
+}  # fmt: skip
 HEADER = 30  # bytes of a zip's local header, before the name: APPNOTE.TXT 4.3.7
+LOOKED_AT = 256  # pieces of a checkpoint whose headers are read before a launch: four small reads each
 LARGEST_PICKLE = 2**26  # bytes: what says how numbers lie takes a hundred, a rank's random numbers twenty thousand
 
 
@@ -40,19 +41,15 @@ class Piece:
     first: int
     length: int
     size: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
+    dtype: str = ""
 
 
-def read_plain(stream: BinaryIO, piece: Piece) -> str | int | float | None:
-    """The text or number that a piece holds. ValueError when it holds something else."""
-    value = Archive(stream, piece).content()
-    if value is not None and type(value) not in (str, int, float, bool):
-        raise ValueError(f"{piece.name} is neither text nor a number")
-    return value  # type: ignore[no-any-return]
+def require_tensor(stream: BinaryIO, piece: Piece) -> tuple[Archive, Numbers]:
+    """The archive that a piece is, and where in it its tensor's numbers are.
 
-
-def read_tensor(stream: BinaryIO, piece: Piece) -> Tensor:
-    """The tensor that a piece holds. ValueError when it is not all there, or of another size or number format."""
+    Raises:
+        ValueError: it is another's, of another size or number format, or not all there.
+    """
     archive = Archive(stream, piece)
     try:
         numbers = numbers_of(archive.content())
@@ -60,7 +57,8 @@ def read_tensor(stream: BinaryIO, piece: Piece) -> Tensor:
         numbers = None
     if numbers is None or numbers.dtype != piece.dtype or numbers.size != tuple(piece.size):
         raise ValueError(f"{piece.name} does not hold {piece.dtype} numbers of size {tuple(piece.size)}")
-    return archive.tensor(numbers)
+    archive.require(numbers)
+    return archive, numbers
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Numbers:
     """Where a tensor's numbers lie in an archive: in a part of `count` numbers, from number `first` on."""
 
     key: str
-    dtype: torch.dtype
+    dtype: str
     count: int
     first: int
     size: tuple[int, ...]
@@ -114,41 +112,48 @@ class Archive:
 
     def content(self) -> Any:
         """What `data.pkl` says. ValueError when it can't be read."""
-        part = self.parts.get("data.pkl")
-        if part is None or part.file_size > LARGEST_PICKLE or self._order() != "little":
+        if self._order() != "little":
             raise ValueError(f"{self.name} is not what torch.save writes here")
-        return pickled.read(bytes(self.bytes_of("data.pkl", part.file_size).numpy()))
+        return pickled.read(self.part("data.pkl"))
 
-    def tensor(self, numbers: Numbers) -> Tensor:
-        """A tensor of the archive. ValueError when its numbers are not all there."""
-        if not math.prod(numbers.size):
-            return torch.empty(numbers.size, dtype=numbers.dtype)
-        found = self.bytes_of(f"data/{numbers.key}", numbers.count * numbers.dtype.itemsize)
-        return found.view(numbers.dtype).as_strided(numbers.size, numbers.strides, numbers.first)
+    def require(self, numbers: Numbers) -> None:
+        """ValueError when not all of a tensor's numbers are in the archive."""
+        if math.prod(numbers.size):
+            self._find(f"data/{numbers.key}", numbers.count * ITEMS[numbers.dtype])
 
-    def bytes_of(self, name: str, size: int) -> Tensor:
-        """All bytes of a part that has `size` of them. ValueError when it is missing, packed, or of another size."""
+    def read_into(self, numbers: Numbers, memory: memoryview) -> None:
+        """Fills memory with the part of the archive that a tensor's numbers are in. ValueError when it is of another size."""
+        self._read_into(f"data/{numbers.key}", memory)
+
+    def part(self, name: str) -> bytes:
+        """A small part. ValueError when it is missing or large."""
+        part = self.parts.get(name)
+        if part is None or part.file_size > LARGEST_PICKLE:
+            raise ValueError(f"{self.name} is not what torch.save writes here")
+        content = bytearray(min(part.file_size, self.window.length))
+        self._read_into(name, memoryview(content))
+        return bytes(content)
+
+    def _read_into(self, name: str, memory: memoryview) -> None:
+        self.window.seek(self._find(name, len(memory)))
+        if len(memory) and self.window.readinto(memory) != len(memory):
+            raise ValueError(f"{self.name} ends before its {name}")
+
+    def _find(self, name: str, size: int) -> int:
+        """Where a part begins that has `size` bytes. ValueError when it is missing, packed, of another size, or cut off."""
         part = self.parts.get(name)
         if part is None or part.compress_type != zipfile.ZIP_STORED or not part.file_size == part.compress_size == size:
             raise ValueError(f"{self.name} does not have {size:,} bytes as its {name}")
         self.window.seek(part.header_offset)
         header = self.window.read(HEADER)
-        start = part.header_offset + HEADER + sum(struct.unpack_from("<HH", header.ljust(HEADER), 26))
+        start: int = part.header_offset + HEADER + sum(struct.unpack_from("<HH", header.ljust(HEADER), 26))
         if start + size > self.window.length:
             raise ValueError(f"{self.name} ends before its {name}")
-        self.window.seek(start)
-        found = torch.empty(size, dtype=torch.uint8)
-        if size and self.window.readinto(found.numpy()) != size:
-            raise ValueError(f"{self.name} ends before its {name}")
-        return found
+        return start
 
     def _order(self) -> str:
         """The byte order; files of before it was noted are of machines like this."""
-        return (
-            bytes(self.bytes_of("byteorder", self.parts["byteorder"].file_size).numpy()).decode()
-            if "byteorder" in self.parts
-            else "little"
-        )
+        return self.part("byteorder").decode() if "byteorder" in self.parts else "little"
 
 
 class Window(Seekable):
