@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -113,6 +115,45 @@ def test_another_file_of_a_locked_version_is_not_installed(tmp_path: Path) -> No
         )
         assert done.returncode == code, done.stdout + done.stderr
         assert code == 0 or "DO NOT MATCH THE HASHES" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "named"), [("", "there is none: install python3 and python3-venv"), ("3.9.2", "Python 3.9.2")]
+)
+def test_a_machine_without_a_python_that_will_do_is_told_so_in_one_line(python: str, named: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname", "sleep", "awk", "uname", "env"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    if python:
+        (programs / "python3").write_text(f"#!/bin/sh\n[ $1 = --version ] && echo Python {python} || exit 1\n")
+        (programs / "python3").chmod(0o755)
+    done = subprocess.run(
+        ["bash", "scripts/venv.sh", "apply", "a.lock"], cwd=tmp_path, env={"PATH": str(programs)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"trainfleet needs Python 3.11 or newer as python3; {named}\n"
+
+
+def test_of_an_index_that_does_not_answer_a_word_is_said_while_it_is_waited_for(tmp_path: Path) -> None:
+    """The real pip; and whoever reminds ends with it."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    (tmp_path / "one.lock").write_text(f"plain==1.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        environment = os.environ | {
+            "TRAINFLEET_PIP": "pip", "TRAINFLEET_REMIND": "1", "PIP_INDEX_URL": address, "PIP_DEFAULT_TIMEOUT": "3", "PIP_RETRIES": "0",
+            "PIP_CONFIG_FILE": os.devnull,
+        }  # fmt: skip
+        done = subprocess.run(
+            ["bash", "scripts/venv.sh", "apply", "one.lock"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+    said = [line for line in done.stdout.splitlines() if line.startswith("still at it: ")]
+    assert done.returncode != 0 and len(said) == 1 and "the package index does not answer" in said[0], done.stdout + done.stderr
 
 
 def test_a_package_of_neuron_that_is_pinned_nowhere_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +14,8 @@ from trainfleet.cli import config as config_verb
 from trainfleet.config import Settings, load
 from trainfleet.config.hosts import Host, parse_hosts
 from trainfleet.errors import ConfigError, TrainfleetError
+from trainfleet.nodes.finding import Finding
+from trainfleet.nodes.setup import meet
 from trainfleet.recipes import all_recipes, recipe_named
 
 FLEET = {"backend": "ssh", "nodes": 2, "hosts": ["gpu-[1-2]"], "shared_folder": "/fsx/x"}
@@ -77,3 +81,20 @@ def test_a_recipe_never_writes_over_what_was_changed(tmp_path: Path, capsys: pyt
         write(RECIPE="ssh-4-node")
     with pytest.raises(ConfigError, match="say which recipe"):
         write()
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "Trust this host key from now on?"), (3, "Trust these 3 host keys from now on?")]
+)
+@pytest.mark.parametrize("agreed", [True, False])
+def test_unknown_keys_are_asked_about_once_and_counted(count: int, words: str, agreed: bool) -> None:
+    seen = {f"node{number}": object() for number in range(count)}
+    trusted: dict[str, object] = {}
+    transport: Any = SimpleNamespace(known=SimpleNamespace(seen=seen, trust=trusted.update))
+    findings = [Finding(Host(name, "10.0.0.1"), "unknown-key", f"its host key SHA256:{name} is not known yet") for name in seen]
+    findings.append(Finding(Host("other", "10.0.0.2"), "disk", "is full"))
+    asked: list[str] = []
+    assert meet(transport, findings, lambda text: asked.append(text) or agreed) == agreed
+    lines = [f"{name}  its host key SHA256:{name} is not known yet" for name in seen]
+    assert asked == ["\n".join([*lines, words])] and trusted == (seen if agreed else {})
+    assert not meet(transport, findings[-1:], lambda text: pytest.fail(text))

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet.cli import main as command
+from trainfleet.cli.watch import served as served_on
 from trainfleet.report import server
 from trainfleet.report.server import MOST, Server
+from unit.report_runs import make_run
 
 PAGE = b"<p>the report"
 
@@ -119,3 +122,23 @@ def test_who_drips_is_ended_in_time(monkeypatch: pytest.MonkeyPatch, page: Serve
         except OSError:
             return
     pytest.fail("it could drip for five seconds")
+
+
+@pytest.mark.timeout(60)
+def test_a_port_that_was_asked_for_is_that_one_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one, any that is free does."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("name: first-run\n")
+    run = make_run(tmp_path / "runs")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command(["watch", f"PORT={port}"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: PORT: {port} can't be had: Address already in use\n") and "PORT=another" in told
+        monkeypatch.setattr(server, "PORT", port)
+        with Server(lambda: PAGE) as other:
+            assert other.server_port != port
+    with served_on(run, port) as asked:
+        assert asked.server_port == port

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from report_runs import make_run, metric
 
 from trainfleet.beats import Beat, write_beats
+from trainfleet.report.history import opening
 from trainfleet.report.html import write
 from trainfleet.report.live import Line, Live, TokenizeLive
 from trainfleet.report.summary import print_summary, status
@@ -180,6 +182,33 @@ def test_summary_ends_with_what_to_type(tmp_path: Path, monkeypatch: pytest.Monk
     Path("config.yaml").write_text("name: first-run  # mine\n")
     print_summary(run, out := io.StringIO())
     assert "make train SET='train.steps=1000'" in out.getvalue() and "CONFIG=" not in out.getvalue()
+
+
+PROMPTS = {
+    "es of the king's men and women said": "of the king's ", "halb \u00fcber der  Br\u00fccke\n  steht ein Haus": "\u00fcber der Br\u00fccke ", "a $HOME `id` b": "$HOME `id` b ",
+    "a b\x1b[2J c d e": "c d e ", "word": "The ", "": "The ", "a " + "long" * 20: "The ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PROMPTS)
+def test_a_summary_proposes_some_words_of_the_data_as_a_shell_takes_them(text: str, tmp_path: Path) -> None:
+    """Those that make sample begins with where none are typed."""
+    run = make_run(tmp_path)
+    run.update_results(sample={"prompt": text, "text": "x"})
+    print_summary(run, out := io.StringIO())
+    word = next(word for word in shlex.split(out.getvalue().splitlines()[-1]) if word.startswith("PROMPT="))
+    assert word == f"PROMPT={PROMPTS[text]}" == f"PROMPT={opening(run.read_results())}"
+
+
+def test_status_page_and_summary_say_how_often_the_data_was_seen(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.update_results(dataset_tokens=4_096_000, dataset_skipped=3)
+    assert "data        0.5 epochs: 2.05M of 4.1M tokens; 3 bad records skipped" in status(run)
+    write(run)
+    assert "; 0.5 epochs; 3 bad records skipped" in run.report.read_text()
+    run.update_results(dataset_tokens=1_024_000, dataset_skipped=0)
+    assert "data        2 epochs: 2.05M of 1.02M tokens\n" in status(run)
+    assert "epochs" not in status(make_run(tmp_path, name="older"))
 
 
 def test_status_tells_running_from_interrupted(tmp_path: Path) -> None:
