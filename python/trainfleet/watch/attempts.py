@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from .. import fence, runs
-from ..backends.base import Backend, Handle
+from ..backends.base import Backend, Handle, Status
 from ..beats import read_beats
 from ..errors import BackendError, RunError
 from ..plan.job import Job
@@ -67,9 +67,7 @@ def persevere(
             run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
         follower.say(str(conclude(run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
         pause(follower, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
-        gone = {} if itself else outcome.status.lost
-        placed = request.placed(outcome.status.hosts if outcome.status.leaves else ())
-        lost = {placed.host(node): why for node, why in gone.items() if placed.host(node)}
+        lost = {} if itself else lost_hosts(request, outcome.status)
         request, restarts = another(follower, following_of(request, jobs), broken, lost), restarts + 1
         others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
         begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)
@@ -82,6 +80,12 @@ def blame_itself(request: Request, outcome: Outcome, standby: str) -> Verdict:
     why = f"the launcher on it reaches no other host over SSH, while {lives} can be seen at work on the shared folder"
     node = request.hosts.index(here) if here in request.hosts else None
     return Verdict("lost-node", why, node, None, here, (), CAUSES["lost-node"].next, sure=True)
+
+
+def lost_hosts(request: Request, status: Status) -> dict[str, str]:
+    """The machines that can't be reached any more, each with why; of an engine's choice too, where it can leave some out."""
+    placed = request.placed(status.hosts if status.leaves else ())
+    return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
 
 
 def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
