@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 import ranks
+from huggingface_hub import ModelCard
 from ranks import Bench
 
 from trainfleet import runs
-from trainfleet.engine import evaluate, export
+from trainfleet.engine import card, evaluate, export
 from trainfleet.watch.diagnosis import diagnose, parse
 from trainfleet.watch.verdict import _faults
 
@@ -97,6 +99,32 @@ def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path
     bench.train("begun-0", 2, **(values | {"train__steps": 2}), train__init_from=str(unhindered))
     run = bench.folder / "runs" / "begun-0"
     assert [event["step"] for event in ranks.events(run, "resumed")] == [1] and len(ranks.events(run, "initialized")) == 1
+
+
+def test_the_card_of_a_continued_run_says_what_it_was_continued_from_and_the_next_one_too(bench: Bench, unhindered: Path) -> None:
+    """A run, its folder, a run that begins from that folder, its folder, and so on: what each has learned from is in its card."""
+    export.export(runs.Run(unhindered), first := bench.folder / "grandparent")
+    assert "Trained from scratch with trainfleet, on `text`" in (first / card.CARD).read_text()
+    (first / card.CARD).write_text("---\nlicense: apache-2.0\n---\n")
+    values = {"train__steps": 1, "train__learning_rate": 1e-9, "train__validate_every": 0}
+    second = export_of(bench, "parent", **values, train__init_from=str(first))
+    third = export_of(bench, "child", **values, train__init_from=str(second))
+    sibling = export_of(bench, "sibling", **values, train__init_from=str(bench.folder / "runs" / "parent"))
+    for folder, base, licence in ((second, first, True), (third, second, True), (sibling, None, False)):
+        read = ModelCard(text := (folder / card.CARD).read_text())
+        digest = base and hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+        from_ = f"`{base.name}` (sha256 of model.safetensors: {digest})" if base else "`step 1 of parent` (sha256 of its"
+        assert f"Continued with trainfleet from {from_}" in text and "from scratch" not in text
+        assert read.data.license == ("apache-2.0" if licence else None) and str(bench.folder) not in text, text
+    tokens = ranks.results(bench.folder / "runs" / "parent")["tokens"]
+    assert f"after the {tokens:,} that step 1 of parent was trained on" in (sibling / card.CARD).read_text()
+
+
+def export_of(bench: Bench, name: str, **values: object) -> Path:
+    """The exported folder of a new run."""
+    run = bench.train(name, 1, **values)
+    export.export(runs.Run(run), out := bench.folder / f"{name}-exported")
+    return out
 
 
 def test_a_folder_that_can_t_be_cleared_is_told_once_by_all(bench: Bench) -> None:
