@@ -16,6 +16,8 @@ from trainfleet.config.types import Model
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import blocks
 
+pytestmark = pytest.mark.timeout(900)  # of the first, which waits for all runs of the file, half of them compiled
+
 SHARDED = {"train.layout.shard": 2}
 TENSOR = {"train.layout.tensor": 2}
 # what differs, ranks, and how far losses and norms may be from one process without it
