@@ -11,10 +11,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypedDict, TypeVar
 
 from . import door
 from .errors import DataError, InputError, NoSource, RunError, S3Error, TrainfleetError
+from .processes import die_with_parent
 from .shapes import fit
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ class Refusal(TypedDict):
 
 
 def ask(reply: Callable[[], object], kind: type[T], where: str) -> T:
-    """What `reply` returns in a child, which puts up its wall itself.
+    """What `reply` returns in a child, which puts up its wall itself: plain values, or a dataclass of them.
 
     Raises:
         TrainfleetError: the one that was raised there; DataError about `where` when the child has no answer.
@@ -61,9 +63,10 @@ def _answer(reply: Callable[[], object], pipe: int) -> None:
     """Writes the answer, or the error that was raised, to the pipe, and ends this child."""
     code = DEFECT
     try:
+        die_with_parent()
         said = _said(reply)
         with os.fdopen(pipe, "wb") as stream:
-            stream.write(json.dumps(said).encode())
+            stream.write(json.dumps(said, default=asdict).encode())
         code = 0
     except Exception:
         traceback.print_exc()

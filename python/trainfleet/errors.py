@@ -30,9 +30,12 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec
 
 from .output import completed, visible
 from .secrecy import hide
+
+P = ParamSpec("P")
 
 MOST = 25  # problems of a config that are printed
 
@@ -65,13 +68,13 @@ def tell(error: TrainfleetError) -> int:
     return error.exit_code
 
 
-def telling(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+def telling(main: Callable[P, int]) -> Callable[P, int]:
     """Wraps a program's `main` so that it prints a TrainfleetError and returns its exit code."""
 
     @functools.wraps(main)
-    def wrapped(arguments: list[str]) -> int:
+    def wrapped(*arguments: P.args, **words: P.kwargs) -> int:
         try:
-            return main(arguments)
+            return main(*arguments, **words)
         except TrainfleetError as error:
             return tell(error)
 

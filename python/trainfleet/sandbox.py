@@ -86,11 +86,11 @@ def lacks() -> list[str]:
         return ["no sandbox is known for this system"]
     missing = []
     if not (version := _landlock()):
-        missing.append("the kernel has no Landlock (Linux 5.13, lsm=landlock), so readers of sources can read other files")
+        missing.append("the kernel has no Landlock (Linux 5.13, lsm=landlock), so readers of foreign files can read other files")
     elif version < 3:
-        missing.append(f"the kernel's Landlock is of version {version}, so readers of sources can cut other files (Linux 6.2)")
+        missing.append(f"the kernel's Landlock is of version {version}, so readers of foreign files can cut others (Linux 6.2)")
     if platform.machine() not in MACHINES or _prctl(PR_GET_SECCOMP) < 0:
-        missing.append("the kernel has no seccomp for this machine, so readers of sources have a network")
+        missing.append("the kernel has no seccomp for this machine, so readers of foreign files have a network")
     return missing
 
 
@@ -182,5 +182,5 @@ def _c() -> ctypes.CDLL:
 
 
 def _failed(what: str) -> RunError:
-    return RunError("the wall around readers of sources can't be put up", why=f"{what}: {os.strerror(ctypes.get_errno())}",
+    return RunError("the wall around readers of foreign files can't be put up", why=f"{what}: {os.strerror(ctypes.get_errno())}",
                     next="a container may forbid it: see docs/security.md")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The wall (sandbox.py) around a process that reads a config's sources and tokenizer."""
+"""The wall (sandbox.py) around a process that reads a config's sources and tokenizer, or the dataset that was made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from .. import sandbox
+from .. import runs, sandbox
 from ..config.hub import HUB, dataset_of
 from ..config.types import Data
 from ..config.vocabulary import TRAINED, folder_named
@@ -31,6 +31,12 @@ def enclose(data: Data, reads: Iterable[Path], writes: Iterable[Path]) -> list[s
     places = [place for source in data.mixture for place in _places(source.path)]
     written = [*writes, *_caches(data, next(iter(writes), None))]
     return sandbox.confine([*reads, *map(_whole, tokenizer), *places], written, network=needs_network(data))
+
+
+def enclose_dataset(data: Data) -> list[str]:
+    """Puts up the wall around a process that reads the dataset alone; of one in S3 it keeps what it has read in its folder."""
+    folder = runs.DATA / data.name
+    return sandbox.confine([folder], [folder] if data.store else [], network=bool(data.store))
 
 
 def needs_network(data: Data) -> bool:

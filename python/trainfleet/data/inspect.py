@@ -14,6 +14,7 @@ from ..errors import telling
 from ..output import install
 from .dataset import Dataset
 from .description import table
+from .enclosure import enclose_dataset
 from .tokenizer import load
 from .verify import verify
 
@@ -43,8 +44,10 @@ def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str
 
 
 @telling
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], walled: bool = False) -> int:
     config = load_resolved(Path(arguments[0]))
+    if walled:
+        enclose_dataset(config.data)
     for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
         print(line)
     return 0
@@ -52,4 +55,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], walled=True))

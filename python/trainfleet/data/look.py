@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from ..apart import ask
 from ..config.types import Data
@@ -34,9 +34,9 @@ def look(data: Data) -> Look:
     """Looks. DataError where a source or the tokenizer can't be used."""
     with tempfile.TemporaryDirectory(prefix="trainfleet-") as scratch:
 
-        def reply() -> dict[str, Any]:
+        def reply() -> Look:
             enclose(data, [], [Path(scratch)])
-            return asdict(look_here(data))
+            return look_here(data)
 
         return ask(reply, Look, "data.sources")
 

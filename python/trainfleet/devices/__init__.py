@@ -12,7 +12,7 @@ from .cuda import Cuda
 from .neuron import Neuron
 from .neuron_xla import NeuronXla
 
-__all__ = ["Device", "nearest", "planned"]
+__all__ = ["Device", "confinable", "nearest", "planned"]
 
 KINDS: dict[str, type[Cpu] | type[Cuda] | type[Neuron] | type[NeuronXla]] = {
     device.kind: device for device in (Cpu, Cuda, Neuron, NeuronXla)
@@ -40,6 +40,11 @@ def nearest() -> Device:
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()
     return device
+
+
+def confinable() -> bool:
+    """Starts the nearest device; whether it computes behind the wall of sandbox.py. A GPU's driver opens devices and sockets."""
+    return isinstance(nearest(), Cpu)
 
 
 def index() -> int:

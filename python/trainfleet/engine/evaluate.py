@@ -22,6 +22,7 @@ from ..models.loss import IGNORED
 from ..output import install
 from ..runs import Run
 from .batches import Batch, samples_for, separator, split
+from .enclosure import apart
 from .generate import load, makes_no_numbers
 
 SEQUENCES = 512  # at most
@@ -46,9 +47,9 @@ class Scores:
 
 
 @telling
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], walled: bool = False) -> int:
     run = Run(Path(arguments[0]))
-    scores = evaluate(run)
+    scores = apart(run, lambda: evaluate(run), Scores) if walled and devices.confinable() else evaluate(run)
     run.update_results(evaluation=asdict(scores))
     print("\n".join(describe(scores)))
     print(f"kept in {run.results}\nnext: make export OUT=folder")
@@ -121,4 +122,4 @@ def mask(model: Network, targets: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], walled=True))

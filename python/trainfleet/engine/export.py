@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config import Config, exports, huggingface, load_resolved
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
@@ -24,6 +26,7 @@ from ..runs import Run, unwritable
 from ..secrecy import hide
 from .card import CARD, card
 from .checkpoint import nxd_files
+from .enclosure import apart
 from .generate import load
 
 Json = dict[str, Any]
@@ -31,15 +34,17 @@ Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → th
 
 
 @telling
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], walled: bool = False) -> int:
     folder, out, form = arguments
-    files = export(Run(Path(folder)), Path(out), form)
+    files = export(Run(Path(folder)), Path(out), form, walled)
     print(f"{out}: {', '.join(files)}\nnext: {exports.opening(form, Path(out))}")
     return 0
 
 
-def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
+def export(run: Run, out: Path, form: str = exports.HUGGINGFACE, walled: bool = False) -> list[str]:
     """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at all; its files.
+
+    `walled`: what reads the checkpoint is a child behind the wall, which writes that folder alone.
 
     Raises:
         RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
@@ -50,10 +55,9 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
         why = f"transformers has no network like that of {module}"
         raise RunError("has no Hugging Face form", where=str(run.folder), why=why, next="make sample, make eval")
     save = saving(config, form, run)
-    model, dataset = load(run)
     try:
         partial.mkdir(parents=True)
-        files = write(model, load_tokenizer(dataset.folder), dataset, partial, save)
+        files = apart(run, lambda: fill(run, partial, save), list[str], [partial]) if walled else fill(run, partial, save)
         if form == exports.HUGGINGFACE:
             (partial / CARD).write_text(hide(card(run, config)), encoding="utf-8")
             files.append(CARD)
@@ -65,6 +69,15 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE) -> list[str]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return files
+
+
+def fill(run: Run, folder: Path, save: Save) -> list[str]:
+    """Writes the newest checkpoint's model and its tokenizer into a folder; the files' names."""
+    model, dataset = load(run, torch.device("cpu"))
+    try:
+        return write(model, load_tokenizer(dataset.folder), dataset, folder, save)
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 def saving(config: Config, form: str, run: Run) -> Save:
@@ -124,4 +137,4 @@ def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], walled=True))

@@ -26,6 +26,7 @@ from ..models.network import Network
 from ..output import install
 from ..runs import Run
 from .checkpoint import load_model, newest
+from .enclosure import enclose
 from .healing import Healing
 
 TEMPERATURE = 0.7
@@ -128,7 +129,7 @@ def unseen_text(dataset: Dataset) -> list[int]:
 
 
 @telling
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], walled: bool = False) -> int:
     parser = argparse.ArgumentParser("trainfleet.engine.generate")
     parser.add_argument("run", type=Path)
     parser.add_argument("prompt", nargs="?", default="The ")
@@ -138,7 +139,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--as-typed", action="store_true", help="no token of the prompt is taken back")
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
-    for text in stream(parser.parse_args(arguments)):
+    options = parser.parse_args(arguments)
+    if walled and devices.confinable():
+        enclose(Run(options.run))
+    for text in stream(options):
         print(text, end="", flush=True)
     print()
     return 0
@@ -173,8 +177,8 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(id) for id in ids]
 
 
-def load(run: Run) -> tuple[Network, Dataset]:
-    """The model of the run's newest checkpoint, and the dataset whose tokenizer it speaks.
+def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
+    """The model of the run's newest checkpoint, on a device or the nearest, and the dataset whose tokenizer it speaks.
 
     Raises:
         RunError: the run has no checkpoint yet.
@@ -189,12 +193,12 @@ def load(run: Run) -> tuple[Network, Dataset]:
     load_model(store, commit, model)
     dataset = Dataset.open(runs.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
-    return model.to(devices.nearest().torch_device).eval(), dataset
+    return model.to(device or devices.nearest().torch_device).eval(), dataset
 
 
 if __name__ == "__main__":
     install()
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main(sys.argv[1:], walled=True))
     except BrokenPipeError:  # the reader has read enough, as `head` does
         os._exit(0)

@@ -17,6 +17,7 @@ from ...checkpoints.beginning import locate
 from ...checkpoints.catalogue import read
 from ...errors import RunError, telling
 from ...output import install
+from ..enclosure import enclose_checkpoint
 from .files import Reader
 from .resuming import fill
 
@@ -24,10 +25,13 @@ KINDS = {"model": "weights", "exp_avg": "first moments", "exp_avg_sq": "second m
 
 
 @telling
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], walled: bool = False) -> int:
     store, step = locate(arguments[0])
+    commit = read(store, step)
+    if walled:
+        enclose_checkpoint(store, commit.size)
     count, numbers, wrong = Counter[str](), Counter[str](), list[str]()
-    for name, tensor in tensors(Reader(store, read(store, step))):
+    for name, tensor in tensors(Reader(store, commit)):
         kind = kind_of(name)
         count[kind] += 1
         numbers[kind] += tensor.numel()
@@ -58,4 +62,4 @@ def kind_of(name: str) -> str:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], walled=True))
