@@ -1,7 +1,8 @@
 """The loss of a large vocabulary: whole, in pieces that backward computes again, and in pieces that keep their gradients.
 
-`python tests/bench/bench_loss.py [PAIRS]`: each turn is a process of one thread, one way after the other. Figures: CPU seconds of a
-forward and backward pass, the least of the turns; and what the process takes at its most, beyond what it had before.
+`python tests/bench/bench_loss.py [TURNS]`: in each turn every way has a process of one thread, one after the other, and the next turn
+begins with another way. Figures: CPU seconds of a forward and backward pass, their median and their least; the median of what "again"
+takes for each second of "kept" in the same turn; and what the process takes at its most, beyond what it had before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -62,18 +64,31 @@ def turn(way: str, format: str) -> None:
     print(json.dumps({"seconds": seconds, "MiB": peak / 1024, "loss": value.item(), "norm": norm}))
 
 
-def main(pairs: int) -> None:
+def main(turns: int) -> None:
     for format in FORMATS:
         found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-        for _ in range(pairs):
-            for way in WAYS:
+        for number in range(turns):
+            for way in rotated(list(WAYS), number):
                 words = [sys.executable, __file__, way, format]
                 done = subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True)
                 found[way].append(json.loads(done.stdout))
-        for way, turns in found.items():
-            least = min(each["seconds"] for each in turns)
-            print(f"{format} {way}: {least:.2f} s, {max(each['MiB'] for each in turns):,.0f} MiB, {turns[0]}", flush=True)
+        for way, taken in found.items():
+            seconds, most = [each["seconds"] for each in taken], max(each["MiB"] for each in taken)
+            print(
+                f"{format} {way}: median {median(seconds):.2f} s, least {min(seconds):.2f}, {most:,.0f} MiB, {taken[0]}",
+                flush=True,
+            )
+        ratios = [again["seconds"] / kept["seconds"] for again, kept in zip(found["again"], found["kept"], strict=True)]
+        print(
+            f"{format} again / kept: median {median(ratios):.2f} of {turns}, {min(ratios):.2f} to {max(ratios):.2f}", flush=True
+        )
+
+
+def rotated(ways: list[str], number: int) -> list[str]:
+    """The ways, beginning with another one each turn."""
+    first = number % len(ways)
+    return ways[first:] + ways[:first]
 
 
 if __name__ == "__main__":
-    turn(*sys.argv[1:]) if len(sys.argv) == 3 else main(int(sys.argv[1]) if sys.argv[1:] else 2)
+    turn(*sys.argv[1:]) if len(sys.argv) == 3 else main(int(sys.argv[1]) if sys.argv[1:] else 5)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import verbs
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.pace import predict
+from trainfleet.data.dataset import Dataset
+from trainfleet.data.share import Share, tokenize
 from trainfleet.launch.experience import experience_of
 from trainfleet.plan.estimate import estimate
 
@@ -76,6 +80,24 @@ def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config("new")
     assert command(["plan"]) == 0
     assert "corrected by 1 finished run of this layout, which had 0.80 times" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_plan_says_how_often_training_goes_through_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what is not tokenized yet roughly; of a dataset exactly."""
+    verbs.write_text(Path("text"))
+    data = "{name: text, sources: [text], vocabulary_size: 340}"
+    Path("config.yaml").write_text(TEXT.format(name="new").replace("{vocabulary_size: 500}", data))
+    assert command(["plan"]) == 0
+    told = re.search(r"training sees 25,600 tokens: ([0-9.]+) epochs, roughly", " ".join(capsys.readouterr().out.split()))
+    assert told and 0.5 < float(told[1]) < 5
+    one = load(Settings(Path("config.yaml")))[0]
+    tokenize(one.data, Share(0, 1, 1))
+    tokens = Dataset.open(Path("data/text"), one.data).manifest.tokens
+    capsys.readouterr()
+    assert command(["plan"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"data/text is there: {tokens:,} tokens of 40 documents" in words
+    assert f"training sees 25,600 tokens: {25_600 / tokens:.2g} epochs" in words and "epochs, roughly" not in words
 
 
 def profiled(name: str, factor: float, waited: float = 0.001) -> None:
