@@ -119,7 +119,7 @@ drills: .venv/.stamp-test ## the slow tests: machines that die, links that are c
 	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills tests/oracles/test_aws_templates.py \
 	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
 else
-drills: ;@echo "make drills: the slow tests, which take hours"
+drills: ;@echo "make drills: the slow tests: machines that die, links that are cut"
 endif
 
 check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet.cli import VERBS
 from trainfleet.plan.request import fold
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
@@ -53,10 +54,23 @@ def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
 def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: tuple[str, str]) -> None:
     code, text = make(desk, *goals)
     assert code == 0 and text.startswith("make train [NAME=value ...]: ") and "NODES" in text and "make plan" not in text
-    assert make(desk, "help", "drills") == (0, "make drills: the slow tests, which take hours\n")
+    assert make(desk, "help", "drills") == (0, "make drills: the slow tests: machines that die, links that are cut\n")
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
     assert make(desk, "help")[0] == 0  # without Python
+
+
+def test_the_page_of_verbs_has_each_of_them_and_each_variable() -> None:
+    told: dict[str, set[str]] = {}
+    for line in (ROOT / "docs/verbs.md").read_text().splitlines():
+        if line.startswith("| `make"):
+            verbs = re.findall("`make ([a-z]+)`", line.partition(" | ")[0])
+            variables = set(re.findall("[A-Z_]+", line.rpartition(" | ")[2]))
+            assert variables <= {name for verb in verbs if verb in VERBS for name in VERBS[verb]}
+            told |= dict.fromkeys(verbs, variables)
+    everywhere = {"CONFIG", "SET", "RUN"}
+    lacking = {verb: left for verb, takes in VERBS.items() if (left := set(takes) - everywhere - told[verb])}
+    assert lacking == {}
 
 
 def test_from_another_folder_it_says_where_to_type(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
