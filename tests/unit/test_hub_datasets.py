@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 
 from trainfleet.cli import main
 from trainfleet.config.hub import DATASET_FORMS, Dataset, dataset_of
@@ -35,6 +37,10 @@ NAMES = {
 }
 NONE = ["hf://", "hf://:train", "hf://a b", "hf://a/b/c/d", "hf://a//b", "hf://a/", "hf://a/b:", "hf://owner/name@/x", "hf://@main",
         "hf://me/..", "hf:///", "hf://a/b:train[:10%]", "hf://a/b:x:y", "hf://a/b\n"]  # fmt: skip
+
+
+def without_readme(*_: object, **__: object) -> str:
+    raise EntryNotFoundError("the Hub has no such file in it")
 
 
 def printed() -> list[str]:
@@ -80,6 +86,7 @@ def test_each_form_passes_make_plan_and_reaches_the_library(
             return load(str(tmp_path / "set"), split="train", streaming=True)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", Local)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", without_readme)
     monkeypatch.setattr(settings, "look", look_here)  # not in a child: this test asks what the library was asked
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(f"name: x\ndata: {{sources: ['{form}']}}\ntrain: {{steps: 2}}\n")

@@ -10,7 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 
 from trainfleet.config.hub import dataset_of
 from trainfleet.data import hub
@@ -70,7 +73,7 @@ NAMED = [
     "data_files: ['data/*.jsonl', '../*.jsonl']", "data_dir: ../other", "data_dir: {beside}/other",
     "data_files: file://{beside}/secret.jsonl", "data_files: 'zip://a.jsonl::{beside}/secret.zip'",
     "data_files: {server}/latest/meta-data/a.jsonl", "data_files: hf://datasets/other/set/a.jsonl", "data_files: ~/secret.jsonl",
-    "data_files:\n  - split: train\n    path: ../secret.jsonl", "data_dir: {server}/latest",
+    "data_files:\n  - split: train\n    path: ../secret.jsonl", "data_dir: {server}/latest", "data_files: !!set {{../secret.jsonl}}",
 ]  # fmt: skip
 
 
@@ -139,3 +142,29 @@ def test_a_dataset_of_the_hub_has_files_of_its_repository_and_revision(files: li
     else:
         with pytest.raises(DataError, match="not its own"):
             hub._require_own(builder, found, "hf://me/set")
+
+
+@pytest.mark.parametrize("name", hub.DESCRIPTIONS)
+@pytest.mark.parametrize(("named", "good"), [("data/*.jsonl", True), ("../secret.jsonl", False), ("{server}/a.jsonl", False),
+                                              ("hf://datasets/other/set/a.jsonl", False)])  # fmt: skip
+def test_a_dataset_of_the_hub_is_refused_by_its_description(
+    name: str, named: str, good: bool, tmp_path: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the library looks for files: of the Hub, only the files that describe the dataset are asked for."""
+    address, asked = server
+    config = f"configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: '{named.format(server=address)}'\n"
+    (tmp_path / name).write_text(f"---\n{config}---\n" if name.endswith(".md") else config)
+
+    def given(repository: str, name: str, *, repo_type: str, revision: str | None) -> str:
+        assert (repository, repo_type, revision) == ("me/set", "dataset", "v1")
+        if not (tmp_path / name).exists():
+            raise EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    loaded = list[str]()
+    hub._fetched.cache_clear()
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", given)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, *_, **__: loaded.append(name) or 1 / 0)
+    with pytest.raises(DataError, match="ZeroDivisionError" if good else "not its own"):
+        hub.open_dataset("hf://me/set@v1")
+    assert loaded == (["me/set"] if good else []) and not asked

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import yaml
+
+from .. import door
 from ..config.hub import Dataset, dataset_of
 from ..door import printable, shortened
 from ..errors import DataError, InputError
 from ..origin import installing
 from .source_files import File
 
+DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a dataset; the second counts, where both say something
+LARGEST = 16 * door.MEBIBYTE  # of a description
+NAMING = ("data_files", "data_dir")  # what a configuration in them names files with
 OFFLINE = "type it again where there is a network; or name a folder with the dataset's files: hf:///folder"
 
 
@@ -42,8 +49,8 @@ def open_dataset(source: str) -> Any:
     except InputError as error:
         raise DataError(error.what, where=source, next="correct data.sources") from error
     try:
-        with _own_files_alone(found, source):
-            builder = datasets.load_dataset_builder(found.name, found.config, revision=found.revision)
+        _require_own_names(found, source)
+        builder = datasets.load_dataset_builder(found.name, found.config, revision=found.revision)
         _require_own(builder, found, source)
         return builder.as_streaming_dataset(split=found.split)
     except DataError:
@@ -54,22 +61,59 @@ def open_dataset(source: str) -> Any:
         raise DataError("can't be opened as a Hugging Face dataset", where=source, why=why, next=remedy) from error
 
 
-@contextmanager
-def _own_files_alone(found: Dataset, source: str) -> Iterator[None]:
-    """The library looks for files nowhere but in the dataset: to look elsewhere would already be a request to a server."""
-    from datasets import data_files
-
-    resolve = data_files.resolve_pattern
-
-    def resolved(pattern: str, base_path: str, *more: Any, **words: Any) -> list[str]:
-        whole = pattern if "://" in pattern or pattern.startswith(("/", "~")) else f"{base_path}/{pattern}"
+def _require_own_names(found: Dataset, source: str) -> None:
+    """DataError where what describes a dataset names files elsewhere: to look there would already be a request to a server."""
+    base = str(Path(found.name).resolve()) if _is_folder(found) else f"hf://datasets/{found.name}@{found.revision or 'main'}"
+    for pattern in chain.from_iterable(map(_names, _descriptions(found))):
+        whole = pattern if "://" in pattern or pattern.startswith(("/", "~")) else f"{base}/{pattern}"
         if not _is_own(whole, found):
             raise _elsewhere(pattern, source)
-        own: list[str] = resolve(pattern, base_path, *more, **words)
-        return own
 
-    with mock.patch.object(data_files, "resolve_pattern", resolved):
-        yield
+
+def _names(path: Path) -> Iterator[str]:
+    """What the configurations in a description name files with; read as the library reads it, with the same parsers."""
+    from huggingface_hub import DatasetCard
+
+    text = door.read_text(path, LARGEST)
+    content = DatasetCard(text).data.get("configs") if path.suffix == ".md" else (yaml.safe_load(text) or {}).get("configs")
+    for config in content if isinstance(content, list) else ():
+        yield from _texts([config.get(key) for key in NAMING])
+
+
+def _descriptions(found: Dataset) -> Iterator[Path]:
+    """The files of a dataset that say which files it has."""
+    for name in DESCRIPTIONS:
+        path = Path(found.name, name) if _is_folder(found) else _fetched(found.name, name, found.revision)
+        if path and path.is_file():
+            yield path
+
+
+@cache  # each shard opens its dataset
+def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
+    """A file of the Hub's, in its cache. None of what it does not give: the library will say why."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+    with suppress(EntryNotFoundError, HfHubHTTPError, OSError):
+        return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision))
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Each text in a value of YAML, at any depth."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for inner in value.values():
+                yield from _texts(inner)
+        case list() | tuple() | set():
+            for inner in value:
+                yield from _texts(inner)
+
+
+def _is_folder(found: Dataset) -> bool:
+    return found.name.startswith(("/", "."))
 
 
 def _require_own(builder: Any, found: Dataset, source: str) -> None:
@@ -85,7 +129,7 @@ def _require_own(builder: Any, found: Dataset, source: str) -> None:
 
 def _is_own(file: str, found: Dataset) -> bool:
     """Whether a path or a URL is below the dataset's folder, or in its repository."""
-    if found.name.startswith(("/", ".")):
+    if _is_folder(found):
         folder = Path(found.name).resolve()
         cached = folder.parent.name == "snapshots"  # of the Hub's cache, where a revision's files are links into blobs/
         roots = (folder, folder.parents[1] / "blobs") if cached else (folder,)
