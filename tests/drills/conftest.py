@@ -13,7 +13,7 @@ from fleet.lab import Lab, lab
 
 @pytest.fixture(scope="package")
 def nodes(tell: Callable[[str], None]) -> Iterator[Lab]:
-    with lab(4, served=True) as up:
+    with lab(4) as up:
         verbs.write_text(up.shared / "text")
         pin(up)
         yield up

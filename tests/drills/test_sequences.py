@@ -38,7 +38,7 @@ WRITTEN = {  # beside what test_heads.py does to heads
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Lab]:
-    with lab(4, served=True) as nodes:
+    with lab(4) as nodes:
         verbs.write_text(nodes.shared / "text")
         pin(nodes)
         yield nodes

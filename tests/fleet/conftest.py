@@ -25,13 +25,6 @@ def pair() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def served() -> Iterator[Lab]:
-    """A pair whose shared folder is a file server's."""
-    with lab(2, served=True) as nodes:
-        yield nodes
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Run:
     """run(nodes, "setup", user="trainer", hosts=[...], NODES=2): a verb in a folder of its own, on these nodes."""
 

@@ -7,8 +7,8 @@
         nodes.destroy(2)     its power goes; recreate(2): it boots, with what its disk held. `reboot` typed on a node works too
 
 What is real: sshd, TCP, torchrun, files, users, sudo, links that go down. What is not: the kernel (all nodes have this machine's,
-and its /dev), EFA, accelerators and Lustre. /fsx is a folder that all nodes share: `served`, through a server that behaves as one
-of NFS or Lustre (shared.py), and `nodes.server` makes it wait, fail and forget; else as this machine's kernel has it.
+and its /dev), EFA, accelerators and Lustre. /fsx is a folder that all nodes share through a server that behaves as one of NFS or
+Lustre (shared.py); `nodes.server` makes it wait, fail and forget.
 
 The test's own process steps into the lab's network (setns): it reaches the nodes and nothing else, and what it starts does
 the same. Everything lives in namespaces whose processes die with the test's, however that dies. Needs root and Linux.
@@ -68,8 +68,8 @@ class Lab:
 
     server: Server
 
-    def __init__(self, count: int, folder: Path, room: str = "", served: bool = False, lease: float = LEASE) -> None:
-        self.count, self.folder, self.room, self.served, self.lease = count, folder, room, served, lease
+    def __init__(self, count: int, folder: Path, room: str = "", lease: float = LEASE) -> None:
+        self.count, self.folder, self.room, self.lease = count, folder, room, lease
         self.shared = folder / "shared"  # the server's disk, which every node sees as /fsx
         self.key = folder / "key"
         self.known_hosts = folder / "known_hosts"
@@ -134,7 +134,7 @@ class Lab:
         """Its power goes: no process is left and no packet is sent; its disk stays, and its locks in /fsx for a while."""
         self.off.add(node)
         self.cut(node)
-        self._vanish(node)
+        self.server.vanish(node)  # what waits for /fsx could not be killed else
         self._kill(node)
 
     def recreate(self, node: int) -> None:
@@ -152,8 +152,6 @@ class Lab:
 
     def show(self, node: int, folder: str) -> None:
         """Puts a folder of /fsx on a node as it is on the server: no socket in it can be reached through that."""
-        if not self.served:
-            return
         enter = ["nsenter", "--target", str(self._init(node)), "--mount"]
         target = f"{self.folder}/disks/{node}/root/fsx/{folder}"
         subprocess.run([*enter, "sh", "-c", 'mountpoint -q "$2" || mount --bind "$1" "$2"', "-", str(self.shared / folder), target],
@@ -205,8 +203,7 @@ class Lab:
             mount = ["mount", "-t", "tmpfs", "-o", f"size={self.room}", "tmpfs", str(self.shared)]
             subprocess.run(["nsenter", "--target", str(self._world.pid), "--mount", *mount], check=True)
             self.shared = Path(f"/proc/{self._world.pid}/root{self.shared}")
-        if self.served:
-            self.server = Server(self.shared, lease=self.lease)
+        self.server = Server(self.shared, lease=self.lease)
         self._make_base(self._disks / "base")
         self._before = os.open("/proc/self/ns/net", os.O_RDONLY)
         _enter(Path(f"/proc/{self._world.pid}/ns/net"))
@@ -222,7 +219,7 @@ class Lab:
         if self._keeper.is_alive():
             self._keeper.join()
         for node in self._nodes:
-            self._vanish(node)
+            self.server.vanish(node)  # what waits for /fsx could not be killed else
             self._kill(node)
         if hasattr(self, "server"):
             self.server.close()
@@ -282,15 +279,14 @@ class Lab:
         (disk / "upper/etc/hostname").write_text(f"node{node}\n")
         prefix = Path(sys.base_prefix).resolve()
         kept = [str(prefix)] if prefix.is_relative_to("/root") else []
-        device = new_device() if self.served else os.open(os.devnull, os.O_RDONLY)
+        device = new_device()
         unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child"]
         self._nodes[node] = process = subprocess.Popen(
             ["nsenter", "--target", str(self._world.pid), "--mount", "--net", *unshare, "sh", str(HERE / "node.sh"),
-             f"{self.folder}/disks/{node}", f"node{node}", address_of(node), "served" if self.served else "plain", *kept],
+             f"{self.folder}/disks/{node}", f"node{node}", address_of(node), *kept],
             preexec_fn=die_with_parent, stdin=device, cwd="/",
         )  # fmt: skip
-        if self.served:
-            self.server.serve(node, device)
+        self.server.serve(node, device)
         os.close(device)
         elsewhere = (_network(os.getpid()), os.fstat(self._before).st_ino, None)
         while process.poll() is None and _network(process.pid) in elsewhere:
@@ -316,11 +312,6 @@ class Lab:
                 if node not in self.off and process.poll() is not None:
                     self._kill(node)
                     self._boot(node)
-
-    def _vanish(self, node: int) -> None:
-        """Its locks in /fsx live on; and what waits for /fsx could not be killed else."""
-        if self.served:
-            self.server.vanish(node)
 
     def _kill(self, node: int) -> None:
         self._nodes[node].kill()
@@ -374,11 +365,11 @@ def _enter_descriptor(descriptor: int) -> None:
 
 
 @contextmanager
-def lab(count: int, room: str = "", served: bool = False, lease: float = LEASE) -> Iterator[Lab]:
+def lab(count: int, room: str = "", lease: float = LEASE) -> Iterator[Lab]:
     """A lab of `count` nodes, up and reachable; gone with all that ran in it when the block ends.
 
     `room`: what fits into the folder that they share, `64m`; else as much as into this machine's /tmp.
-    `served`: see above. `lease`: seconds for which the locks of a node without power live on then.
+    `lease`: seconds for which the locks of a node without power live on.
     """
     need_program("sshd", "apt-get install openssh-server")
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("sudo", "sudo")):
@@ -386,7 +377,7 @@ def lab(count: int, room: str = "", served: bool = False, lease: float = LEASE) 
     if os.geteuid() != 0:
         missing("the lab of sshd nodes needs root")
     folder = Path(tempfile.mkdtemp(prefix="lab-"))
-    nodes = Lab(count, folder, room, served, lease)
+    nodes = Lab(count, folder, room, lease)
     try:
         nodes.start()
         yield nodes

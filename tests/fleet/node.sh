@@ -1,10 +1,10 @@
 #!/bin/sh
 # One node of the lab (see lab.py), as process 1 of its own process, mount, network and host-name world: a disk of its own over this
 # machine's, an empty home, its own host key and address, the folder that all share (shared.py), and sshd.
-# Usage: node.sh FOLDER NAME ADDRESS served|plain [KEPT_PATH...] < /dev/fuse
+# Usage: node.sh FOLDER NAME ADDRESS [KEPT_PATH...] < /dev/fuse
 set -eu
-folder=$1 name=$2 address=$3 shared=$4
-shift 4
+folder=$1 name=$2 address=$3
+shift 3
 root=$folder/root
 mount -t overlay overlay -o "lowerdir=$folder/../base:/,upperdir=$folder/upper,workdir=$folder/work" "$root"
 mount -t proc proc "$root/proc"
@@ -23,10 +23,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/run"
 mkdir -p "$root/run/sshd" "$root/fsx"
 mount --bind "$folder/home" "$root/root"
-case $shared in
-  served) mount -i -t fuse -o fd=0,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions fsx "$root/fsx" ;;
-  plain) mount --bind "$folder/../../shared" "$root/fsx" ;;
-esac
+mount -i -t fuse -o fd=0,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions fsx "$root/fsx"
 for kept in "$@"; do # the interpreter, where it lies in the home that is hidden now
   mkdir -p "$root$kept"
   mount --rbind "$kept" "$root$kept"

@@ -59,16 +59,16 @@ def test_setup_is_not_green_where_a_job_could_not_run(pair: Lab, tmp_path: Path)
     assert "/fsx/trainfleet is read-only" in failed and "1 of 2 hosts ready" in failed
 
 
-def test_a_purge_says_what_it_leaves_and_removes_it_when_asked(served: Lab, run: Run) -> None:
-    assert (done := run(served, "setup", "trainer")).returncode == 0, done.stdout
-    kept = run(served, "clean", "trainer", PURGE="1", YES="1").stdout
+def test_a_purge_says_what_it_leaves_and_removes_it_when_asked(pair: Lab, run: Run) -> None:
+    assert (done := run(pair, "setup", "trainer")).returncode == 0, done.stdout
+    kept = run(pair, "clean", "trainer", PURGE="1", YES="1").stdout
     for words in ("left node0: ~/.ssh/id_trainfleet, a head's key", "left node1: 1 heads' keys in ~/.ssh/authorized_keys",
                   "left node1: /etc/ssh/sshd_config.d/10-trainfleet.conf", "PURGE=all removes these too"):  # fmt: skip
         assert words in kept, kept
-    home = served.root(0) / "home/trainer"
+    home = pair.root(0) / "home/trainer"
     assert (home / ".ssh/id_trainfleet").exists()
-    gone = run(served, "clean", "trainer", PURGE="all", YES="1").stdout
+    gone = run(pair, "clean", "trainer", PURGE="all", YES="1").stdout
     assert "nothing of ours is left on the hosts but drivers and packages" in gone, gone
     assert not (home / ".ssh/id_trainfleet").exists() and not (home / ".trainfleet").exists()
-    assert not (served.root(1) / "etc/ssh/sshd_config.d/10-trainfleet.conf").exists()
-    assert (done := run(served, "setup", "trainer")).returncode == 0, done.stdout
+    assert not (pair.root(1) / "etc/ssh/sshd_config.d/10-trainfleet.conf").exists()
+    assert (done := run(pair, "setup", "trainer")).returncode == 0, done.stdout

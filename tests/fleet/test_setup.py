@@ -21,26 +21,26 @@ from trainfleet.nodes.setup import boot
 from trainfleet.nodes.stack import load_stack
 
 
-def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(served: Lab, run: Run, tmp_path: Path) -> None:
-    planned = run(served, "plan", "trainer", OUT="out")
+def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(pair: Lab, run: Run, tmp_path: Path) -> None:
+    planned = run(pair, "plan", "trainer", OUT="out")
     script = (tmp_path / "out/setup-node1.sh").read_text()
     assert "sudo -n scripts/limits.sh apply 65536 && sudo -n scripts/limits.sh verify 65536\n" in script, planned.stderr
-    assert not (served.root(1) / "etc/security/limits.d/90-trainfleet.conf").exists()  # planning writes nothing
+    assert not (pair.root(1) / "etc/security/limits.d/90-trainfleet.conf").exists()  # planning writes nothing
 
-    first = run(served, "setup", "trainer")
+    first = run(pair, "setup", "trainer")
     assert first.returncode == 0, first.stdout + first.stderr
     assert all(" changed " in line for line in lines(first.stdout).values()) and len(lines(first.stdout)) == 2
-    written = [served.root(node) / path for node in (0, 1) for path in ("etc/security/limits.d/90-trainfleet.conf",
+    written = [pair.root(node) / path for node in (0, 1) for path in ("etc/security/limits.d/90-trainfleet.conf",
                "etc/ssh/sshd_config.d/10-trainfleet.conf", "home/trainer/.ssh/authorized_keys")]  # fmt: skip
     stamps = [path.stat().st_mtime_ns for path in written]
 
-    second = run(served, "setup", "trainer")
+    second = run(pair, "setup", "trainer")
     assert second.returncode == 0 and "2 of 2 hosts ready, 0 changed" in second.stdout
     assert [path.stat().st_mtime_ns for path in written] == stamps
     key = ["-i", "/home/trainer/.ssh/id_trainfleet", "-o", "StrictHostKeyChecking=accept-new", "-o", "BatchMode=yes"]
-    hop = served.run(0, "su", "trainer", "-c", f"cd && ssh {' '.join(key)} {address_of(1)} hostname")
+    hop = pair.run(0, "su", "trainer", "-c", f"cd && ssh {' '.join(key)} {address_of(1)} hostname")
     assert hop.stdout == "node1\n"  # the head reaches the other without a password
-    assert not (served.root(1) / "home/trainer/.ssh/id_trainfleet").exists()
+    assert not (pair.root(1) / "home/trainer/.ssh/id_trainfleet").exists()
 
 
 def test_every_unfit_host_is_named_in_one_table_and_not_touched(run: Run) -> None:

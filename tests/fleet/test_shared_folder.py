@@ -51,7 +51,7 @@ class Process:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Lab]:
-    with lab(2, served=True, lease=LEASE) as up:
+    with lab(2, lease=LEASE) as up:
         (up.shared / "folder").mkdir()
         yield up
 
