@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 from .door import opener
 from .secrecy import hide_bytes
 
+AWAY = frozenset({errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENXIO, errno.ENODEV, errno.ESHUTDOWN, errno.EHOSTDOWN,
+                  errno.EHOSTUNREACH, errno.ETIMEDOUT})  # fmt: skip  # what a client says of a file server that it has lost
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
@@ -32,6 +35,7 @@ class Log:
         self.file: io.FileIO | None = None
         self.failed: float | None = None  # since when writes fail
         self.tried, self.why = 0.0, ""
+        self.severed = False  # the last write that failed did so as the file server was out of reach
 
     def write(self, line: bytes) -> None:
         """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
@@ -87,7 +91,7 @@ class Log:
         with contextlib.suppress(OSError):
             if self.file is not None:
                 self.file.close()
-        self.file = None
+        self.file, self.severed = None, error.errno in AWAY
         if self.failed is None:
             self.failed, self.why = self.tried, error.strerror or str(error)
             with contextlib.suppress(OSError):

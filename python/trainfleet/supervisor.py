@@ -46,6 +46,7 @@ ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on 
 TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
 OCCUPIED = 75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
+SEVERED = 69  # the same where the log lies on a folder that this node does not reach any more (sysexits.h: unavailable)
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
 WATCH = "TRAINFLEET_WATCH"  # how many ranks this node watches over
 POLL = 0.5  # seconds
@@ -200,7 +201,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     for words in kernel.words() if code else ():
         file.note("kernel", words.text, words.time)
     if not file.close() and code:
-        return UNLOGGED
+        return SEVERED if file.severed else UNLOGGED
     return code if code >= 0 else 128 - code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from trainfleet import fence, kernel, node_log, supervisor
 from trainfleet.node_log import Log, stamp
 from trainfleet.plan.request import script
 from trainfleet.runs import scratch
-from trainfleet.supervisor import UNLOGGED, run
+from trainfleet.supervisor import SEVERED, UNLOGGED, run
 from trainfleet.watchdog import Limits
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP)
@@ -213,6 +214,19 @@ def test_a_log_that_can_t_be_written_ends_nothing_and_shows_in_the_exit_code_of_
 ) -> None:
     process = supervise(full(tmp_path), "sh", "-c", f"echo one; sleep 0.3; touch {tmp_path}/went-on; echo two; {words}")
     assert process.wait(20) == code and (tmp_path / "went-on").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_node_that_has_lost_the_file_server_says_so_in_the_exit_code_of_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number))
+
+    file = Log(tmp_path / "runs/x/logs/node-0.log")
+    monkeypatch.setattr(file, "_write_all", fail)
+    assert run(file, ["sh", "-c", "echo one; exit 3"]) == SEVERED
+    assert run(file, ["sh", "-c", "echo one"]) == 0
 
 
 def test_a_log_on_a_folder_that_can_t_be_made_ends_nothing(tmp_path: Path) -> None:

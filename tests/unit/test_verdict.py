@@ -16,7 +16,7 @@ from trainfleet.node_log import Log
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.runs import Run
-from trainfleet.supervisor import UNLOGGED
+from trainfleet.supervisor import SEVERED, UNLOGGED
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.follow import Outcome
@@ -184,6 +184,17 @@ def test_a_node_whose_log_is_closed_tells_by_its_exit_code_that_it_is_the_disk(r
     found = verdict(run, status=Status(Phase.ENDED, exits=exits))
     assert found.cause == "disk" and exits[found.node or 0] == UNLOGGED
     assert "its log can't be written" in found.words
+
+
+@pytest.mark.parametrize(
+    "exits, cause, then", [({0: 1, 1: SEVERED}, "mount", Then.ELSEWHERE), ({0: SEVERED, 1: SEVERED}, "storage", Then.HERE)]
+)
+def test_a_node_that_has_lost_the_file_server_is_left_out_and_if_all_have_the_server_is_meant(
+    run: Run, exits: dict[int, int], cause: str, then: Then
+) -> None:
+    write(run, 0, "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.4]:1")
+    found = verdict(run, status=Status(Phase.ENDED, exits=exits))
+    assert (found.cause, found.node, found.then) == (cause, 1 if cause == "mount" else None, then), found
 
 
 def test_the_engine_s_own_reason_is_evidence(run: Run) -> None:

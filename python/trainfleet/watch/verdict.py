@@ -14,7 +14,7 @@ from ..backends.base import Status
 from ..beats import read_beats
 from ..claims import look_again
 from ..plan.request import Request
-from ..supervisor import ASKED, LATE, UNLOGGED
+from ..supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Finding, diagnose, quote
 from .evidence import SKEW
@@ -232,6 +232,12 @@ def _seen(outcome: Outcome) -> Iterator[Line]:
     for node, code in status.exits.items():
         if code == UNLOGGED:
             yield Line(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
+    severed = [node for node, code in status.exits.items() if code == SEVERED]
+    if severed and len(severed) == len(status.exits):
+        yield Line(now - 1, None, None, "watch", "severed nodes: their parts failed, and none of them reaches the run folder")
+        return
+    for node in severed:
+        yield Line(now - 1, node, None, "watch", f"severed node {node}: its part failed, and it does not reach the run folder")
 
 
 def _faults(faults: list[runs.Record]) -> Iterator[Line]:
