@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..cloud import engine_spending
+from ..cloud import demands, engine_spending
+from ..cloud.engine_template import DISK
 from ..cloud.inputs import slug, stack_name
 from ..cloud.prices import Prices
 from ..cloud.spending import Row
@@ -59,8 +60,12 @@ class Batch(Hosted):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from Batch.lacks(config)
+        yield from demands.refuse_of_engine(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
+        if config.fleet.aws.volume_gib < DISK:
+            what = f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; {DISK} or more works"
+            yield "fleet.aws.volume_gib", what
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
             yield "fleet.batch.priority", "counts within a share: fleet.batch.share names it"
 

@@ -14,6 +14,7 @@ from ..config import Config
 from ..config.goodput import saving_of
 from ..errors import BackendError
 from ..runs import Run
+from . import honoured
 from .base import Can, Handle, Probe, Status
 from .consoles import Console, Consoles
 from .place import Place
@@ -44,6 +45,7 @@ class Hosted(ABC):
     @classmethod
     def lacks(cls, config: Config) -> Iterator[tuple[str, str]]:
         """What each of them refuses of a config."""
+        yield from honoured.refuse(config)
         yield from unshared(config)
         yield from unpacked(config)
         if config.fleet.instance_type is None:

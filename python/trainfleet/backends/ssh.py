@@ -41,6 +41,7 @@ from ..plan.request import Artifact, Request
 from ..presence import ALONE
 from ..runs import Run
 from ..seat import PORT, Seat
+from . import honoured
 from .base import Can, Handle, Machines, Phase, Probe, Status
 from .hosts import Hosts, OwnHosts
 from .node import node_script, values_of
@@ -119,6 +120,7 @@ class Ssh:
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         fleet = config.fleet
+        yield from honoured.refuse(config)
         if not (fleet.shared_folder or "").startswith("/"):
             yield "fleet.shared_folder", f"the {fleet.backend} backend needs a folder that every node sees, e.g. /fsx/trainfleet"
         if fleet.nodes > polling.MOST_NODES:

@@ -72,6 +72,9 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield "fleet.instance_type", f"{row.name}: SageMaker trains on no such machines; trn2.48xlarge works"
     if own.input_mode == "fsx" and not own.file_system:
         yield "fleet.sagemaker.file_system", "is missing: input_mode fsx mounts it, as in fs-0123456789abcdef0:/fsx/sets"
+    if own.file_system and own.input_mode != "fsx":
+        what = f"{own.file_system}: fleet.sagemaker.input_mode fsx reads it, and {own.input_mode or 'null'} does not"
+        yield "fleet.sagemaker.file_system", what
     if own.file_system and not own.subnets:
         yield "fleet.sagemaker.subnets", "are missing: an FSx file system is reached from a VPC alone"
     if bool(own.subnets) != bool(own.security_groups):

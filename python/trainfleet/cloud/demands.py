@@ -9,7 +9,7 @@ from .. import hardware
 from ..config import Config
 from .instances import capacity_of
 from .machines import MACHINES
-from .storage import makes_file_system, refuse_size
+from .storage import makes_file_system, refuse_size, refuse_unmade
 
 MOST_NODES = 120  # of one stack: its template is sent with the request, and that has 51,200 bytes
 
@@ -18,6 +18,12 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """All that keeps AWS from making the fleet that a config describes."""
     for rule in (_type, _capacity, _network, _ways_in, _file_system, _size):
         yield from rule(config)
+
+
+def refuse_of_engine(config: Config) -> Iterator[tuple[str, str]]:
+    """The same of a stack in which an engine makes the machines: AWS Batch."""
+    yield from _capacity(config)
+    yield from _network(config)
 
 
 def _type(config: Config) -> Iterator[tuple[str, str]]:
@@ -70,8 +76,7 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
 def _file_system(config: Config) -> Iterator[tuple[str, str]]:
     fleet, key = config.fleet, "fleet.shared_folder"
     if not makes_file_system(config):
-        if fleet.fsx.link:
-            yield "fleet.fsx.link", f"{fleet.fsx.link}: only a file system that is made is linked"
+        yield from refuse_unmade(fleet.fsx)
         return
     yield from refuse_size(fleet.fsx)
     inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.folder.rstrip("/"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Config
-from .engine_template import volume_gib
+from .instances import capacity_of
 from .prices import OF_SAGEMAKER, TABLE, Prices, of
 from .spending import Row, network
 
@@ -13,7 +13,7 @@ from .spending import Row, network
 def of_batch(config: Config, prices: Prices) -> Iterator[Row]:
     """Instances of the account with their volumes, and what the stack has beside them where it makes one."""
     fleet, count = config.fleet, config.fleet.nodes
-    each, size = prices.instance(fleet.instance_type or ""), volume_gib(config)
+    each, size = prices.instance(fleet.instance_type or "", capacity_of(config)), fleet.aws.volume_gib
     yield Row("nodes", count, fleet.instance_type or "", each.times(count), each.source)
     yield Row("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE)
     if not fleet.batch.queue:

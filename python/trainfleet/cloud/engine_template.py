@@ -17,7 +17,7 @@ from typing import Any
 from .. import hardware
 from ..config import Config
 from .inputs import Inputs, stack_name, tags_of
-from .instances import hardened, newest
+from .instances import capacity_of, hardened, newest, reserved
 from .machines import interfaces
 from .roles import AGENT, allow, role, statements
 from .storage import logs
@@ -25,7 +25,8 @@ from .template import assemble
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
-ROOT, DISK = "/dev/xvda", 300  # GiB: images of training are large, and ECS pulls them to the root volume
+OWN_PLACE = ("reservation", "block")  # whose instances stand together already, or as the reservation says
+ROOT, DISK = "/dev/xvda", 300  # GiB at least: images of training are large, and ECS pulls them to the root volume
 NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
 BOUNDARY = "==TRAINFLEET=="
 INSTANCES, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-role/AmazonECSTaskExecutionRolePolicy"
@@ -57,7 +58,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
             "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0,
             "MaxvCpus": row.vcpus * config.fleet.nodes,
             "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], "PlacementGroup": ref("Together"),
-            "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(row)], "Tags": tags,
+            "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(config, row)], "Tags": tags,
             "LaunchTemplate": newest("Template"),
         },
     )  # fmt: skip
@@ -66,10 +67,13 @@ def batch(config: Config, inputs: Inputs) -> Resources:
         ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref("Environment")}],
     )  # fmt: skip
     reads = [_parameters(config, inputs), *_secrets(config)]
+    together = {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")}
+    if capacity_of(config) in OWN_PLACE:
+        together = {}
+        del environment["Properties"]["ComputeResources"]["PlacementGroup"]
     return {
-        **network(config, inputs), **walls(config, inputs), **logs(config),
-        "Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster"),
-        "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, tags)),
+        **network(config, inputs), **walls(config, inputs), **logs(config), **together,
+        "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)),
         "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
         "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
@@ -114,22 +118,21 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         yield allow([f"ec2:{action}" for action in faces], ["*"])
 
 
-def _image(row: hardware.NodeType) -> dict[str, str]:
-    """The machine image: ECS's own for the accelerator (docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html)."""
-    if row.kind == "neuron":
-        return {"ImageType": "ECS_AL2023", "ImageIdOverride": NEURON}
-    return {"ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023"}
+def _image(config: Config, row: hardware.NodeType) -> dict[str, str]:
+    """The machine image: the config's, else ECS's own for the accelerator.
+
+    Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
+    """
+    own = config.fleet.aws.image or (NEURON if row.kind == "neuron" else None)
+    override = {"ImageIdOverride": own} if own else {}
+    return {"ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023"} | override
 
 
-def volume_gib(config: Config) -> int:
-    """GiB of a node's disk."""
-    return max(DISK, config.fleet.aws.volume_gib)
-
-
-def _data(config: Config, tags: dict[str, str]) -> dict[str, Any]:
+def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
     """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
     return {
-        **hardened(ROOT, volume_gib(config), tags),
+        **hardened(inputs.root if config.fleet.aws.image else ROOT, config.fleet.aws.volume_gib, tags),
+        **reserved(config),
         "NetworkInterfaces": [
             {"NetworkCardIndex": one.card, "DeviceIndex": one.device, "InterfaceType": one.kind,
              "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}

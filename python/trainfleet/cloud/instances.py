@@ -62,10 +62,16 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
     if capacity == "spot":
         once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         data["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+    return data | reserved(config)
+
+
+def reserved(config: Config) -> dict[str, Any]:
+    """Of a launch template: the reservation, or the capacity block, from which its instances are taken; empty without one."""
+    capacity, data = capacity_of(config), dict[str, Any]()
     if capacity == "block":
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
-    if fleet.aws.reservation and capacity in ("reservation", "block"):
-        target = {"CapacityReservationId": fleet.aws.reservation}
+    if config.fleet.aws.reservation and capacity in ("reservation", "block"):
+        target = {"CapacityReservationId": config.fleet.aws.reservation}
         data["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
     return data
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from ..config import Config
 from ..config.types import Fsx
+from ..door import show
 from .inputs import Inputs, bucket_of, slug
 from .vpc import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
+MADE = ("size_gib", "type", "throughput", "efa", "link", "export")  # keys of a file system that is made
 SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}  # GiB: with EFA the size is a multiple, by MB/s a TiB
 STEP = 2400  # GiB
@@ -37,6 +39,9 @@ def throughput(fsx: Fsx) -> float:
 def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
     """What FSx would not make: (key, message)."""
     size = fsx.size_gib
+    if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
+        works = f"{Fsx.throughput} works, or fleet.fsx.type persistent"
+        yield "fleet.fsx.throughput", f"{fsx.throughput}: scratch file systems have {SCRATCH_THROUGHPUT} MB/s a TiB; {works}"
     if fsx.efa and fsx.type == "scratch":
         yield "fleet.fsx.efa", "true: scratch file systems have no EFA; fleet.fsx.type persistent works"
     elif fsx.efa and size % (step := EFA_STEPS[fsx.throughput]):
@@ -44,6 +49,13 @@ def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
         yield "fleet.fsx.size_gib", f"{size}: {comes}; {_near(size, step)} works"
     elif not fsx.efa and size != STEP // 2 and size % STEP:
         yield "fleet.fsx.size_gib", f"{size}: it comes in 1200 or multiples of {STEP}; {_near(size, STEP)} works"
+
+
+def refuse_unmade(fsx: Fsx) -> Iterator[tuple[str, str]]:
+    """What is said of a file system to be made, where none is: (key, message)."""
+    for name in MADE:
+        if (value := getattr(fsx, name)) != getattr(Fsx, name):
+            yield f"fleet.fsx.{name}", f"{show(value)}: only a file system that is made has it, and here none is; leave it out"
 
 
 def _near(size: int, step: int) -> int:

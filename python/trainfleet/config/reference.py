@@ -14,6 +14,8 @@ HEAD = """# Keys of config.yaml
 Made from [config.schema.json](config.schema.json) by `python -m trainfleet.config.reference > schema/README.md`: edit that.
 A key that is left out has its default. `null` means: derived from the rest, and `make plan` shows what it came to and why.
 Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
+*Used by* names the backends that use a key, of a group or of itself, where not all do: the others refuse it, but local, where it
+waits. `parallelcluster` is slurm on a cluster that is made (`fleet.slurm.create`).
 """
 
 
@@ -22,7 +24,8 @@ def render(schema: Schema) -> str:
     lines = [HEAD, *_table("", schema)]
     for key, part in walk(schema):
         if is_group(part):
-            lines += [f"\n## {dotted(key)}\n", f"{_plain(part['description'])}\n", *_table(f"{dotted(key)}.", part)]
+            about = _plain(part["description"]) + _backends(part)
+            lines += [f"\n## {dotted(key)}\n", f"{about}\n", *_table(f"{dotted(key)}.", part)]
     return "\n".join(lines) + "\n"
 
 
@@ -40,7 +43,7 @@ def _table(prefix: str, schema: Schema) -> Iterator[str]:
             default,
             part.get("unit", ""),
             _allowed(part),
-            _plain(part["description"]),
+            _plain(part["description"]) + _backends(part),
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -49,6 +52,11 @@ def _plain(text: str) -> str:
     """Text as Markdown shows it: `<name>` outside of code would be taken for a tag and vanish."""
     parts = text.split("`")
     return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
+
+
+def _backends(part: Schema) -> str:
+    """The backends that use a key, or those of a group, where not all do; the others refuse it (local sets it aside)."""
+    return f" Used by: {', '.join(part['backends'])}." if "backends" in part else ""
 
 
 def _allowed(part: Schema) -> str:

@@ -42,6 +42,7 @@ from ...plan.job import Job
 from ...plan.request import Request
 from ...runs import Run
 from ...seat import expand_hosts
+from .. import honoured
 from ..base import Can, Handle, Machines, Phase, Probe, Status
 from ..node import values_of
 from ..place import Place
@@ -117,6 +118,7 @@ class Slurm(Ssh):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         slurm, folder = config.fleet.slurm, config.fleet.shared_folder
+        yield from honoured.refuse(config)
         if slurm.time_limit is not None and slurm.notice >= 60 * slurm.time_limit:
             yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
         if folder is not None and not folder.startswith("/"):

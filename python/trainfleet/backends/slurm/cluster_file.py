@@ -19,7 +19,7 @@ import yaml
 from ... import hardware
 from ...cloud.inputs import own_tags, pairs, slug
 from ...cloud.instances import capacity_of
-from ...cloud.storage import makes_file_system, refuse_size
+from ...cloud.storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config
 from ...config.types import Queue
 from ...nodes.operations import NOFILE, Step
@@ -270,8 +270,7 @@ def _lacks(queue: Queue) -> Iterator[str]:
 def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
     fsx = config.fleet.fsx
     makes = makes_file_system(config)
-    if makes:
-        yield from refuse_size(fsx)
+    yield from refuse_size(fsx) if makes else refuse_unmade(fsx)
     if makes and fsx.efa:
         yield "fleet.fsx.efa", "true: file systems that ParallelCluster makes have none; false works, or one of yours by dns_name"
     if fsx.dns_name and not re.fullmatch(r"fs-[0-9a-f]{17}\..+", fsx.dns_name):
