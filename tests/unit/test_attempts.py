@@ -66,6 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(attempts, "BACK_OFF", (0.0,))
     monkeypatch.setattr(attempts, "ASK_AGAIN", 0.01)
     monkeypatch.setattr(follow, "POLL", 0.0)
+    monkeypatch.setattr(follow, "SILENT_GRACE", 0.5)
     return Run(tmp_path)
 
 
@@ -267,6 +268,7 @@ def test_a_job_whose_ranks_have_finished_is_not_tried_again(run: Run) -> None:
     backend = Script(run, [Status(ENDED, exits={0: 0}, lost={1: "silence"}, silent=frozenset({1}))])
     verdict, said = play(run, backend)
     assert verdict is None and len(backend.used) == 1 and "the ranks are done" in said[0]
+    assert "no answer from" in said[1] and "make clean ends what is left there" in said[2], "it was waited for"
 
 
 def test_all_lost_nodes_are_named(run: Run) -> None:
