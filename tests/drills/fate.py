@@ -68,7 +68,7 @@ class Stage:
     said: list[str] = field(default_factory=list)
     struck: list[tuple[Strike, int | None]] = field(default_factory=list)  # the host is None where all are struck, or none
     leaders: int = 0  # how many of the strikes hit the head, or the host that stood by
-    down: dict[int, tuple[float, Kind]] = field(default_factory=dict)  # host → when it is mended
+    down: dict[tuple[int | None, str], float] = field(default_factory=dict)  # host and kind → when it is mended
     last: float = 0.0  # when the last strike came
     steps: int = STEPS
 
@@ -88,7 +88,7 @@ class Stage:
             WORKER: [node for node in working if node not in head],
             SPARE: [node for node in every if node not in head + standing + working],
         }
-        return [node for node in found[role] if node not in self.down]
+        return [node for node in found[role] if node not in {host for host, _ in self.down}]
 
     def leading(self) -> tuple[list[int], list[int]]:
         """The host that leads, and the one that stands by, by the lease; of either none or one."""
@@ -128,17 +128,15 @@ class Stage:
         host = hosts[0]
         self.leaders += strike.role in (HEAD, STANDBY, ALL)
         self.struck.append((strike, host))
-        where = -1 if host is None else host
-        kind.strike(self, where)
+        kind.strike(self, -1 if host is None else host)
         if kind.mend:
-            self.down[where] = (self.last + strike.lasts, kind)
+            self.down[host, strike.kind] = self.last + strike.lasts
 
     def mend(self, now: float) -> None:
-        for host, (until, kind) in list(self.down.items()):
-            if until <= now:
-                del self.down[host]
-                assert kind.mend is not None
-                kind.mend(self, host)
+        for (host, name), until in list(self.down.items()):
+            if until <= now and (mend := KINDS[name].mend):
+                del self.down[host, name]
+                mend(self, -1 if host is None else host)
 
     def end(self) -> None:
         """Mends all, and leaves nothing of the run: for the next one."""
