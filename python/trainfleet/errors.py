@@ -15,6 +15,7 @@
     ├── BackendError        a backend, a node or a process on it
     │   ├── JobFailed       a job ended badly: the verdict
     │   ├── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
+    │   │   └── NotAsked    it could not be asked at all: no credentials, or no way there
     │   ├── CutOff          this machine reaches no other host, and another is to lead (watch/follow.py)
     │   └── Missing         not all nodes of a job came in time (muster.py)
     ├── ImageError          an image can't be built, pushed or used
@@ -159,6 +160,10 @@ class CloudError(BackendError):
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "", code: str = "") -> None:
         super().__init__(what, where=where, why=why, next=next)
         self.code = code
+
+
+class NotAsked(CloudError):
+    """AWS could not be asked at all: there are no credentials, or no way there. A plan goes on without an account."""
 
 
 class ImageError(TrainfleetError):

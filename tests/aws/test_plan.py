@@ -19,6 +19,7 @@ from aws.world import aws, config_of
 from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
+from trainfleet.cli import setup
 from trainfleet.cloud import reading
 from trainfleet.cloud.changeset import compare, describe
 from trainfleet.cloud.inputs import own_tags
@@ -138,11 +139,14 @@ def test_what_stands_against_it_is_told(account: Account, tmp_path: Path, capsys
     assert "your credentials may not do ec2:CreateVpc" in said and "is 0" in said and "request-service-quota-increase" in said
 
 
-def test_without_credentials_there_is_one_message(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_credentials_a_plan_says_so_and_setup_ends(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config_of(tmp_path)
     account.no_credentials = True
+    assert "account: not asked, as AWS can't be asked without credentials" in plan(capsys)
     with pytest.raises(CloudError, match="without credentials"):
-        plan(capsys)
+        setup.main({"CONFIG": "cloudy.yaml"}, 0.0)
 
 
 @pytest.mark.parametrize("name", EC2)

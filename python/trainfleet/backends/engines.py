@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
-from ..cloud import changeset, spending
+from ..cloud import changeset, outlook, spending
 from ..cloud.engine_fleet import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
 from ..config import Config
@@ -56,7 +56,7 @@ class Engine(Stacked):
             return False
 
     def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
-        """What `make setup` would change, in words and as the very requests; without credentials a plan says so, and no more.
+        """What `make setup` would change, in words and as the very requests; what AWS refuses to tell is said, and no more.
 
         `hours`: of the run; None if unknown.
         """
@@ -66,6 +66,8 @@ class Engine(Stacked):
             if self.needed:
                 found, changes = self.foreseen, self.changes()
                 account = [f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before)]
+                if found.unasked:
+                    prices, account = by_table(), [*account, "", *outlook.account(self.config, self.own.calls, found)]
         except CloudError as error:
             prices, account = by_table(), [f"account: not looked at, as {error.what}"]
         return [*self.notes(), "", *self._costs(prices, hours), "", *account], changes

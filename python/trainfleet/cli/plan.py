@@ -35,7 +35,7 @@ def main(variables: Variables, started: float) -> int:
     prospects, changes = readiness.outlook(config, needs)
     print("\n".join(prospects), end="\n" if prospects else "")
     awaits = readiness.awaits_setup(config)
-    if is_nowhere(config) or awaits:
+    if readiness.is_unasked(config) or is_nowhere(config) or awaits:
         plan = make_plan(config, derived, requests := readiness.exact(config), [], price)
         print("\n".join(proposal.describe_requests(requests, ())))
         makes = "make setup makes" if prospects else "fleet.hosts names"

@@ -21,6 +21,7 @@ from .kinds import tags_of as tags
 from .refusals import passing
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
@@ -85,6 +86,17 @@ def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is
         partition=who["Arn"].split(":")[1],
     )  # fmt: skip
     return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
+
+
+def placeholders(config: Config, region: str) -> Inputs:
+    """What a template needs to know where no account can be asked: what the config says, and zeros for the rest."""
+    aws = config.fleet.aws
+    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
+    partition = next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")
+    return Inputs(
+        region, (*aws.zones, f"{region}a")[0], "0" * 12, "you", aws.image or f"ami-{'0' * 17}", created,
+        tuple(range(config.fleet.nodes)), public_key=public_key(config), subnet=(*aws.subnets, None)[0], partition=partition,
+    )  # fmt: skip
 
 
 def image_of(config: Config, calls: Calls) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from ..config import Config
 from . import changeset, checks, reading, spending
+from .calls import Calls
 from .inputs import bucket_of, slug
-from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices
+from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
 from .stack_nodes import Fleet, Foreseen
 from .storage import LOG_DAYS, log_group, makes_file_system
 
@@ -15,7 +16,7 @@ from .storage import LOG_DAYS, log_group, makes_file_system
 def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | None, speed: float | None) -> Iterator[str]:
     """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
-    prices = Prices(calls)
+    prices = by_table() if foreseen.unasked else Prices(calls)
     rows = list(spending.rows(config, prices, inputs.zone))
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     yield from changeset.describe(foreseen.changes, not foreseen.before)
@@ -24,14 +25,24 @@ def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | No
         yield f"  {calls.region} may ask up to half more than that list"
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
-    found = checks.findings(config, calls, inputs)
-    yield from ("", "account: nothing stands against it" if not found else "account")
-    yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
+    yield from ("", *account(config, calls, foreseen))
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *reading.describe(config, speed))
     if makes_file_system(config) and config.fleet.fsx.export:
         yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.name)}/ as they change"
     yield from ("", "logs", f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${LOG_GB:.2f} a GB")
+
+
+def account(config: Config, calls: Calls, foreseen: Foreseen) -> Iterator[str]:
+    """What stands against it in the account; without one, what stands for its answers."""
+    if foreseen.unasked:
+        inputs = foreseen.inputs
+        yield f"account: not asked, as {foreseen.unasked}"
+        yield f"  for its answers stand the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image}"
+        return
+    found = checks.findings(config, calls, foreseen.inputs)
+    yield "account: nothing stands against it" if not found else "account"
+    yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
 
 
 def access(config: Config) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import CloudError
+from ..errors import CloudError, NotAsked
 from ..origin import page
 from ..output import visible
 
@@ -114,11 +114,11 @@ def _unanswered(where: str, error: Exception) -> CloudError:
         next = f"the value in config.yaml that it comes from; {page('schema/README.md')} lists all keys"
         return CloudError("the request is none that AWS takes", where=where, why=why, next=next, code=kind)
     if kind.startswith(("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")):
-        return CloudError("your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken")
+        return NotAsked("your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken")
     if "Credential" in kind or isinstance(error, (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)):
-        return CloudError("AWS can't be asked without credentials", where=where, why=why, next=CREDENTIALS, code=kind)
+        return NotAsked("AWS can't be asked without credentials", where=where, why=why, next=CREDENTIALS, code=kind)
     next = "look at this machine's network and at fleet.aws.region, then the same again"
-    return CloudError("AWS gives no answer", where=where, why=why, next=next, code=kind)
+    return NotAsked("AWS gives no answer", where=where, why=why, next=next, code=kind)
 
 
 def _words(answer: dict[str, Any], key: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import Config
-from ..errors import CloudError
+from ..errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
 from .calls import Calls
 from .changeset import Change, compare
@@ -51,13 +51,14 @@ class Node:
 @dataclass(frozen=True)
 class Foreseen:
     """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would have, and the request by which
-    `make` would begin: service, operation, body.
+    `make` would begin: service, operation, body. `unasked`: why no account was asked, so that inputs are placeholders.
     """
 
     inputs: Inputs
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     requests: list[tuple[str, str, dict[str, Any]]]
+    unasked: str = ""
 
     @property
     def changes(self) -> list[Change]:
@@ -135,18 +136,24 @@ class Fleet:
 
     def foresee(self, bad: Collection[str]) -> Foreseen:
         """What `make` would begin with now, and what the stack has and would have."""
-        state = self.stack.look()
+        try:
+            state = self.stack.look()
+        except NotAsked as error:
+            return self._first(discovery.placeholders(self.config, self.calls.region), error.what)
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
-            inputs = discovery.discover(self.config, self.calls, zone, tuple(range(self.config.fleet.nodes)))
-            text = self.render(inputs)
-            creation = self.stack.creation(text, tags_of(self.config, inputs), "<one a command>")
-            return Foreseen(inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)])
+            return self._first(discovery.discover(self.config, self.calls, zone, tuple(range(self.config.fleet.nodes))))
         inputs = self.inputs(state, self._wanted(bad)[0])
         text, before = self.render(inputs), self.stack.template()
         after = json.loads(text)
         requests = [] if after == before else [("cloudformation", "UpdateStack", self.stack.change(text))]
         return Foreseen(inputs, before, after, requests)
+
+    def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
+        """What is foreseen of a stack that is not there yet."""
+        text = self.render(inputs)
+        creation = self.stack.creation(text, tags_of(self.config, inputs), "<one a command>")
+        return Foreseen(inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)], unasked)
 
     def _at_rest(self, show: Show, say: Say) -> State | None:
         """Waits until the stack is stable; the stack, or None if there is none that can be updated."""

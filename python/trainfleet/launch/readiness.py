@@ -55,6 +55,12 @@ def awaits_setup(config: Config) -> bool:
     return isinstance(machines, Engine) and not machines.is_there()
 
 
+def is_unasked(config: Config) -> bool:
+    """Whether machines would be made in an account that can't be asked, so that none of them is known."""
+    machines = backend_of(config).machines()
+    return isinstance(machines, Instances) and bool(machines.foreseen.unasked)
+
+
 def exact(config: Config) -> list[Request]:
     """The requests that are known before there are machines: an engine's, whose nodes have no addresses in them."""
     config = imaging.named(config)

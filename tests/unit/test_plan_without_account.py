@@ -1,0 +1,53 @@
+"""make plan of each recipe for AWS without an account: every artifact is written, with placeholders and list prices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainfleet.recipes import FOLDER
+
+ROOT = Path(__file__).parents[2]
+STACK = {"stack.yaml", "requests/01-cloudformation-CreateStack.json"}
+BOTH = {f"{kind}-requests/01-" for kind in ("tokenize", "train")}
+RECIPES = {
+    "p3dn-efa-fsx-ec2": STACK,
+    "llama-3-8b-p5-ec2": STACK,
+    "llama-2-7b-trn1-ec2": STACK,
+    "llama-2-7b-trn1-batch": STACK | BOTH,
+    "llama-2-7b-p4d-sagemaker": STACK | BOTH,
+    "bert-large-trn1-parallelcluster": {"cluster.yaml", "node.sh", "train-job.sbatch"},
+}
+
+
+def plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    bare |= {"HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(ROOT / "python")}
+    return subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], cwd=folder, env=bare, text=True, capture_output=True,
+                          check=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_artifact_is_written(tmp_path: Path, name: str) -> None:
+    said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", "OUT=out")
+    assert said.returncode == 0, said.stdout + said.stderr
+    written = [str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert all(any(path.startswith(wanted) for path in written) for wanted in RECIPES[name]), written
+    if "stack.yaml" in written:
+        assert "account: not asked, as AWS can't be asked without credentials" in said.stdout, said.stdout
+        assert "stand the account 000000000000" in said.stdout and "list price in" in said.stdout
+        body = json.loads((tmp_path / "out/requests/01-cloudformation-CreateStack.json").read_text())
+        assert "000000000000" in json.dumps(body)
+
+
+def test_the_partition_follows_the_region(tmp_path: Path) -> None:
+    where = "fleet.aws.region=us-gov-west-1 fleet.aws.zones=[us-gov-west-1b]"
+    said = plan(tmp_path, f"CONFIG={FOLDER}/llama-2-7b-trn1-ec2.yaml", f"SET={where}", "OUT=out")
+    assert said.returncode == 0, said.stdout + said.stderr
+    text = (tmp_path / "out/stack.yaml").read_text()
+    assert "arn:aws-us-gov:" in text and "arn:aws:" not in text and "the zone us-gov-west-1b" in said.stdout
