@@ -52,8 +52,9 @@ def look(run: Run) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run of one node that an attempt, a launcher and a job have left."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of one node that an attempt, a launcher and a job have left. Who reads a lease that is damaged does not wait here."""
+    monkeypatch.setattr("trainfleet.lease.time.sleep", lambda seconds: None)
     (tmp_path / "config.yaml").write_text("name: x\nfleet: {nodes: 1}\n")
     config, _ = config_of(Settings(tmp_path / "config.yaml"))
     run = Run(tmp_path / "runs" / "x")
