@@ -56,6 +56,9 @@ SYSTEM = (  # what an interpreter and its libraries read of a system
 NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/gai.conf", "/etc/ssl", "/etc/pki", "/etc/ca-certificates",
            "/run/systemd/resolve", "/etc/mime.types", "~/.aws", "~/.netrc")  # fmt: skip
 
+NAMED = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
+         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "SSL_CERT_FILE", "HF_TOKEN_PATH")  # fmt: skip  # variables that name one more
+
 
 def confine(reads: Iterable[Path], writes: Iterable[Path], network: bool = False, memory: int = MEMORY) -> list[str]:
     """From now on this process reads nothing but `reads` and what its interpreter needs, and writes nothing but `writes`.
@@ -102,7 +105,8 @@ def _own(network: bool) -> Iterator[Path]:
     yield from (Path(path) for path in sys.path if Path(path).is_absolute() and Path(path) != Path.cwd())  # not a checkout's all
     yield from (Path(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path)
     if network:
-        yield from (Path(path).expanduser() for path in NETWORK)
+        named = (os.environ[name] for name in NAMED if os.environ.get(name))
+        yield from (Path(path).expanduser() for path in (*NETWORK, *named))
 
 
 def _landlock() -> int:

@@ -27,7 +27,7 @@ from ..config.types import Data
 from ..config.vocabulary import FILE, TRAINED, folder_named
 from ..errors import DataError, TrainfleetError
 from ..processes import die_with_parent
-from . import bpe, manifest, progress
+from . import bpe, fetching, manifest, progress
 from .dataset_store import Store
 from .lock import only_job
 from .manifest import Manifest, Preparation
@@ -193,7 +193,7 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     try:
         for number in range(workers):
             ours, theirs = context.Pipe()
-            links[ours] = context.Process(target=_worker, args=(task, number + 1, theirs))
+            links[ours] = context.Process(target=_worker, args=(task, number + 1, theirs, fetching.another()))
             links[ours].start()
             theirs.close()
         _serve(links, iter(units))
@@ -228,8 +228,9 @@ def _require_well(process: SpawnProcess, number: int) -> None:
         sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
 
 
-def _worker(task: _Task, number: int, link: Connection) -> None:
+def _worker(task: _Task, number: int, link: Connection, fetcher: Connection | None) -> None:
     die_with_parent()
+    fetching.use(fetcher)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
     from .units import UnitWork  # loads numpy and the tokenizer libraries, which the parent of such processes does without
