@@ -24,7 +24,7 @@ from trainfleet.backends.base import load_job
 from trainfleet.errors import TrainfleetError
 from trainfleet.lease import newest_holder
 
-STEPS = 400
+STEPS = 600
 LONG = 2400  # of the undisturbed run, whose schedule all others have: of each it tells the losses
 NODES = 2  # of the run; four hosts, so that each role has one
 BASE, EACH = 200.0, 120.0  # seconds that a run may take, and more for each fault: twice what the longest took
