@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,7 +152,8 @@ class Ssh:
     def survey(self, hosts: Iterable[Host], again: bool = False) -> tuple[list[Host], dict[Host, str]]:
         """The hosts that can take a job, in their order, and why the others can't.
 
-        What is known of them is read once; `again`: those that were read are asked whether they still answer.
+        What is known of them is read once; `again`: those that were read are asked whether they still answer, and have the
+        shared folder.
         """
         hosts = tuple(hosts)
         unsound = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
@@ -160,7 +162,9 @@ class Ssh:
         answers = reading.read(self.transport, self.located, unread) if unread else {}
         self.facts |= {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
         unsound |= {host: str(answer) for host, answer in answers.items() if isinstance(answer, Failure)}
-        unsound |= {host: str(why) for host, why in self.transport.run("true", timeout=8, hosts=asked).failed.items()}
+        file = f"{shlex.quote(self.folder)}/.token.$$"
+        look = f": > {file} && rm -f {file}"  # what a client remembers of the folder answers for it, but takes no file
+        unsound |= {host: str(why) for host, why in self.transport.run(look, timeout=8, hosts=asked).failed.items()}
         return [host for host in hosts if host not in unsound], unsound
 
     def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
