@@ -80,6 +80,10 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     if bool(own.subnets) != bool(own.security_groups):
         missing = "security_groups" if own.subnets else "subnets"
         yield f"fleet.sagemaker.{missing}", "are missing: subnets and security_groups go together"
+    region = (own.kms_key or "").split(":")[3:4]
+    if region and config.fleet.aws.region not in (None, *region):
+        what = f"{own.kms_key} is a key of {region[0]}, and jobs run in {config.fleet.aws.region}: one of that region works"
+        yield "fleet.sagemaker.kms_key", what
     if own.wait_hours is not None and not config.fleet.spot:
         yield "fleet.sagemaker.wait_hours", "is for fleet.spot; on-demand jobs have max_hours alone"
     if own.wait_hours is not None and own.wait_hours < own.max_hours:

@@ -19,7 +19,7 @@ from ..config import Config
 from .inputs import Inputs, stack_name, tags_of
 from .instances import capacity_of, hardened, newest, reserved
 from .machines import interfaces
-from .roles import AGENT, allow, role, statements
+from .roles import AGENT, allow, keys, pulls, role, statements
 from .storage import logs
 from .template import assemble
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
@@ -85,7 +85,10 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
     """What SageMaker's training jobs need: their role, which also pulls the image, writes the log and reads secrets."""
-    allowed = [*statements(config, inputs), _parameters(config, inputs), *_secrets(config), *_of_sagemaker(config, inputs)]
+    allowed = [
+        *statements(config, inputs), *pulls(config, inputs), _parameters(config, inputs), *_secrets(config),
+        *_of_sagemaker(config, inputs), *keys(config, inputs),
+    ]  # fmt: skip
     return {**logs(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", allowed)}
 
 

@@ -37,7 +37,7 @@ def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
 def roles(config: Config, inputs: Inputs) -> Resources:
     """The roles of nodes and head, each in its instance profile."""
     found = {
-        "NodeRole": role(inputs, "ec2.amazonaws.com", statements(config, inputs), [AGENT]),
+        "NodeRole": role(inputs, "ec2.amazonaws.com", [*statements(config, inputs), *pulls(config, inputs)], [AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
     }
     if config.fleet.aws.head:
@@ -47,21 +47,44 @@ def roles(config: Config, inputs: Inputs) -> Resources:
 
 
 def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """The statements of the nodes' policy."""
+    """What ranks do by the role that they have: data, checkpoints, logs."""
     for actions, buckets in ((WRITE, written(config, inputs)), (READ, only_read(config, inputs))):
         arns = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(buckets)]
         if arns:
             yield allow(LIST, arns)
             yield allow(actions, [f"{arn}/*" for arn in arns])
-    if source := pulled(config, inputs):
-        yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
-        yield allow(PULL, [source])
     yield allow(["logs:CreateLogStream", "logs:PutLogEvents"], [attribute("Log", "Arn")])
 
 
-def allow(actions: list[str], resources: list[Any]) -> dict[str, Any]:
+def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """Pulling the image, for whom nobody else pulls it."""
+    if source := pulled(config, inputs):
+        yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
+        yield allow(PULL, [source])
+
+
+def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """What the role of a training job does with fleet.sagemaker.kms_key, whose own policy must let it too.
+
+    The key may be an id, an alias, or the ARN of either: an alias is no resource of a policy, so it is a condition. Source: the
+    SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId (2026-11-23).
+    """
+    key = config.fleet.sagemaker.kms_key
+    if key is None:
+        return
+    home = f"arn:{inputs.partition}:kms:{inputs.region}:{inputs.account}:"
+    arn = key if key.startswith("arn:") else home + (key if key.startswith("alias/") else f"key/{key}")
+    where, _, alias = arn.partition(":alias/")
+    named = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}} if alias else {}
+    resources = [f"{where}:key/*" if alias else arn]
+    yield allow(["kms:DescribeKey", "kms:Encrypt", "kms:Decrypt", "kms:GenerateDataKey*"], resources, named)
+    yield allow(["kms:CreateGrant"], resources, named | {"Bool": {"kms:GrantIsForAWSResource": "true"}})  # for the nodes' disks
+
+
+def allow(actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None) -> dict[str, Any]:
     """A statement of a policy."""
-    return {"Effect": "Allow", "Action": actions, "Resource": resources}
+    statement = {"Effect": "Allow", "Action": actions, "Resource": resources}
+    return statement | ({"Condition": conditions} if conditions else {})
 
 
 def role(inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()) -> Resource:

@@ -1,0 +1,180 @@
+"""What the roles of our templates allow, by an evaluator of IAM that is not ours (iam/judge.mjs).
+
+Each role may do what a run does by it; without any one of its statements it may not; and it may do nothing to what is another's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aws.fleets import INPUTS
+from requirement import missing, need_program
+from trainfleet.backends import terms_of
+from trainfleet.cloud import engine_template, template
+from trainfleet.cloud.inputs import bucket_of
+from trainfleet.config import Config, Settings, load
+from trainfleet.recipes import FOLDER
+
+JUDGE = Path(__file__).parent / "iam"
+HOME, CORPUS = "arn:aws:{}:us-east-1:123456789012:", "corpus-of-mine"
+KEY = "0123abcd-0123-0123-0123-0123456789ab"
+ROOT_MAY = {  # the policy that AWS gives a new key: the account's own policies decide
+    "Version": "2012-10-17",
+    "Statement": [
+        {"Effect": "Allow", "Principal": {"AWS": "arn:aws:iam::123456789012:root"}, "Action": "kms:*", "Resource": "*"}
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a run, as the service sees it."""
+
+    action: str
+    resource: str
+    context: dict[str, Any] = field(default_factory=dict)
+    key: dict[str, Any] | None = None
+
+
+def judged(policy: dict[str, Any], asked: list[Asked]) -> list[str]:
+    """Allowed, ImplicitlyDenied or ExplicitlyDenied, for each request."""
+    node = need_program("node", "apt-get install nodejs npm")
+    if not (JUDGE / "node_modules").is_dir():
+        missing("the judge of IAM policies is not there; install it: cd tests/oracles/iam && npm ci --ignore-scripts")
+    questions = [
+        {"policy": policy, "action": one.action, "resource": one.resource, "context": one.context, "key": one.key}
+        for one in asked
+    ]
+    said = subprocess.run([node, "judge.mjs"], cwd=JUDGE, input=json.dumps(questions), text=True, capture_output=True, check=True)
+    answers = json.loads(said.stdout)
+    assert not [(one, answer) for one, answer in zip(asked, answers, strict=True) if answer["result"] == "error"], answers
+    return [answer["result"] for answer in answers]
+
+
+def buckets(own: str) -> Iterator[Asked]:
+    """What nodes do with the run's bucket, and with one that they only read."""
+    for action in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload", "ListMultipartUploadParts"):
+        yield Asked(f"s3:{action}", f"arn:aws:s3:::{own}/a-run/runs/a/metrics.jsonl")
+    for bucket in (own, CORPUS):
+        yield Asked("s3:ListBucket", f"arn:aws:s3:::{bucket}", {"s3:prefix": "web/"})
+        yield Asked("s3:GetBucketLocation", f"arn:aws:s3:::{bucket}")
+    yield Asked("s3:GetObject", f"arn:aws:s3:::{CORPUS}/web/0.jsonl")
+
+
+def pulls() -> Iterator[Asked]:
+    yield Asked("ecr:GetAuthorizationToken", "*")
+    for action in ("BatchGetImage", "GetDownloadUrlForLayer", "BatchCheckLayerAvailability"):
+        yield Asked(f"ecr:{action}", f"{HOME.format('ecr')}repository/trainfleet")
+
+
+def logs(config: Config) -> Iterator[Asked]:
+    for action in ("CreateLogStream", "PutLogEvents"):
+        yield Asked(f"logs:{action}", f"{HOME.format('logs')}log-group:/trainfleet/{config.name}:log-stream:node-0")
+
+
+def secrets(config: Config) -> Iterator[Asked]:
+    yield Asked("ssm:GetParameters", f"{HOME.format('ssm')}parameter/trainfleet/{config.name}/HF_TOKEN")
+    yield Asked("secretsmanager:GetSecretValue", f"{HOME.format('secretsmanager')}secret:wandb-Ab1Cd2")
+
+
+def of_sagemaker() -> Iterator[Asked]:
+    for action in ("CreateLogStream", "PutLogEvents"):
+        yield Asked(f"logs:{action}", f"{HOME.format('logs')}log-group:/aws/sagemaker/TrainingJobs:log-stream:a")
+    yield Asked("cloudwatch:PutMetricData", "*")
+    for action in ("CreateNetworkInterface", "DescribeSubnets"):
+        yield Asked(
+            f"ec2:{action}", "*" if action.startswith("Describe") else f"{HOME.format('ec2')}subnet/subnet-0123456789abcdef0"
+        )
+    key = f"{HOME.format('kms')}key/{KEY}"
+    named = {"kms:ResourceAliases": ["alias/training"]}
+    for action in ("Encrypt", "GenerateDataKey", "Decrypt"):
+        yield Asked(f"kms:{action}", key, named, ROOT_MAY)
+    yield Asked("kms:CreateGrant", key, named | {"kms:GrantIsForAWSResource": "true"}, ROOT_MAY)
+
+
+def config_of(recipe: str) -> Config:
+    config = load(Settings(FOLDER / f"{recipe}.yaml"), terms_of)[0]
+    fleet = replace(config.fleet, secret_arns=(f"WANDB_API_KEY={HOME.format('secretsmanager')}secret:wandb-Ab1Cd2",))
+    if fleet.backend == "sagemaker":
+        vpc = {"subnets": ("subnet-0123456789abcdef0",), "security_groups": ("sg-0123456789abcdef0",)}
+        fleet = replace(fleet, sagemaker=replace(fleet.sagemaker, kms_key="alias/training", **vpc))  # type: ignore[arg-type]
+    config = replace(config, fleet=fleet, train=replace(config.train, init_from=f"s3://{CORPUS}/model"))
+    return replace(config, fleet=replace(config.fleet, image="build"))
+
+
+def roles(config: Config) -> dict[str, list[dict[str, Any]]]:
+    """The statements of each role of the config's template, with the ARNs that CloudFormation would put into them."""
+    backend = config.fleet.backend
+    found = template.render(config, INPUTS) if backend == "ec2" else engine_template.render(config, INPUTS, backend)
+    group = f"{HOME.format('logs')}log-group:/trainfleet/{config.name}:*"
+    text = found.replace('{"Fn::GetAtt":["Log","Arn"]}', json.dumps(group))
+    kinds = {name: made for name, made in json.loads(text)["Resources"].items() if made["Type"] == "AWS::IAM::Role"}
+    return {
+        name: [
+            statement for policy in made["Properties"].get("Policies", ()) for statement in policy["PolicyDocument"]["Statement"]
+        ]
+        for name, made in kinds.items()
+    }
+
+
+def done_by(config: Config, role: str) -> list[Asked]:
+    """All that a run does by a role of its stack, beside AWS's own policies."""
+    own = bucket_of(config, INPUTS)
+    return {
+        ("ec2", "NodeRole"): [*buckets(own), *pulls(), *logs(config)],
+        ("batch", "JobRole"): [*buckets(own), *logs(config)],
+        ("batch", "ExecutionRole"): [*secrets(config)],
+        ("sagemaker", "JobRole"): [*buckets(own), *pulls(), *logs(config), *secrets(config), *of_sagemaker()],
+    }.get((config.fleet.backend, role), [])
+
+
+CASES = [("p3dn-efa-fsx-ec2", "NodeRole"), ("llama-2-7b-trn1-batch", "JobRole"), ("llama-2-7b-trn1-batch", "ExecutionRole"),
+         ("llama-2-7b-p4d-sagemaker", "JobRole")]  # fmt: skip
+
+
+def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+@pytest.mark.parametrize("recipe, role", CASES)
+def test_a_role_may_do_what_a_run_does_by_it(recipe: str, role: str) -> None:
+    config = config_of(recipe)
+    asked = done_by(config, role)
+    said = judged(policy_of(roles(config)[role]), asked)
+    assert not [one for one, answer in zip(asked, said, strict=True) if answer != "Allowed"]
+
+
+@pytest.mark.parametrize("recipe, role", CASES)
+def test_no_statement_of_a_role_is_for_nothing(recipe: str, role: str) -> None:
+    config = config_of(recipe)
+    statements, asked = roles(config)[role], done_by(config, role)
+    for number, statement in enumerate(statements):
+        said = judged(policy_of(statements[:number] + statements[number + 1 :]), asked)
+        assert "ImplicitlyDenied" in said, f"nothing needs {statement}"
+
+
+@pytest.mark.parametrize("recipe, role", CASES)
+def test_a_role_may_do_nothing_to_what_is_another_s(recipe: str, role: str) -> None:
+    config = config_of(recipe)
+    others = [
+        Asked("s3:GetObject", "arn:aws:s3:::another-bucket/a"),
+        Asked("s3:PutObject", f"arn:aws:s3:::{CORPUS}/web/0.jsonl"),
+        Asked("s3:DeleteBucket", f"arn:aws:s3:::{bucket_of(config, INPUTS)}"),
+        Asked("ecr:PutImage", f"{HOME.format('ecr')}repository/trainfleet"),
+        Asked("ecr:BatchGetImage", f"{HOME.format('ecr')}repository/payroll"),
+        Asked("ssm:GetParameter", f"{HOME.format('ssm')}parameter/trainfleet/another/HF_TOKEN"),
+        Asked("secretsmanager:GetSecretValue", f"{HOME.format('secretsmanager')}secret:another-Ab1Cd2"),
+        Asked("kms:Decrypt", f"{HOME.format('kms')}key/{KEY}", {"kms:ResourceAliases": ["alias/another"]}, ROOT_MAY),
+        Asked("kms:CreateGrant", f"{HOME.format('kms')}key/{KEY}", {"kms:ResourceAliases": ["alias/training"]}, ROOT_MAY),
+        Asked("iam:PassRole", "arn:aws:iam::123456789012:role/Admin"),
+        Asked("logs:DeleteLogGroup", f"{HOME.format('logs')}log-group:/trainfleet/{config.name}"),
+    ]
+    said = judged(policy_of(roles(config)[role]), others)
+    assert not [one for one, answer in zip(others, said, strict=True) if answer == "Allowed"]
