@@ -184,6 +184,27 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
     assert "model.hidden_size is 64 there, 16 here" in told("nxd")
 
 
+def test_a_model_whose_files_are_links_is_read_where_they_lead(desk: Path) -> None:
+    """As in the Hub's cache, or where somebody keeps large files on another disk."""
+    folder = hugging_face(desk / "model")
+    (folder / weight_files.WEIGHTS).rename(desk / "weights")
+    (folder / weight_files.WEIGHTS).symlink_to(desk / "weights")
+    assert not told(folder)
+    tag = desk / "nxd/tag/model"
+    tag.mkdir(parents=True)
+    torch.save({"norm.weight": torch.ones(4)}, desk / "slice.pt")
+    (tag / "dp_rank_00_tp_rank_00_pp_rank_00.pt").symlink_to(desk / "slice.pt")
+    (tag.parent / "done").touch()
+    assert not told("nxd")
+    cached = desk / "models--me--it/snapshots/0123"
+    cached.mkdir(parents=True)
+    (desk / "models--me--it/blobs").mkdir()
+    for number, path in enumerate(folder.iterdir()):
+        shutil.copy(path, desk / f"models--me--it/blobs/{number}")
+        (cached / path.name).symlink_to(f"../../blobs/{number}")
+    assert not told(cached)
+
+
 def shorter(saved: bytes) -> bytes:
     """What torch.save wrote of four numbers, whose part of the archive has only three."""
     packed = io.BytesIO()

@@ -6,6 +6,7 @@ not loaded. A folder of this machine is a stranger's: a child reads it, behind a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -52,9 +53,11 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
 
 def _require_apart(address: str, config: Config) -> bool:
     folder = Path(address)
-    cached = folder.absolute().parent.name == "snapshots"  # of the Hub's cache, where files are links into blobs/
-    beside = folder.absolute().parents[1] / "blobs" if cached else folder.absolute().parent / shapes.CONFIG
-    sandbox.confine([folder, beside, *(path.resolve() for path in folder.iterdir() if path.is_symlink())], [])
+    named = (Path(at, name) for at, folders, names in os.walk(folder) for name in (*folders, *names))
+    links = [
+        path.resolve() for path in named if path.is_symlink()
+    ]  # a model's weights may be on another disk, or in the Hub's cache
+    sandbox.confine([folder, folder.absolute().parent / shapes.CONFIG, *links], [])
     require(address, config)
     return True
 
