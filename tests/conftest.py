@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -63,6 +64,12 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
             f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
         )
     return report
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that they have imported stay to the end: no later look for garbage goes through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
