@@ -33,6 +33,7 @@ GROUND = {
     "processes",
     "s3",
     "secrecy",
+    "relay",
     "seat",
     "stack_dumps",
     "node_log",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .. import fence, runs
+from .. import fence, relay, runs
 from ..ahead import ahead
 from ..errors import BackendError
+from ..hardware import device_of
 from ..plan.container import container_words
 from ..plan.job import Job
 from ..plan.request import Artifact, script
@@ -17,7 +19,8 @@ from ..seat import Seat, torchrun
 from ..secrecy import NAMES
 from ..supervisor import EXIT, WATCH
 
-PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script
+PASSED = (JOB, EXIT, WATCH, NAMES, relay.KEY, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script
+GUARDED = ("cpu", "cuda")  # devices whose ranks find each other by torch's store alone
 
 
 def node_script(
@@ -47,6 +50,17 @@ def entrypoint_words(job: Job, engine: str) -> list[str]:
     return ["trainfleet.entrypoint", "--on", engine, "--folder", str(job.folder), *ranks, *how, "--", job.module, *job.arguments]
 
 
+def secrets_of(job: Job, stack: str) -> dict[str, str]:
+    """The values of a job's secrets, and the key by which its nodes know each other, made anew for each time it is submitted.
+
+    Neuron's runtime takes its own meeting point from torchrun's address, so that stays the nodes' there, without a key.
+    """
+    found = values_of(job.secrets)
+    if job.torchrun and job.nodes > 1 and device_of(stack) in GUARDED:
+        found |= {relay.KEY: secrets.token_hex(32), NAMES: ",".join(filter(None, (found.get(NAMES), relay.KEY)))}
+    return found
+
+
 def values_of(names: Iterable[str]) -> dict[str, str]:
     """The values from this process's environment, and their names for the supervisor, which masks them in what it logs.
 
@@ -58,4 +72,4 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
     if missing:
         raise BackendError(f"{', '.join(missing)} is not set", where="fleet.secrets", next=f"export {missing[0]}=...")
     found = {name: os.environ[name] for name in names}
-    return found | ({"TRAINFLEET_SECRETS": ",".join(found)} if found else {})
+    return found | ({NAMES: ",".join(found)} if found else {})

@@ -45,7 +45,7 @@ from ..seat import PORT, Seat
 from . import honoured
 from .base import Can, Handle, Machines, Phase, Probe, Status
 from .hosts import Hosts, OwnHosts
-from .node import node_script, values_of
+from .node import node_script, secrets_of
 from .place import OnHead, Place
 from .pulling import fetch
 
@@ -189,7 +189,7 @@ class Ssh:
     def submit(self, request: Request) -> Handle:
         """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""
         handle = Handle(self.name, f"{self.config.name}-{request.job.kind}", request.token, request.job.nodes, request.hosts)
-        secrets, hosts = values_of(request.job.secrets), self._hosts(handle)
+        secrets, hosts = secrets_of(request.job, self.fleet.stack), self._hosts(handle)
         said = self.transport.run(jobs.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
         if len(said) == len(hosts) and not any(answer.stdout.startswith("absent") for answer in said.values()):
             return handle

@@ -15,6 +15,7 @@ _OWN = (  # what a node says of itself
     re.compile(r"^\s+host\s+: (?P<name>\S+)"),
     re.compile(r"[Tt]he node '(?P<name>[^']+)' has joined round \d+"),
 )
+_OF_ALL = re.compile(r"localhost|127\.[\d.]+|::1")  # names that every node has
 _HINTS = ("NCCL ", "SocketImpl(", "My EFA addr", " host ", "has joined round")
 _PIDS = (re.compile(r"\(pid:? (\d+)\)"), re.compile(r"^\d{4}-\w{3}-\d\d [\d:.]+ +(\d+):\d+ "))
 
@@ -32,7 +33,8 @@ class Book:
         if any(hint in text for hint in _HINTS):
             for pattern in _OWN:
                 if match := pattern.search(text):
-                    self.nodes.setdefault(plain(match["name"]), node)
+                    if not _OF_ALL.fullmatch(name := plain(match["name"])):
+                        self.nodes.setdefault(name, node)
                     if rank is not None and match.groupdict().get("pid"):
                         self.pids.setdefault((node, int(match["pid"])), rank)
         if rank is not None and ("pid" in text or "NRT:" in text or "TDRV:" in text):

@@ -44,7 +44,7 @@ from ...runs import Run
 from ...seat import expand_hosts
 from .. import honoured
 from ..base import Can, Handle, Machines, Phase, Probe, Status
-from ..node import values_of
+from ..node import secrets_of
 from ..place import Place
 from ..ssh import HEAD, Ssh
 from . import cluster_checks, cluster_file, pulse, resources, sbatch, starts
@@ -163,8 +163,8 @@ class Slurm(Ssh):
         job = request.job
         if number := self._number(job.folder, request.token):
             return self._handle(job.folder, number, request.token, job.nodes)
-        secrets = values_of(job.secrets)
-        if secrets:
+        secrets = secrets_of(job, self.fleet.stack)
+        if job.secrets:
             cluster_checks.require_private(self.engine)
         for file in (starts.claim(job.folder, request.token), runs.job_log(job.folder)):
             runs.make_folder(file.parent)
