@@ -204,9 +204,10 @@ class Links:
 @pytest.mark.parametrize(
     ("heard", "ended", "answering", "cut_off", "asked"),
     [
-        ({"b": 60.0, "c": 60.0}, "", "", "a", "bc"),
+        ({"b": 60.0, "c": 60.0}, "", "", "a", "bcd"),
         ({"b": 60.0, "c": 0.5}, "", "", "", ""),  # b alone is lost
-        ({"b": 60.0, "c": 60.0}, "", "c", "", "bc"),  # back just now
+        ({"b": 60.0, "c": 60.0}, "", "c", "", "bcd"),  # back just now
+        ({"b": 60.0, "c": 60.0}, "", "d", "", "bcd"),  # a spare, which has no part in the job
         ({"b": 3.0, "c": 3.0}, "b", "b", "", "b"),  # its part has ended, and is asked no more
     ],
 )

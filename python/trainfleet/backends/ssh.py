@@ -256,7 +256,7 @@ class Ssh:
             if heard > began - 2 * polling.look_every(len(looks.hosts)) or (ended and self._any_answers(ended)):
                 break
             if now - heard > polling.lost_after(len(looks.hosts)):
-                return "" if self._any_answers(others) else here.name
+                return "" if self._any_answers([host for host in self.transport.hosts if host != here]) else here.name
             time.sleep(polling.LOOK_EVERY / 4)
         return ""
 
