@@ -80,7 +80,7 @@ def test_a_good_account_has_nothing_against_a_fleet(account: Any) -> None:
     checks.require(fleet(), Calls("us-east-1"), INPUTS)
     simulated = [request for operation, request in sent if operation == "SimulatePrincipalPolicy"]
     assert {request["PolicySourceArn"] for request in simulated} == {"arn:aws:iam::123456789012:role/Builder"}
-    assert sum(len(request["ActionNames"]) for request in simulated) == sum(len(names) for _, names, _ in needed(fleet(), INPUTS))
+    assert sum(len(request["ActionNames"]) for request in simulated) == sum(len(names) for names, _ in needed(fleet(), INPUTS))
     assert not {operation for operation, _ in sent if operation.startswith(("Create", "Delete", "Put", "Run"))}
 
 

@@ -6,6 +6,7 @@ Each role may do what a run does by it; without any one of its statements it may
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,11 @@ from requirement import missing, need_program
 from trainfleet.backends import terms_of
 from trainfleet.cloud import engine_template, template
 from trainfleet.cloud.inputs import bucket_of
+from trainfleet.cloud.permissions import policy
 from trainfleet.config import Config, Settings, load
 from trainfleet.recipes import FOLDER
 
-JUDGE = Path(__file__).parent / "iam"
+ROOT, JUDGE = Path(__file__).parents[2], Path(__file__).parent / "iam"
 HOME, CORPUS = "arn:aws:{}:us-east-1:123456789012:", "corpus-of-mine"
 KEY = "0123abcd-0123-0123-0123-0123456789ab"
 ROOT_MAY = {  # the policy that AWS gives a new key: the account's own policies decide
@@ -178,3 +180,50 @@ def test_a_role_may_do_nothing_to_what_is_another_s(recipe: str, role: str) -> N
     ]
     said = judged(policy_of(roles(config)[role]), others)
     assert not [one for one, answer in zip(others, said, strict=True) if answer == "Allowed"]
+
+
+ACTIONS = {  # what IAM calls an operation by another name, or checks as several
+    "s3:ListBuckets": ["s3:ListAllMyBuckets"], "s3:HeadBucket": ["s3:ListBucket"], "s3:ListObjectVersions": ["s3:ListBucketVersions"],
+    "s3:DeleteObjects": ["s3:DeleteObject", "s3:DeleteObjectVersion"], "s3:ListMultipartUploads": ["s3:ListBucketMultipartUploads"],
+    "resourcegroupstaggingapi:GetResources": ["tag:GetResources"], "service-quotas:ListServiceQuotas": ["servicequotas:ListServiceQuotas"],
+}  # fmt: skip
+NOT_NEEDED = {"ssm:SendCommand", "ssm:GetCommandInvocation",  # where no console tells a host key
+              "sts:GetCallerIdentity"}  # fmt: skip  # which anybody may
+ARTICLES = ("p3dn-efa-fsx-ec2", "llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker")
+
+
+def operations() -> set[str]:
+    """Every operation of AWS that our code names, as `service:Operation`."""
+    pattern = re.compile(r"(?:calls|pages)\(\s*\"([a-z0-9-]+)\", \"([A-Z]\w+)\"")
+    texts = [path.read_text() for path in (ROOT / "python/trainfleet").rglob("*.py")]
+    return {f"{service}:{name}" for text in texts for service, name in pattern.findall(text)}
+
+
+def test_the_policies_that_a_plan_writes_name_every_operation_that_we_send() -> None:
+    named = {action for name in ARTICLES for statement in written_for(name)["Statement"] for action in statement["Action"]}
+    asked = operations()
+    assert len(asked) > 70
+    missing = {action for one in asked - NOT_NEEDED for action in ACTIONS.get(one, [one])} - named
+    assert not missing
+
+
+def written_for(recipe: str) -> dict[str, Any]:
+    config = config_of(recipe)
+    config = replace(config, fleet=replace(config.fleet, secrets=("HF_TOKEN",)))
+    return policy(config, replace(INPUTS, engine="" if config.fleet.backend == "ec2" else config.fleet.backend))
+
+
+@pytest.mark.parametrize("recipe", ARTICLES)
+def test_the_policy_that_a_plan_writes_is_one_that_iam_takes_and_each_statement_counts(recipe: str) -> None:
+    whole = written_for(recipe)
+    assert len(json.dumps(whole, separators=(",", ":"))) < 6144, "as a managed policy holds"
+    for number, statement in enumerate(whole["Statement"]):
+        context = {"iam:AWSServiceName": "fsx.amazonaws.com"} if "Condition" in statement else {}
+        resource = statement["Resource"][0]
+        asked = [
+            Asked(action, resource if resource == "*" else resource.replace("*", "x"), context) for action in statement["Action"]
+        ]
+        assert set(judged(whole, asked)) == {"Allowed"}, statement
+        rest = policy_of(whole["Statement"][:number] + whole["Statement"][number + 1 :])
+        twice = [one.action for one, answer in zip(asked, judged(rest, asked), strict=True) if answer == "Allowed"]
+        assert not twice

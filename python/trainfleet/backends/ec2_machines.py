@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from ..cloud import clock, outlook
+from ..cloud import clock, outlook, permissions
 from ..cloud.calls import Calls
 from ..cloud.inventory import Found, total, weighed
 from ..cloud.stack_nodes import Fleet, Foreseen, Node
@@ -59,12 +59,15 @@ class Stacked:
         return self.cloud.foresee(self.bad())
 
     def changes(self) -> tuple[Artifact, ...]:
-        """The very request that would make or change the stack."""
+        """The very request that would make or change the stack, and a policy that is enough for whoever sends it."""
         planned = self.foreseen.requests
+        if not planned:
+            return ()
         requests = [artifact(number, *request) for number, request in enumerate(planned, 1)]
         bodies = [str(request["TemplateBody"]) for _, _, request in planned]
         stack = [Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False)) for body in bodies]
-        return (*stack, *requests)
+        may = permissions.policy(self.cloud.config, self.foreseen.inputs)
+        return (*stack, *requests, Artifact("policy.json", json.dumps(may, indent=2) + "\n"))
 
     def bad(self) -> set[str]:
         """The ids of instances that are to be replaced."""

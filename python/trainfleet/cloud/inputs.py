@@ -28,6 +28,7 @@ class Inputs:
     public_key         OpenSSH's line for the key pair that is made; "" where the config names one
     group              the placement group of the reservation, if it has one
     has_bucket         whether the bucket that would be made exists already, kept by an earlier `make clean`
+    engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack itself has them
     kept               only what holds data is wanted, and the network that it needs
     """
 
@@ -45,6 +46,7 @@ class Inputs:
     has_bucket: bool = False
     kept: bool = False
     partition: str = "aws"
+    engine: str = ""
 
 
 def stack_name(config: Config) -> str:

@@ -6,31 +6,50 @@ enough. What a service does in the caller's name through CloudFormation needs th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from ..config import Config
 from ..errors import CloudError
 from . import repository
 from .calls import Calls
 from .inputs import Inputs, bucket_of, stack_name
+from .roles import allow, written
 from .storage import log_group, makes_file_system
 
-STACK = ("CreateChangeSet", "ExecuteChangeSet", "DescribeStacks", "DescribeStackEvents", "UpdateStack", "DeleteStack")
+LOOKS = (  # at what there is, which no resource narrows
+    "cloudwatch:GetMetricStatistics", "tag:GetResources", "servicequotas:ListServiceQuotas", "ssm:GetParameter", "iam:ListRoles",
+    "iam:SimulatePrincipalPolicy", "iam:ListInstanceProfiles", "s3:ListAllMyBuckets", "logs:DescribeLogGroups",
+    "fsx:DescribeFileSystems",
+    *(f"ec2:Describe{what}" for what in (
+        "Addresses", "AvailabilityZones", "CapacityReservations", "Images", "InstanceTypeOfferings", "Instances",
+        "InternetGateways", "KeyPairs", "LaunchTemplates", "NatGateways", "NetworkInterfaces", "PlacementGroups", "RouteTables",
+        "SecurityGroups", "SpotPriceHistory", "Subnets", "Volumes", "VpcEndpoints", "Vpcs",
+    )),
+)  # fmt: skip
+STACK = (
+    "CreateStack", "UpdateStack", "CancelUpdateStack", "DeleteStack", "DescribeStacks", "DescribeStackEvents", "GetTemplate",
+    "ListStackResources",
+)  # fmt: skip
 MACHINES = (
-    "RunInstances", "TerminateInstances", "DescribeInstances", "CreateLaunchTemplate", "CreateLaunchTemplateVersion",
-    "DeleteLaunchTemplate", "CreatePlacementGroup", "DeletePlacementGroup", "CreateSecurityGroup", "DeleteSecurityGroup",
-    "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "ImportKeyPair", "DeleteKeyPair", "CreateTags",
+    "RunInstances", "StartInstances", "TerminateInstances", "GetConsoleOutput", "CreateLaunchTemplate",
+    "CreateLaunchTemplateVersion", "DeleteLaunchTemplate", "CreatePlacementGroup", "DeletePlacementGroup", "CreateSecurityGroup",
+    "DeleteSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupEgress",
+    "ImportKeyPair", "DeleteKeyPair", "CreateTags",
 )  # fmt: skip
 NETWORK = (
-    "CreateVpc", "DeleteVpc", "CreateSubnet", "DeleteSubnet", "CreateInternetGateway", "AttachInternetGateway",
-    "DeleteInternetGateway", "CreateNatGateway", "DeleteNatGateway", "AllocateAddress", "ReleaseAddress", "CreateRouteTable",
-    "CreateRoute", "AssociateRouteTable", "CreateVpcEndpoint", "DeleteVpcEndpoints",
+    "CreateVpc", "ModifyVpcAttribute", "DeleteVpc", "CreateSubnet", "ModifySubnetAttribute", "DeleteSubnet",
+    "CreateInternetGateway", "AttachInternetGateway", "DetachInternetGateway", "DeleteInternetGateway", "CreateNatGateway",
+    "DeleteNatGateway", "AllocateAddress", "AssociateAddress", "ReleaseAddress", "CreateRouteTable", "CreateRoute",
+    "DeleteRouteTable", "AssociateRouteTable", "DisassociateRouteTable", "CreateVpcEndpoint", "DeleteVpcEndpoints",
 )  # fmt: skip
-FILE_SYSTEM = ("CreateFileSystem", "DescribeFileSystems", "DeleteFileSystem", "CreateDataRepositoryAssociation", "TagResource")
+FILE_SYSTEM = ("CreateFileSystem", "DeleteFileSystem", "CreateDataRepositoryAssociation", "TagResource")
 ROLES = (
-    "CreateRole", "DeleteRole", "PutRolePolicy", "DeleteRolePolicy", "AttachRolePolicy", "DetachRolePolicy", "PassRole",
-    "CreateInstanceProfile", "DeleteInstanceProfile", "AddRoleToInstanceProfile", "RemoveRoleFromInstanceProfile",
+    "CreateRole", "GetRole", "TagRole", "ListRoleTags", "ListRolePolicies", "ListAttachedRolePolicies", "DeleteRole",
+    "PutRolePolicy", "DeleteRolePolicy", "AttachRolePolicy", "DetachRolePolicy", "PassRole",
 )  # fmt: skip
+PROFILES = ("CreateInstanceProfile", "DeleteInstanceProfile", "AddRoleToInstanceProfile", "RemoveRoleFromInstanceProfile")
 BUCKET = ("CreateBucket", "PutEncryptionConfiguration", "PutBucketPublicAccessBlock", "PutLifecycleConfiguration",
           "PutBucketPolicy", "PutBucketTagging", "PutBucketOwnershipControls", "DeleteBucket")  # fmt: skip
 REPOSITORY = (
@@ -38,24 +57,67 @@ REPOSITORY = (
     "DescribeImages", "ListImages", "BatchGetImage", "GetDownloadUrlForLayer", "BatchDeleteImage", "PutImage",
     "BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload",
 )  # fmt: skip
-LOGS = ("CreateLogGroup", "DeleteLogGroup", "PutRetentionPolicy")
+LOGS = (
+    "CreateLogGroup", "PutRetentionPolicy", "TagResource", "ListTagsForResource", "DescribeLogStreams", "DeleteLogGroup",
+)  # fmt: skip
+STREAMS = ("GetLogEvents", "DeleteLogStream")
+DATA = ("ListBucket", "ListBucketVersions", "ListBucketMultipartUploads", "GetBucketLocation", "GetBucketTagging")
+OBJECTS = ("GetObject", "PutObject", "DeleteObject", "DeleteObjectVersion", "AbortMultipartUpload")
+SECRETS = ("PutParameter", "AddTagsToResource", "GetParametersByPath", "DeleteParameter")
+ENGINES = {
+    "batch": (
+        "CreateComputeEnvironment", "UpdateComputeEnvironment", "DeleteComputeEnvironment", "DescribeComputeEnvironments",
+        "CreateJobQueue", "UpdateJobQueue", "DeleteJobQueue", "DescribeJobQueues", "RegisterJobDefinition",
+        "DescribeJobDefinitions", "DeregisterJobDefinition", "SubmitJob", "DescribeJobs", "ListJobs", "TerminateJob",
+        "TagResource",
+    ),
+    "sagemaker": (
+        "CreateTrainingJob", "DescribeTrainingJob", "ListTrainingJobs", "UpdateTrainingJob", "StopTrainingJob",
+        "DeleteTrainingJob", "AddTags", "ListTags",
+    ),
+}  # fmt: skip
+ON_EC2 = ("", "batch")  # whose nodes are instances of the account
+LINKED = ("batch.amazonaws.com", "fsx.amazonaws.com", "spot.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
 MOST = 50  # actions in one request to the simulator
 
 
-def needed(config: Config, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(service, its operations, the resource they are done to) for each group."""
-    here = f"arn:{inputs.partition}:%s:{inputs.region}:{inputs.account}:%s"
-    yield "cloudformation", STACK, here % ("cloudformation", f"stack/{stack_name(config)}/x")
-    yield "ec2", MACHINES + (() if config.fleet.aws.vpc else NETWORK), "*"
-    yield "iam", ROLES, f"arn:{inputs.partition}:iam::{inputs.account}:role/{stack_name(config)}-NodeRole-x"
-    if config.fleet.image == repository.BUILD:
-        yield "ecr", ("GetAuthorizationToken",), "*"
-        yield "ecr", REPOSITORY, here % ("ecr", f"repository/{repository.NAME}")
-    yield "logs", LOGS, here % ("logs", f"log-group:{log_group(config)}")
-    if makes_file_system(config):
-        yield "fsx", FILE_SYSTEM, "*"
-    if not config.fleet.aws.bucket:
-        yield "s3", BUCKET, f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
+def needed(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(actions, the resource that they are done to) for each group."""
+    here, fleet = f"arn:{inputs.partition}:%s:{inputs.region}:{inputs.account}:%s", config.fleet
+    yield _of("cloudformation", STACK), here % ("cloudformation", f"stack/{stack_name(config)}/x")
+    on_ec2 = inputs.engine in ON_EC2
+    if on_ec2:
+        yield _of("ec2", MACHINES + (() if fleet.aws.vpc else NETWORK)), "*"
+    for kind, operations in (("role", ROLES), ("instance-profile", PROFILES if on_ec2 else ())):
+        yield _of("iam", operations), f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
+    if fleet.image == repository.BUILD:
+        yield ("ecr:GetAuthorizationToken",), "*"
+        yield _of("ecr", REPOSITORY), here % ("ecr", f"repository/{repository.NAME}")
+    yield _of("logs", LOGS), here % ("logs", f"log-group:{log_group(config)}")
+    yield _of("logs", STREAMS), here % ("logs", f"log-group:{log_group(config)}:log-stream:x")
+    if not inputs.engine and makes_file_system(config):
+        yield _of("fsx", FILE_SYSTEM), "*"
+    if not fleet.aws.bucket:
+        yield _of("s3", BUCKET), f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
+    if inputs.engine:
+        yield _of(inputs.engine, ENGINES[inputs.engine]), "*"
+    if inputs.engine and fleet.secrets:
+        yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.name}/x")
+
+
+def _of(service: str, operations: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{service}:{operation}" for operation in operations)
+
+
+def policy(config: Config, inputs: Inputs) -> dict[str, Any]:
+    """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
+    groups = [(LOOKS, "*"), *needed(config, inputs)]
+    allowed = [allow(sorted(actions), [re.sub(r"(?<=[/:-])x$", "*", resource)]) for actions, resource in groups if actions]
+    data = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(written(config, inputs))]
+    allowed += [allow([*_of("s3", DATA)], data), allow([*_of("s3", OBJECTS)], [f"{arn}/*" for arn in data])]
+    linked = f"arn:{inputs.partition}:iam::{inputs.account}:role/aws-service-role/*"
+    names = {"StringEquals": {"iam:AWSServiceName": list(LINKED)}}
+    return {"Version": "2012-10-17", "Statement": [*allowed, allow(["iam:CreateServiceLinkedRole"], [linked], names)]}
 
 
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
@@ -64,13 +126,12 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
     if caller.endswith(":root"):
         return []  # which may do anything, and can't be simulated
     missing = []
-    for service, operations, resource in needed(config, inputs):
-        actions = [f"{service}:{operation}" for operation in operations]
+    for actions, resource in needed(config, inputs):
         resources = {} if resource == "*" else {"ResourceArns": [resource]}
         for first in range(0, len(actions), MOST):
             found = calls.pages(
                 "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=caller,
-                ActionNames=actions[first : first + MOST], **resources,
+                ActionNames=list(actions[first : first + MOST]), **resources,
             )  # fmt: skip
             missing += [str(row.get("EvalActionName")) for row in found if row.get("EvalDecision") != "allowed"]
     return missing

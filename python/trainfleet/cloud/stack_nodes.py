@@ -69,6 +69,8 @@ class Foreseen:
 class Fleet:
     """The stack of a config."""
 
+    engine = ""
+
     def __init__(self, config: Config) -> None:
         self.config, self.calls = config, Calls(region_of(config))
         self.stack = CloudFormationStack(self.calls, stack_name(config), config.name)
@@ -139,10 +141,10 @@ class Fleet:
         try:
             state = self.stack.look()
         except NotAsked as error:
-            return self._first(discovery.placeholders(self.config, self.calls.region), error.what)
+            return self._first(replace(discovery.placeholders(self.config, self.calls.region), engine=self.engine), error.what)
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
-            return self._first(discovery.discover(self.config, self.calls, zone, tuple(range(self.config.fleet.nodes))))
+            return self._first(self._discover(zone, tuple(range(self.config.fleet.nodes))))
         inputs = self.inputs(state, self._wanted(bad)[0])
         text, before = self.render(inputs), self.stack.template()
         after = json.loads(text)
@@ -175,7 +177,7 @@ class Fleet:
     def _create(self, show: Show, say: Say) -> None:
         zones, slots = discovery.zones(self.config, self.calls), tuple(range(self.config.fleet.nodes))
         for zone, others in zip(zones, range(len(zones) - 1, -1, -1), strict=True):
-            inputs = discovery.discover(self.config, self.calls, zone, slots)
+            inputs = self._discover(zone, slots)
             self.check(inputs)
             say(f"making the stack {self.stack.name} in {zone}: {len(slots)} x {self.config.fleet.instance_type}")
             state = self.stack.create(self.render(inputs), tags_of(self.config, inputs), secrets.token_hex(16))
@@ -226,7 +228,10 @@ class Fleet:
     def inputs(self, state: State, slots: tuple[int, ...]) -> Inputs:
         """What an update needs: what is found out, with what the stack has fixed."""
         zone = state.parameters.get("Zone") or state.outputs.get("In") or next(iter(discovery.zones(self.config, self.calls)))
-        return template.read_back(discovery.discover(self.config, self.calls, zone, slots, True), state.parameters)
+        return template.read_back(self._discover(zone, slots, True), state.parameters)
+
+    def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
+        return replace(discovery.discover(self.config, self.calls, zone, slots, is_made), engine=self.engine)
 
     def _slots(self) -> tuple[int, ...]:
         """The slots that the stack has, whatever became of their instances."""

@@ -32,7 +32,8 @@ PARTS = {  # of a step, in words
     "idle": "pipeline idle", "gradients": "gradient exchange", "update": "optimizer", "other": "the rest",
 }  # fmt: skip
 FILES = (
-    r"config\.yaml|stack\.yaml|requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh|setup-[A-Za-z0-9._-]+\.sh"  # what OUT receives
+    r"config\.yaml|stack\.yaml|cluster\.yaml|policy\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
+    r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"  # what OUT receives
 )
 
 
