@@ -332,6 +332,9 @@ class PipelineStageModule(nn.Module):
             layer.weight_sharing = {sharing_group_name: path}
 
 
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of what stages pass on, as the first number sent
+
+
 class NxDPPModel(nn.Module):
     """Stages that take whole micro-batches in turn: all forward, then all backward."""
 
@@ -387,13 +390,13 @@ class NxDPPModel(nn.Module):
         return sum(found.detach() for _, found in done) if self.stage == self.stages - 1 else None
 
     def _send(self, value, stage):
-        assert value.dtype == torch.float32
-        dist.send(torch.tensor(value.shape), self.ranks[stage], group=self.group)
+        dist.send(torch.tensor([FORMATS.index(value.dtype), *value.shape]), self.ranks[stage], group=self.group)
         dist.send(value.contiguous(), self.ranks[stage], group=self.group)
 
     def _receive(self, stage):
-        dist.recv(shape := torch.empty(3, dtype=torch.int64), self.ranks[stage], group=self.group)
-        dist.recv(value := torch.empty(shape.tolist()), self.ranks[stage], group=self.group)
+        dist.recv(about := torch.empty(4, dtype=torch.int64), self.ranks[stage], group=self.group)
+        number, *shape = about.tolist()
+        dist.recv(value := torch.empty(shape, dtype=FORMATS[number]), self.ranks[stage], group=self.group)
         return value
 
 
