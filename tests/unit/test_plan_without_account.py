@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trainfleet.config import Settings, load
 from trainfleet.recipes import FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,11 @@ def plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     bare |= {"HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(ROOT / "python")}
     return subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], cwd=folder, env=bare, text=True, capture_output=True,
                           check=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*RECIPES, "bert-large-trn1-phase2"])
+def test_a_recipe_that_makes_machines_has_a_budget(name: str) -> None:
+    assert load(Settings(FOLDER / f"{name}.yaml"))[0].budget.max_usd
 
 
 @pytest.mark.parametrize("name", RECIPES)
