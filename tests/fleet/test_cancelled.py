@@ -45,8 +45,10 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(pair: L
         launch = begin(here, "train")
         until(lambda: (run / "intent.json").exists())
         assert "it is being launched: make train, typed by root" in enter(elsewhere, "status")
+        asking = begin(elsewhere, verb, *words)
+        until(lambda: (run / "stop").exists())  # before the survey can go on
         pair.join(1)
-        said = enter(elsewhere, verb, *words, timeout=200)
+        said = finish(asking, timeout=200)
         assert "asked the launch of soon to end: make train, typed by root" in said, said
         assert "stopped" in finish(launch, code=130, timeout=100)
         assert not pair.processes(0, "trainfleet.engine") and not (run / "results.json").exists()

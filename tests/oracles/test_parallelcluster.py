@@ -84,13 +84,14 @@ def queues() -> st.SearchStrategy[list[dict[str, Any]]]:
 
 
 def fsx() -> st.SearchStrategy[dict[str, Any]]:
+    persistent = st.fixed_dictionaries({"type": st.just("persistent"), "throughput": st.sampled_from([125, 250, 500, 1000])})
     made = st.fixed_dictionaries({
         "folder": st.sampled_from(["/fsx", "/data/lustre"]), "size_gib": st.sampled_from([1200, 2400, 4800, 24000]),
-        "type": st.sampled_from(["scratch", "persistent"]), "throughput": st.sampled_from([125, 250, 500, 1000]),
         "link": st.sampled_from([None, "s3://corpora/some"]), "export": st.booleans(),
     })  # fmt: skip
     there = st.just({"dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "mount_name": "abcdefgh"})
-    return st.one_of(made, there)
+    kind = st.one_of(st.just({"type": "scratch"}), persistent)
+    return st.one_of(st.builds(lambda one, other: one | other, made, kind), there)
 
 
 def fleets() -> st.SearchStrategy[dict[str, Any]]:
