@@ -14,7 +14,7 @@ from aws.fleets import INPUTS, every, fleet
 from aws.rules import described, judge
 from trainfleet import hardware
 from trainfleet.cloud.inputs import bucket_of, slug, stack_name
-from trainfleet.cloud.machines import MACHINES, addresses, interfaces, quota_of
+from trainfleet.cloud.machines import MACHINES, Interface, addresses, interfaces, quota_of
 from trainfleet.cloud.storage import refuse_size
 from trainfleet.cloud.template import MOST_BYTES, read_back, render, template
 from trainfleet.errors import ConfigError
@@ -89,8 +89,15 @@ def test_the_table_agrees_with_what_ec2_describes(name: str) -> None:
     info, sold = told["NetworkInfo"], set(told["SupportedUsageClasses"])
     assert row.vcpus == told["VCpuInfo"]["DefaultVCpus"] and row.memory_gib == told["MemoryInfo"]["SizeInMiB"] // 1024
     assert row.efa == info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+    slots = info["NetworkCards"][0]["MaximumNetworkInterfaces"]
+    assert min(4, slots) == machine.slots and len(on_card_0(interfaces(name))) <= slots
+    assert len(on_card_0(interfaces(name, 1))) + 1 <= slots, "a task of Batch has an interface of its own"
     assert machine.nvme_gb == told.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
     assert machine.sold == {{"capacity-block": "block"}.get(kind, kind) for kind in sold}
+
+
+def on_card_0(found: tuple[Interface, ...]) -> list[Interface]:
+    return [one for one in found if one.card == 0]
 
 
 def test_every_type_is_in_both_tables() -> None:
@@ -113,6 +120,8 @@ def test_interfaces_are_numbered_as_aws_has_them() -> None:
         (1, 0, "efa-only"),
     ]
     assert [(place.card, place.device, place.kind) for place in b300[:2]] == [(0, 0, "interface"), (1, 0, "efa-only")]
+    on_batch = interfaces("p5.48xlarge", 1)
+    assert (on_batch[0].kind, on_batch[1].card, on_batch[1].kind, len(on_batch)) == ("efa", 1, "efa-only", 32)
     assert (addresses("trn1.32xlarge"), addresses("p5.48xlarge"), addresses("c7i.8xlarge")) == (8, 1, 1)
 
 

@@ -25,6 +25,7 @@ from .template import assemble
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
+TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
 OWN_PLACE = ("reservation", "block")  # whose instances stand together already, or as the reservation says
 ROOT, DISK = "/dev/xvda", 300  # GiB at least: images of training are large, and ECS pulls them to the root volume
 NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
@@ -58,6 +59,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
             "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0,
             "MaxvCpus": row.vcpus * config.fleet.nodes,
             "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], "PlacementGroup": ref("Together"),
+            "SecurityGroupIds": [attribute("Wall", "GroupId")],  # of tasks' interfaces: else the VPC's default group
             "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(config, row)], "Tags": tags,
             "LaunchTemplate": newest("Template"),
         },
@@ -139,7 +141,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
         "NetworkInterfaces": [
             {"NetworkCardIndex": one.card, "DeviceIndex": one.device, "InterfaceType": one.kind,
              "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
-            for one in interfaces(config.fleet.instance_type or "")
+            for one in interfaces(config.fleet.instance_type or "", TASKS_OWN)
         ],
         "UserData": base64.b64encode(user_data(config).encode()).decode(),
     }  # fmt: skip

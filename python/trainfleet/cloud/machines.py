@@ -32,27 +32,29 @@ class Machine:
     """A type's local disks, and how it is sold: on-demand, spot, block (every type can be reserved).
 
     `efa_only`: its EFA interfaces take no addresses; a plain one comes first. `first_efa`: the first network card that has EFA.
+    `slots`: the interfaces that card 0 holds.
     """
 
     nvme_gb: int
     sold: frozenset[str] = SOLD
     efa_only: bool = False
     first_efa: int = 0
+    slots: int = 4
 
 
 MACHINES = {
     "trn1.2xlarge": Machine(474, NO_BLOCK),
     "trn1.32xlarge": Machine(7600),
     "trn1n.32xlarge": Machine(7600, NO_BLOCK),
-    "trn2.3xlarge": Machine(470, efa_only=True),
-    "trn2.48xlarge": Machine(7600, efa_only=True),
-    "trn2u.48xlarge": Machine(7600, SOLD - {"spot"}, efa_only=True),
+    "trn2.3xlarge": Machine(470, efa_only=True, slots=2),
+    "trn2.48xlarge": Machine(7600, efa_only=True, slots=2),
+    "trn2u.48xlarge": Machine(7600, SOLD - {"spot"}, efa_only=True, slots=2),
     "p3dn.24xlarge": Machine(1800, NO_BLOCK),
     "p4d.24xlarge": Machine(8000),
     "p4de.24xlarge": Machine(8000),
     "p5.4xlarge": Machine(3800, efa_only=True),
-    "p5.48xlarge": Machine(30400, efa_only=True),
-    "p5e.48xlarge": Machine(30400, efa_only=True),
+    "p5.48xlarge": Machine(30400, efa_only=True, slots=2),
+    "p5e.48xlarge": Machine(30400, efa_only=True, slots=2),
     "p5en.48xlarge": Machine(30400, efa_only=True),
     "p6-b200.48xlarge": Machine(30400, efa_only=True),
     "p6-b300.48xlarge": Machine(30400, efa_only=True, first_efa=1),
@@ -64,9 +66,15 @@ MACHINES = {
 }
 
 
-def interfaces(name: str) -> tuple[Interface, ...]:
-    """The interfaces that give a node all its EFA devices, the primary first."""
+def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
+    """The interfaces that give a node all its EFA devices, the primary first.
+
+    `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. Where the card can't hold them beside two
+    others, one has both the address and EFA, as in AWS's own template for P5 on Batch.
+    """
     row, machine = hardware.INSTANCE_TYPES[name], MACHINES[name]
+    if machine.efa_only and machine.first_efa == 0 and 2 + tasks > machine.slots:
+        return (Interface(0, 0, "efa"), *(Interface(card, 0, "efa-only") for card in range(1, row.efa)))
     if not machine.efa_only:
         return (Interface(0, 0, "efa" if row.efa else "interface"), *(Interface(card, 1, "efa") for card in range(1, row.efa)))
     cards = range(machine.first_efa, machine.first_efa + row.efa)  # behind the primary on card 0, the first device of any other
