@@ -90,6 +90,7 @@ def of_sagemaker() -> Iterator[Asked]:
     for action in ("CreateLogStream", "PutLogEvents"):
         yield Asked(f"logs:{action}", f"{HOME.format('logs')}log-group:/aws/sagemaker/TrainingJobs:log-stream:a")
     yield Asked("cloudwatch:PutMetricData", "*")
+    yield Asked("ssmmessages:OpenDataChannel", "*")
     for action in ("CreateNetworkInterface", "DescribeSubnets"):
         yield Asked(
             f"ec2:{action}", "*" if action.startswith("Describe") else f"{HOME.format('ec2')}subnet/subnet-0123456789abcdef0"
@@ -106,7 +107,7 @@ def config_of(recipe: str) -> Config:
     fleet = replace(config.fleet, secret_arns=(f"WANDB_API_KEY={HOME.format('secretsmanager')}secret:wandb-Ab1Cd2",))
     if fleet.backend == "sagemaker":
         vpc = {"subnets": ("subnet-0123456789abcdef0",), "security_groups": ("sg-0123456789abcdef0",)}
-        fleet = replace(fleet, sagemaker=replace(fleet.sagemaker, kms_key="alias/training", **vpc))  # type: ignore[arg-type]
+        fleet = replace(fleet, sagemaker=replace(fleet.sagemaker, kms_key="alias/training", remote_debug=True, **vpc))  # type: ignore[arg-type]
     config = replace(config, fleet=fleet, train=replace(config.train, init_from=f"s3://{CORPUS}/model"))
     return replace(config, fleet=replace(config.fleet, image="build"))
 

@@ -129,6 +129,8 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         "EnableManagedSpotTraining": spot,
         "EnableInterContainerTrafficEncryption": own.encrypt_traffic,
         "EnableNetworkIsolation": False,
+        **({"InfraCheckConfig": {"EnableInfraCheck": True}} if own.health_check else {}),
+        **({"RemoteDebugConfig": {"EnableRemoteDebug": True}} if own.remote_debug else {}),
         "ProfilerConfig": {"DisableProfiler": True},
         **({"VpcConfig": {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}} if own.subnets else {}),
         **({"RetryStrategy": {"MaximumRetryAttempts": own.retries}} if own.retries else {}),

@@ -116,6 +116,8 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     actions = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
     yield allow(actions, [group])
     yield allow(["cloudwatch:PutMetricData"], ["*"])  # which knows no narrower resource
+    if config.fleet.sagemaker.remote_debug:
+        yield allow([f"ssmmessages:{step}{kind}Channel" for step in ("Create", "Open") for kind in ("Control", "Data")], ["*"])
     if config.fleet.sagemaker.subnets:
         faces = ["CreateNetworkInterface", "CreateNetworkInterfacePermission", "DeleteNetworkInterface",
                  "DeleteNetworkInterfacePermission", "DescribeNetworkInterfaces", "DescribeVpcs", "DescribeDhcpOptions",

@@ -83,6 +83,8 @@ class SageMaker:
     subnets: tuple[str, ...]
     security_groups: tuple[str, ...]
     encrypt_traffic: bool
+    health_check: bool
+    remote_debug: bool
     kms_key: str | None
     training_plan: str | None
 
