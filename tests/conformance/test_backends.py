@@ -195,7 +195,8 @@ def engine(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench
         (place.cluster.folder / "probe.py").write_text(PROBE)
         paths = {"data.store": "s3://bucket/sets", "checkpoint.destination": "s3://bucket/checkpoints"}
         fleet = {key: value for key, value in place.fleet(name).items() if key != "backend"}
-        fleet.setdefault("batch", {})["attempts"] = 1
+        if "batch" in fleet:
+            fleet["batch"]["attempts"] = 1
         config = config_of(name, folder, paths, **fleet)
 
         def running() -> list[str]:
