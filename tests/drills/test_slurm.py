@@ -320,8 +320,10 @@ def test_a_node_that_fails_before_its_ranks_begin_is_named_and_not_those_that_sr
 
 
 # The nodes' Python: it finds what stands in for AWS's closed compiler (tests/neuron_tools), and compiles while no `hold` is there.
+# It lists the folder, as its client of the file server may remember a name for seconds.
 PYTHON = """#!/bin/sh
-case "$*" in *--ahead*) while [ -e {desk}/hold ]; do sleep 0.2; done; [ ! -e {desk}/breaks ] || exit 3;; esac
+there() {{ ls {desk} | grep -qx "$1"; }}
+case "$*" in *--ahead*) while there hold; do sleep 0.2; done; ! there breaks || exit 3;; esac
 export PATH={tools}:$PATH PYTHONPATH={tools}:$PYTHONPATH TOLD={desk}/told
 exec {python} "$@"
 """
