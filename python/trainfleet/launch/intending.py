@@ -73,12 +73,17 @@ def launching(config: Config, verb: str) -> Iterator[None]:
         if (intent := _declare(place, config, verb)) is None:
             yield
             return
+        before = signal.getsignal(signal.SIGINT)
+        if before == signal.SIG_IGN:  # a job in the background of a script: by this signal the watch ends the launch
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = watch = Watch(place, intent)
         try:
             yield
         finally:
             watch.end(begun=False)
             del _open[config.name]
+            if before == signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def leads(run: Run) -> None:
