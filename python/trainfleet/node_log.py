@@ -15,8 +15,9 @@ from pathlib import Path
 from .door import opener
 from .secrecy import hide_bytes
 
-AWAY = frozenset({errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENXIO, errno.ENODEV, errno.ESHUTDOWN, errno.EHOSTDOWN,
-                  errno.EHOSTUNREACH, errno.ETIMEDOUT})  # fmt: skip  # what a client says of a file server that it has lost
+# What a client says of a file server that it has lost.
+AWAY = (errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENXIO, errno.ENODEV, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+        errno.ETIMEDOUT)  # fmt: skip
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
 _RANKED = re.compile(rb"^(rank \d+) \| ?")

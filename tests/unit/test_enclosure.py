@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import verbs
+from takeover import ATTEMPT
 from trainfleet import devices, sandbox
 from trainfleet.config import dump_resolved, load_resolved
 from trainfleet.engine import enclosure
@@ -23,17 +24,12 @@ WHOLE = not sandbox.lacks()
 pytestmark = pytest.mark.skipif(not WHOLE and "REQUIRE_ALL" not in os.environ, reason="this kernel has no Landlock")
 
 # What a checkpoint or a manifest that takes over its reader would try, from within that reader.
-TAKEN = """
-import os, socket
-from pathlib import Path
+TAKEN = (
+    ATTEMPT
+    + """
 from trainfleet.checkpoints import pickled
 from trainfleet.data import manifest
 home = Path(os.environ["PROBED"])
-def attempt(name, does):
-    try:
-        does(); print("DONE", name, flush=True)
-    except OSError:
-        print("REFUSED", name, flush=True)
 def taken(read):
     def reads(*words):
         attempt("secret", lambda: (home / "secret.txt").read_text())
@@ -46,6 +42,7 @@ def taken(read):
     return reads
 pickled.read, manifest.read_manifest = taken(pickled.read), taken(manifest.read_manifest)
 """
+)
 VERBS = {
     "trainfleet.engine.generate": (["--tokens", "3", "runs/old", "word1"], "word1"),
     "trainfleet.engine.evaluate": (["runs/old"], "perplexity"),

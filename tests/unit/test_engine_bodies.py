@@ -185,6 +185,11 @@ def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pyt
     [
         ("batch", {"spot": True}, "fleet.spot: AWS Batch runs multi-node parallel jobs on no spot"),
         ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: counts within a share"),
+        (
+            "batch",
+            {"aws": {"region": "us-east-1", "image": "ami-0123456789abcdef0"}},
+            "fleet.batch.queue mine has machines of its own",
+        ),
         ("batch", {"image": "none"}, "fleet.image"),
         ("sagemaker", {"image": "none"}, "fleet.image"),
         ("sagemaker", {"sagemaker": {"input_mode": "fsx"}}, "fleet.sagemaker.file_system: is missing"),

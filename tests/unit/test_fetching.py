@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from s3server import serve
+from takeover import ATTEMPT
 from trainfleet import s3, sandbox, streams
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.config.types import Data
@@ -26,15 +27,11 @@ WHOLE = not sandbox.lacks()
 LINES = "".join(json.dumps({"text": f"document {number} " * 30}) + "\n" for number in range(400)).encode()
 
 # A library that is loaded behind the wall and has been taken over, as it were, by a crafted file.
-TAKEN = """
-import json, os, socket
-from pathlib import Path
+TAKEN = (
+    ATTEMPT
+    + """
+import json
 from trainfleet.data import fetching
-def attempt(name, does):
-    try:
-        does(); print("DONE", name, flush=True)
-    except OSError:
-        print("REFUSED", name, flush=True)
 class Tokenizer:
     @staticmethod
     def from_json_str(definition):
@@ -44,6 +41,7 @@ class Tokenizer:
         attempt("a source", lambda: fetching.stat("s3://bucket/text/0.jsonl"))
         raise ValueError("taken over")
 """
+)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_every_artifact_is_written(tmp_path: Path, name: str) -> None:
     assert all(any(path.startswith(wanted) for path in written) for wanted in RECIPES[name]), written
     if "stack.yaml" in written:
         assert "account: not asked, as AWS can't be asked without credentials" in said.stdout, said.stdout
-        assert "stand the account 000000000000" in said.stdout and "list price in" in said.stdout
+        assert "the account 000000000000, the zone" in said.stdout and "list price in" in said.stdout
         body = json.loads((tmp_path / "out/requests/01-cloudformation-CreateStack.json").read_text())
         assert "000000000000" in json.dumps(body)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from takeover import ATTEMPT
 from trainfleet import apart, sandbox
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.data.look import Look, look
@@ -130,14 +131,9 @@ def test_without_the_wall_each_of_these_ways_is_open(home: Path) -> None:
 
 
 # A library that is loaded behind the wall and has been taken over, as it were, by a crafted file.
-TAKEN = """
-import os, socket
-from pathlib import Path
-def attempt(name, does):
-    try:
-        does(); print("DONE", name, flush=True)
-    except OSError:
-        print("REFUSED", name, flush=True)
+TAKEN = (
+    ATTEMPT
+    + """
 class Tokenizer:
     @staticmethod
     def from_json_str(definition):
@@ -147,6 +143,7 @@ class Tokenizer:
         attempt("other dataset", lambda: Path("data/other/x").write_text(""))
         raise ValueError("taken over")
 """
+)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

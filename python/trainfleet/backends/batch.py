@@ -19,6 +19,8 @@ from ..cloud.inputs import slug, stack_name
 from ..cloud.prices import Prices
 from ..cloud.spending import Row
 from ..config import Config
+from ..config.types import Aws
+from ..door import show
 from ..entrypoint import AGAIN
 from ..errors import CloudError
 from ..exit_codes import ELSEWHERE
@@ -34,6 +36,7 @@ from .hosted import ON_REQUEST, Hosted
 from .waiting import Waiting
 
 GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
+OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")  # keys of fleet.aws, of no use to a queue of yours
 AT_ONCE = 100  # jobs that DescribeJobs takes
 GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
@@ -63,6 +66,11 @@ class Batch(Hosted):
         yield from demands.refuse_of_engine(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
+        if config.fleet.batch.queue:
+            for key in OF_THE_STACK:
+                if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
+                    what = f"{show(value)}: fleet.batch.queue {config.fleet.batch.queue} has machines of its own; leave it out"
+                    yield f"fleet.aws.{key}", what
         if config.fleet.aws.volume_gib < DISK:
             what = f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; {DISK} or more works"
             yield "fleet.aws.volume_gib", what

@@ -17,7 +17,7 @@ from typing import Any
 from .. import hardware
 from ..config import Config
 from .inputs import Inputs, stack_name, tags_of
-from .instances import capacity_of, hardened, newest, reserved
+from .instances import hardened, newest, placement, reserved, together
 from .machines import interfaces
 from .roles import AGENT, allow, keys, pulls, role, statements
 from .storage import logs
@@ -26,7 +26,6 @@ from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
-OWN_PLACE = ("reservation", "block")  # whose instances stand together already, or as the reservation says
 ROOT, DISK = "/dev/xvda", 300  # GiB at least: images of training are large, and ECS pulls them to the root volume
 NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
 BOUNDARY = "==TRAINFLEET=="
@@ -52,13 +51,14 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
 def batch(config: Config, inputs: Inputs) -> Resources:
     """What multi-node jobs of AWS Batch run on."""
     row, tags, name = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs), stack_name(config)
+    group = placement(config, inputs)
     environment = resource(
         "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=f"{name}-nodes", Type="MANAGED", State="ENABLED",
         ReplaceComputeEnvironment=False, Tags=tags,
         ComputeResources={
             "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0,
             "MaxvCpus": row.vcpus * config.fleet.nodes,
-            "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], "PlacementGroup": ref("Together"),
+            "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], **({"PlacementGroup": group} if group else {}),
             "SecurityGroupIds": [attribute("Wall", "GroupId")],  # of tasks' interfaces: else the VPC's default group
             "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(config, row)], "Tags": tags,
             "LaunchTemplate": newest("Template"),
@@ -69,12 +69,8 @@ def batch(config: Config, inputs: Inputs) -> Resources:
         ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref("Environment")}],
     )  # fmt: skip
     reads = [_parameters(config, inputs), *_secrets(config)]
-    together = {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")}
-    if capacity_of(config) in OWN_PLACE:
-        together = {}
-        del environment["Properties"]["ComputeResources"]["PlacementGroup"]
     return {
-        **network(config, inputs), **walls(config, inputs), **logs(config), **together,
+        **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
         "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)),
         "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),

@@ -30,15 +30,24 @@ def capacity_of(config: Config) -> str:
 
 def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     """Everything that computes, and how it is placed and opened."""
-    found: Resources = {}
-    if capacity_of(config) in ("on-demand", "spot"):
-        found["Together"] = resource("AWS::EC2::PlacementGroup", Strategy="cluster")
+    found = together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
         name = f"trainfleet-{config.name}-{inputs.created}"[:255]  # its time keeps it from meeting one that an earlier stack left
         found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey"))
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
+
+
+def together(config: Config) -> Resources:
+    """The placement group that is made; reserved machines stand where their reservation says."""
+    is_made = capacity_of(config) in ("on-demand", "spot")
+    return {"Together": resource("AWS::EC2::PlacementGroup", Strategy="cluster")} if is_made else {}
+
+
+def placement(config: Config, inputs: Inputs) -> Any:
+    """The placement group of the nodes: the reservation's own, the one that is made, or None."""
+    return inputs.group or (ref("Together") if together(config) else None)
 
 
 def _node(config: Config, slot: int) -> Resource:
@@ -57,7 +66,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
     data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
     # A spot instance and one in a capacity block can't be stopped by themselves: shutting down ends them.
     data["InstanceInitiatedShutdownBehavior"] = "stop" if capacity in ("on-demand", "reservation") else "terminate"
-    if group := inputs.group or (ref("Together") if capacity in ("on-demand", "spot") else None):
+    if group := placement(config, inputs):
         data["Placement"] = {"GroupName": group}
     if capacity == "spot":
         once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}

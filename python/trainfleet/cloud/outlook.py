@@ -34,11 +34,11 @@ def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | No
 
 
 def account(config: Config, calls: Calls, foreseen: Foreseen) -> Iterator[str]:
-    """What stands against it in the account; without one, what stands for its answers."""
+    """What in the account prevents it; without an account, what stands in for its answers."""
     if foreseen.unasked:
         inputs = foreseen.inputs
         yield f"account: not asked, as {foreseen.unasked}"
-        yield f"  for its answers stand the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image}"
+        yield f"  the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image} stand in for its answers"
         return
     found = checks.findings(config, calls, foreseen.inputs)
     yield "account: nothing stands against it" if not found else "account"

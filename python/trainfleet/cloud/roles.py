@@ -57,7 +57,7 @@ def statements(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Pulling the image, for whom nobody else pulls it."""
+    """Pulling the image, for a role whose holder pulls it itself."""
     if source := pulled(config, inputs):
         yield allow(["ecr:GetAuthorizationToken"], ["*"])  # which knows no narrower resource
         yield allow(PULL, [source])

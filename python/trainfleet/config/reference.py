@@ -14,8 +14,8 @@ HEAD = """# Keys of config.yaml
 Made from [config.schema.json](config.schema.json) by `python -m trainfleet.config.reference > schema/README.md`: edit that.
 A key that is left out has its default. `null` means: derived from the rest, and `make plan` shows what it came to and why.
 Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
-*Used by* names the backends that use a key, of a group or of itself, where not all do: the others refuse it, but local, where it
-waits. `parallelcluster` is slurm on a cluster that is made (`fleet.slurm.create`).
+Where not every backend uses a key, *Used by* names those that do; a key has its group's unless it has its own. The other backends
+refuse the key, except local, which sets it aside. `parallelcluster` is slurm on a cluster that is made (`fleet.slurm.create`).
 """
 
 

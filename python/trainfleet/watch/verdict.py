@@ -235,7 +235,7 @@ def _seen(outcome: Outcome) -> Iterator[Line]:
     severed = [node for node, code in status.exits.items() if code == SEVERED]
     if severed and len(severed) == len(status.exits):
         yield Line(now - 1, None, None, "watch", "severed nodes: their parts failed, and none of them reaches the run folder")
-        return
+        severed = []
     for node in severed:
         yield Line(now - 1, node, None, "watch", f"severed node {node}: its part failed, and it does not reach the run folder")
 
