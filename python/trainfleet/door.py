@@ -29,6 +29,7 @@ DEEPEST = 32  # objects and lists within one another; what trainfleet writes has
 LARGEST_COUNT = 10**18  # that a foreign text may tell
 SHOWN = 60  # characters of a wrong value in a message
 _SEALED = set[Path]()
+_HOME: list[str] = []  # the working folder, from which sealed folders are named
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through: a sandbox may forbid to list it
 _LOOK = "ls -l, on its path"
@@ -48,6 +49,7 @@ _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  #
 def seal(folder: Path) -> None:
     """From now on no link below `folder` is followed: it is a run's, and somebody else may have made it. Itself it may be one."""
     _SEALED.update((folder, folder.absolute()))
+    _HOME[:] = [str(Path.cwd())]
 
 
 def is_sealed(path: Path) -> bool:
@@ -69,7 +71,7 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
     if ".." in (*inner, last):
         raise OSError(errno.ELOOP, "it leads out of its folder")
     with contextlib.ExitStack() as opened:
-        folder = os.open(root, _FOLDER)
+        folder = _open_root(root)
         opened.callback(os.close, folder)
         for part in inner:
             if make:
@@ -78,6 +80,17 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
             folder = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
             opened.callback(os.close, folder)
         yield folder, Path(last)
+
+
+def _open_root(root: Path) -> int:
+    """Once a file server was mounted anew, all that was open is stale, the working folder too: it is entered again by its name."""
+    try:
+        return os.open(root, _FOLDER)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        os.chdir(_HOME[0])
+        return os.open(root, _FOLDER)
 
 
 def opener(path: str, flags: int) -> int:

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -95,6 +96,32 @@ def test_nothing_of_a_run_on_one_machine_listens_beyond_it(nodes: int, tmp_path:
     addresses = re.findall(r"listens (\w+):(\w+)", said[0])
     assert f"meets at {LOOPBACK}" in said[0] and addresses
     assert {address for address, _ in addresses} <= {"0100007F", f"{0:024x}0100007F"}, addresses
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_node_0_goes_when_the_others_have_gone_or_after_a_while(leaves: bool, tmp_path: Path) -> None:
+    (tmp_path / "torchrun.py").write_text("import sys; print('begun', flush=True); sys.stdin.readline()")
+    port = free_port()
+    words = [
+        "torchrun",
+        f"--master-addr={LOOPBACK}",
+        f"--master-port={port}",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--node-rank=0",
+    ]
+    command = [sys.executable, "-m", meeting.__name__, *words]
+    environment = os.environ | python_path(f"{python_path()['PYTHONPATH']}:{tmp_path}")
+    node0 = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert node0.stdin and node0.stdout and node0.stdout.readline() == "begun\n"
+    with socket.create_connection((LOOPBACK, port), source_address=("127.0.0.2", 0)) as other:
+        began = time.monotonic()
+        print("go", file=node0.stdin, flush=True)
+        time.sleep(1.5)
+        assert node0.poll() is None
+        if leaves:
+            other.close()
+        assert node0.wait(timeout=60) == 0 and (time.monotonic() - began < meeting.LINGER) is leaves
 
 
 def test_a_rank_without_torchrun_meets_the_same_way() -> None:

@@ -16,6 +16,8 @@ import os
 import runpy
 import socket
 import sys
+import time
+from contextlib import suppress
 from errno import EADDRNOTAVAIL
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -25,6 +27,8 @@ from ..relay import LOOPBACK, WAITING
 
 EVERYWHERE = "0.0.0.0"
 ENDED = 1
+ESTABLISHED = "01"  # as /proc/net/tcp has it (proc(5))
+LINGER = 5.0  # seconds at most
 
 
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
@@ -92,6 +96,28 @@ def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, i
         return []
 
 
+def linger(port: int) -> None:
+    """Waits until no other node is connected to a port of this one, LINGER seconds at most.
+
+    The store ends with this process, and torchrun here may be done before the others have their last answer from it: each of them
+    would end its log with a traceback.
+    """
+    until = time.monotonic() + LINGER
+    while time.monotonic() < until and _is_visited(port):
+        time.sleep(0.05)
+
+
+def _is_visited(port: int) -> bool:
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/self/net/{table}", encoding="ascii") as rows:
+            next(rows)  # names of the columns
+            for _, here, there, state, *_ in map(str.split, rows):
+                (own, at), other = here.rsplit(":", 1), there.rsplit(":", 1)[0]
+                if state == ESTABLISHED and int(at, 16) == port and other != own:
+                    return True
+    return False
+
+
 def main(words: list[str]) -> None:
     """Runs the module that the first word names, as `python -m` does, with the others; on node 0 its store is there before."""
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
@@ -106,6 +132,8 @@ def main(words: list[str]) -> None:
         store = listen(meet, port, nodes)
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    if store:
+        linger(port)
     del store  # only now: until here torchrun shares it
 
 
