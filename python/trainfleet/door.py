@@ -83,7 +83,7 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 
 
 def _open_root(root: Path) -> int:
-    """Once a file server was mounted anew, all that was open is stale, the working folder too: it is entered again by its name."""
+    """Whoever mounts a file server anew makes stale what was open, the working folder too: it is entered again by its name."""
     try:
         return os.open(root, _FOLDER)
     except OSError as error:

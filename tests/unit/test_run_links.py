@@ -168,7 +168,7 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
-    "adapters.py:ports_here", "presence.py:others", "sandbox.py:_allow", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "counters.py:_counts", "counters.py:_is_broken", "counters.py:_states", "counters.py:_without_driver", "cpu_speed.py:cpu",
+    "adapters.py:ports_here", "presence.py:others", "sandbox.py:_allow", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "counters.py:_counts", "counters.py:_is_broken", "counters.py:_states", "counters.py:_without_driver", "cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware.py:local_accelerator", "hardware.py:local_chip",
     "hardware.py:local_cores", "hardware.py:memory_limits", "hardware.py:spare_memory", "kernel.py:_count", "kernel.py:_kmsg",
     "kernel.py:oom_kills", "processes.py:_is_below", "processes.py:identity", "seat.py:card", "seat.py:of_sagemaker",
