@@ -112,6 +112,18 @@ INSTANCE_TYPES = {
 }
 
 
+# Over how many EFA interfaces a client of FSx for Lustre goes: none before Nitro v4, and none of Trn2's family. FSx for Lustre's
+# user guide, "Configuring EFA clients", and its script for p6-b300; Nitro versions: EC2's instance types guide (read 2026-11-23).
+LUSTRE_EFA = {"p5": 8, "p5e": 8, "p5en": 8, "p6-b200": 8, "p6-b300": 16, "g6": 1, "g6e": 2, "trn1": 2, "trn1n": 2}
+LUSTRE_CONNECTIONS = 1024  # of one file system over EFA, each interface of each client counts
+
+
+def lustre_efa(row: NodeType, nodes: int) -> int:
+    """The EFA interfaces by which each of `nodes` of a type reaches an FSx file system; 0 where FSx does not offer that."""
+    most = min(row.efa, LUSTRE_EFA.get(row.name.partition(".")[0], 0))
+    return min(most, max(1, LUSTRE_CONNECTIONS // nodes))
+
+
 LEFT_OUT = {  # types that EC2 has and the table lacks, by how their names begin, and why; public pages as of 2026-11-22
     "p6e-": "its processors are ARM's, and drivers and images here are x86-64's; p6-b200.48xlarge and p6-b300.48xlarge work",
     "trn3": "EC2's guide names no type of Trainium3 yet; trn2.48xlarge is the newest that is known",

@@ -10,6 +10,8 @@ import pytest
 from aws.fleets import every, fleet
 from trainfleet.cloud.demands import MOST_NODES, refuse
 
+LUSTRE_EFA = {"fsx_efa": True, "fsx_type": "persistent", "fsx_size_gib": 19200}
+
 
 @pytest.mark.parametrize(("name", "config"), [(name, config) for name, config, inputs in every()])
 def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
@@ -30,6 +32,8 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         ({"head": "c7i.xlarge"}, "fleet.aws.head", "fleet.aws.ssh_from says who"),
         ({"head": "p5.48xlarge", "ssh_from": ("203.0.113.7/32",)}, "fleet.aws.head", "needs no accelerator"),
         ({"fsx_size_gib": 3600}, "fleet.fsx.size_gib", "4800 works"),
+        ({"instance_type": "p4d.24xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "p4d.24xlarge can't reach FSx over EFA"),
+        ({"instance_type": "trn2.48xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "paid for unused; false works, or p5"),
         ({"nodes": MOST_NODES + 1}, "fleet.nodes", "one stack makes"),
     ],
 )

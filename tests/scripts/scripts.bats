@@ -288,17 +288,154 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   fake modprobe ''
   fake lctl 'echo "lustre: 2.15.6"'
   fake mount "echo \"10.0.0.5@tcp:/abcd \$1 lustre rw 0 0\" >> $root/mounts"
-  run "$scripts/fsx.sh" check "$source" "$root/fsx" "$key"
+  run "$scripts/fsx.sh" check "$source" "$root/fsx"
   [ "$status" -eq 1 ]
-  run "$scripts/fsx.sh" apply "$source" "$root/fsx" "$key"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
   [ "$status" -eq 0 ]
   [ "${lines[-1]}" = "fsx: $source at $root/fsx, Lustre 2.15.6" ]
-  run "$scripts/fsx.sh" apply "$source" "$root/fsx" "$key"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
   [ "$(grep -c lustre "$root/etc/fstab")" -eq 1 ]
   [ "$(grep -c '^mount ' "$FAKE_LOG")" -eq 1 ]
-  run "$scripts/fsx.sh" verify fs-2.fsx.us-east-1.amazonaws.com@tcp:/other "$root/fsx" "$key"
+  run "$scripts/fsx.sh" verify fs-2.fsx.us-east-1.amazonaws.com@tcp:/other "$root/fsx"
   [ "$status" -eq 1 ]
   [[ $output == *"is not mounted"* ]]
+}
+
+@test "fsx: data that does not go over EFA is said" {
+  source=fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd
+  mkdir "$root/fsx"
+  fake modprobe ''
+  fake lctl 'echo "lustre: 2.15.6"'
+  fake mount "echo \"10.0.0.5@tcp:/abcd \$1 lustre rw 0 0\" >> $root/mounts"
+  fake dd "echo 9 >> $root/sent"
+  fake lnetctl "echo '        send_count: 4'; echo '        send_count: 4'"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx" efa
+  [ "$status" -eq 1 ]
+  [[ $output == *"16 MiB written to $root/fsx did not go over EFA"* ]]
+  grep -q "x-systemd.automount,x-systemd.requires=trainfleet-lnet.service 0 0" "$root/etc/fstab"
+  fake lnetctl "echo '        send_count: 4'; [ ! -e $root/sent ] || echo '        send_count: '\$((16 * \$(wc -l < $root/sent)))"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx" efa
+  [ "$status" -eq 0 ]
+  [ "${lines[-1]}" = "fsx: $source at $root/fsx over EFA, Lustre 2.15.6" ]
+  [ -z "$(ls -A "$root/fsx")" ]
+}
+
+kernels() { # RUNNING, then those that have a Lustre module: fake tools of a machine, with Ubuntu's archive and FSx's repository
+  local running=$1
+  shift
+  echo "$running" > "$root/running"
+  printf '%s\n' "$@" > "$root/offered"
+  mkdir -p "$root/boot/grub"
+  fake uname "case \$1 in -r) cat $root/running;; *) /usr/bin/uname \"\$@\";; esac"
+  fake curl 'echo x > "${@: -2:1}"'
+  fake gpg 'echo "pub:"; echo "fpr:::::::::'"$key"':"'
+  fake apt-cache "case \$1 in
+    search) sed 's/.*/lustre-client-modules-& - Lustre module/' $root/offered;;
+    show) v=\${2#lustre-client-modules-}; v=\${v#linux-image-}; grep -qx \"\$v\" $root/offered;; esac"
+  fake apt-get "[ \$1 != install ] || printf '%s\\n' \"\$@\" | sed -n 's/^lustre-client-modules-//p' > $root/module"
+  fake mount.lustre ''
+  fake modinfo "[ \"\$(cat $root/module 2> /dev/null)\" = \"\$(cat $root/running)\" ]"
+  fake update-grub "echo \"menuentry 'Ubuntu, with Linux \$(cat $root/module)' {\" > $root/boot/grub/grub.cfg"
+}
+
+@test "lustre: a kernel that has a module is left as it is" {
+  kernels 6.17.0-1017-aws 6.14.0-1018-aws 6.17.0-1017-aws 6.17.0-1019-aws
+  run "$scripts/lustre.sh" apply "$key"
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [ "${lines[-1]}" = "lustre: client for kernel 6.17.0-1017-aws" ]
+  [ ! -e "$root/etc/default/grub.d/99-trainfleet.cfg" ]
+}
+
+@test "lustre: where FSx has no module for the kernel, the newest that has one becomes GRUB's default, and is verified after the boot" {
+  kernels 7.0.0-1012-aws 6.14.0-1018-aws 6.17.0-1019-aws 6.8.0-1033-aws
+  run "$scripts/lustre.sh" apply "$key"
+  [ "$status" -eq 3 ] || { echo "$output"; false; }
+  [[ ${lines[-1]} == *"no module for kernel 7.0.0-1012-aws; kernel 6.17.0-1019-aws, which has one, is GRUB's default and boots next" ]]
+  grep -qx 'GRUB_DEFAULT="Advanced options for Ubuntu>Ubuntu, with Linux 6.17.0-1019-aws"' "$root/etc/default/grub.d/99-trainfleet.cfg"
+  grep -q 'apt-get install .*linux-image-6.17.0-1019-aws linux-headers-6.17.0-1019-aws' "$FAKE_LOG"
+  run "$scripts/lustre.sh" apply "$key" # the same boot still: the same answer
+  [ "$status" -eq 3 ]
+  sed -i 's/boot .*/boot another/' "$root/etc/default/grub.d/99-trainfleet.cfg"
+  run "$scripts/lustre.sh" apply "$key" # it booted, and GRUB did not do as told: no boot is asked for again
+  [ "$status" -eq 1 ]
+  [[ $output == *"kernel 7.0.0-1012-aws booted, and not the one that"*"fleet.aws.image"* ]]
+  echo 6.17.0-1019-aws > "$root/running"
+  run "$scripts/lustre.sh" apply "$key"
+  [ "$output" = "lustre: client for kernel 6.17.0-1019-aws" ]
+}
+
+@test "lustre: no kernel to be had, a menu without it, and a driver for this kernel alone are refused before anything boots" {
+  kernels 7.0.0-1012-aws
+  run "$scripts/lustre.sh" apply "$key"
+  [ "$status" -eq 1 ]
+  [[ $output == *"nor for one that this distribution offers"*"fleet.aws.image"* ]]
+  kernels 7.0.0-1012-aws 6.17.0-1019-aws
+  mkdir -p "$root/sys/module/nvidia"
+  fake dkms ''
+  run "$scripts/lustre.sh" apply "$key"
+  [ "$status" -eq 1 ]
+  [[ $output == *"the NVIDIA driver of this image is built for that kernel alone"* ]]
+  rmdir "$root/sys/module/nvidia"
+  fake update-grub ': > '"$root/boot/grub/grub.cfg"
+  run "$scripts/lustre.sh" apply "$key"
+  [ "$status" -eq 1 ]
+  [[ $output == *"GRUB's menu has no kernel 6.17.0-1019-aws"* ]]
+}
+
+rdma() { # NAME... : EFA devices, beside one of another maker
+  local name
+  mkdir -p "$root/drivers/efa" "$root/drivers/mlx5_core"
+  for name in "$@" mlx5_0; do
+    mkdir -p "$root/sys/class/infiniband/$name/device"
+    ln -sfn "$root/drivers/$([ "$name" = mlx5_0 ] && echo mlx5_core || echo efa)" "$root/sys/class/infiniband/$name/device/driver"
+  done
+}
+
+@test "lnet: TCP and EFA devices of all cards, preferred, before Lustre is mounted, and again at every boot" {
+  rdma rdmap0 rdmap1 rdmap2 rdmap3
+  fake modinfo ''
+  fake modprobe ''
+  fake systemctl ''
+  fake ip 'echo "default via 10.0.0.1 dev ens32 proto dhcp"'
+  fake lnetctl "case \"\$*\" in 'net show'*) [ ! -e $root/up ] || sed 's/.*/status: up/' $root/up;; 'net add --net efa'*) echo >> $root/up;; esac"
+  run "$scripts/lnet.sh" apply 2
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [ "$output" = "lnet: 2 EFA interfaces serve Lustre" ]
+  [ "$(grep -v 'net show' "$FAKE_LOG" | grep 'lnetctl\|modprobe')" = "modprobe lnet
+modprobe kefalnd ipif_name=ens32
+modprobe ksocklnd
+lnetctl lnet configure
+lnetctl net del --net tcp
+lnetctl net add --net tcp --if ens32
+lnetctl net add --net efa --if rdmap0 --peer-credits 32
+lnetctl net add --net efa --if rdmap2 --peer-credits 32
+lnetctl set discovery 1
+lnetctl udsp add --src efa --priority 0" ]
+  unit=$root/etc/systemd/system/trainfleet-lnet.service
+  grep -qx "ExecStart=$root/usr/local/sbin/trainfleet-lnet apply 2" "$unit"
+  rm "$root/up"
+  run "$root/usr/local/sbin/trainfleet-lnet" apply 2 # the next boot
+  [ "$status" -eq 0 ]
+  [ "$(wc -l < "$root/up")" -eq 2 ]
+}
+
+@test "lnet: a client without EFA's module, too few devices and a file system that is mounted over TCP are said, and nothing is changed" {
+  rdma rdmap0
+  fake modprobe ''
+  fake lnetctl ''
+  fake modinfo 'exit 1'
+  run "$scripts/lnet.sh" apply 1
+  [ "$status" -eq 1 ]
+  [[ $output == *"has no module for EFA (kefalnd); fleet.fsx.efa: false"* ]]
+  fake modinfo ''
+  run "$scripts/lnet.sh" apply 2
+  [ "$status" -eq 1 ]
+  [[ $output == *"1 EFA devices, 2 wanted"* ]]
+  echo '10.0.0.5@tcp:/abcd /fsx lustre rw 0 0' > "$root/mounts"
+  run "$scripts/lnet.sh" apply 1
+  [ "$status" -eq 1 ]
+  [[ $output == *"Lustre is mounted over TCP: umount"* ]]
+  [ "$(grep -c modprobe "$FAKE_LOG" || true)" -eq 0 ]
 }
 
 @test "fsx: words that are no file system and no folder are refused, and are never code" {
@@ -309,12 +446,12 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   source=fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd
   for folder in '/fsx #d;e touch '"$root/evil"';#' '/fsx\n/etc' $'/fsx\nproc' '/fsx ext4' '/fsx/../etc' /fsx/. fsx '/fsx$(touch '"$root/evil"')' \
     '/fsx;id' '/#d' '/.*' '/fsx/' / '' '/fs\x20'; do
-    run "$scripts/fsx.sh" apply "$source" "$folder" "$key"
+    run "$scripts/fsx.sh" apply "$source" "$folder"
     [ "$status" -ne 0 ]
     [[ $output == *usage* ]]
   done
   for other in 'x y' 'x@tcp:/a b' $'x@tcp:/a\nb' '.*@tcp:/a' 'x@tcp:/../a' 'LABEL=a' '-o@tcp:/a'; do
-    run "$scripts/fsx.sh" apply "$other" "$root/fsx" "$key"
+    run "$scripts/fsx.sh" apply "$other" "$root/fsx"
     [ "$status" -eq 2 ]
   done
   [ ! -e "$root/evil" ]
@@ -331,7 +468,7 @@ cp "'"$root"'/www/$from" "$(printf "%s\n" "$@" | grep -A 1 -x -- -o | tail -n 1)
   printf '%s\n' "# $root/fsx lustre is mounted below" "/dev/sda1 / ext4 defaults 0 1" "old@tcp:/x $root/fsx lustre defaults 0 0" \
     "/dev/sdb $root/fsx/scratch ext4 defaults 0 0" "/dev/sdc $root/fsx-2 lustre defaults 0 0" > "$root/etc/fstab"
   chmod 640 "$root/etc/fstab"
-  run "$scripts/fsx.sh" apply "$source" "$root/fsx" "$key"
+  run "$scripts/fsx.sh" apply "$source" "$root/fsx"
   [ "$(wc -l < "$root/etc/fstab")" -eq 5 ]
   [ "$(grep -c "^$source $root/fsx lustre" "$root/etc/fstab")" -eq 1 ]
   [ "$(grep -c '^old@tcp' "$root/etc/fstab" || true)" -eq 0 ]

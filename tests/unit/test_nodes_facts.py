@@ -40,6 +40,7 @@ uverbs=yes
 efa=EFA installer version: 1.51.0
 fi_info=1
 package=libnccl-ofi 1.21.1-1
+lnet=8
 mount=/fsx lustre 10.0.0.5@tcp:/fsx
 mtu=ens5 9001
 mtu=lo 65536
@@ -57,6 +58,7 @@ def test_a_gpu_node_is_read_as_it_printed_itself() -> None:
     assert (facts.os, facts.cores, facts.root, facts.nofile > 1 << 20) == ("ubuntu 22.04", 96, True, True)
     assert facts.gpus[1] == Gpu("580.126.09", 32768, 3, "Tesla V100-SXM2-32GB")
     assert (facts.efa, facts.fi_info, facts.packages) == ("1.51.0", 1, {"libnccl-ofi": "1.21.1-1"})
+    assert facts.lnet == 8
     assert facts.shared and (facts.shared.kind, facts.shared.mounted) == ("lustre", "/fsx")
     assert facts.resolves["ip-172-31-4-7.ec2.internal"] == "172.31.4.7"
     assert facts.clock_offset == pytest.approx(0.0)

@@ -71,9 +71,26 @@ def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> No
     fsx = replace(wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd")
     facts = replace(PLAIN, bus=("nvidia",) * 8 + ("efa",), scratch_disks=("nvme1n1", "nvme2n1"))
     assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, docker=True)) == [
-        "build_tools.sh headers", "limits.sh 65536", "sshd.sh", VOLTA, f"efa.sh 1.51.0 {EFA} 1.47.0",
-        f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", f"docker.sh nvidia {TOOLKIT}", f"fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx {FSX}",
+        f"lustre.sh {FSX}", "build_tools.sh headers", "limits.sh 65536", "sshd.sh", VOLTA, f"efa.sh 1.51.0 {EFA} 1.47.0",
+        f"ofi_nccl.sh 1.20.0 1.51.0 {EFA}", f"docker.sh nvidia {TOOLKIT}", "fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx",
         "scratch.sh /scratch /dev/nvme1n1 /dev/nvme2n1", "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("type", "nodes", "count"), [("p5.48xlarge", 2, 8), ("p5.48xlarge", 1, 8), ("p5.4xlarge", 2, 1),
+    ("p6-b300.48xlarge", 64, 16), ("p6-b300.48xlarge", 120, 8), ("trn1.32xlarge", 2, 2), ("p4d.24xlarge", 2, 0)])  # fmt: skip
+def test_a_file_system_with_efa_is_reached_over_efa_before_it_is_mounted(type: str, nodes: int, count: int) -> None:
+    """So many interfaces as AWS's own script takes, and no more than 1,024 of all nodes together."""
+    fsx = replace(wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd", efa=True)
+    goal = wanted(type, fsx=fsx, nodes=nodes)
+    facts = replace(READY, efa="1.51.0", uverbs=True, fi_info=32, packages={"libnccl-ofi-ubuntu": "1.21.1-1"})
+    lines = [line for line in commands(facts, goal) if line.split(".")[0] in ("lustre", "lnet", "fsx")]
+    mount = "fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx"
+    assert lines == [f"lustre.sh {FSX}", *([f"lnet.sh {count}", f"{mount} efa"] if count else [mount])]
+    assert goal.efa == (goal.type.efa if count or nodes > 1 else 0)  # type: ignore[union-attr]
+    ready = replace(facts, mounts={"/fsx": "lustre 10.0.0.5@tcp:/abcd"}, lnet=count)
+    assert not {"lnet.sh", "fsx.sh", "lustre.sh"} & {line.split()[0] for line in commands(ready, goal)}
+    if count:
+        assert f"lnet.sh {count}" in commands(replace(ready, lnet=0), goal)  # mounted, and over TCP
 
 
 P3DN_READY = replace(READY, gpus=V100, efa="1.51.0", uverbs=True, fi_info=1, packages={"libnccl-ofi-ubuntu": "1.21.1-1"})

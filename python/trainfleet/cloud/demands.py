@@ -79,6 +79,10 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
         yield from refuse_unmade(fleet.fsx)
         return
     yield from refuse_size(fleet.fsx)
+    row = hardware.INSTANCE_TYPES.get(fleet.instance_type or "")
+    if fleet.fsx.efa and row and not hardware.lustre_efa(row, fleet.nodes):
+        unused = f"{row.name} can't reach FSx over EFA, so it would be paid for unused"
+        yield "fleet.fsx.efa", f"true: {unused}; false works, or {', '.join(hardware.LUSTRE_EFA)}"
     inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.folder.rstrip("/"))
     if fleet.fsx.export and not inside.strip("/"):
         yield key, f"{fleet.shared_folder} is the whole file system; {fleet.fsx.folder.rstrip('/')}/trainfleet works"

@@ -80,6 +80,7 @@ class Facts:
     uverbs: bool = False
     efa: str = ""  # installer version
     fi_info: int = -1  # endpoints that `fi_info -p efa` lists; -1 without fi_info
+    lnet: int = 0  # EFA interfaces that serve Lustre
     packages: dict[str, str] = field(default_factory=dict)
     scratch_disks: tuple[str, ...] = ()
     mounts: dict[str, str] = field(default_factory=dict)  # folder → `kind device`
@@ -188,7 +189,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         cores=_count("cores", one("cores")), memory_kib=_count("memory_kib", one("memory_kib")),
         nofile=1 << 30 if one("nofile") == "unlimited" else _count("nofile", one("nofile")),
         fi_info=_count("fi_info", one("fi_info")) if one("fi_info") else -1,
-        disk=_space("disk", one("disk")), shared=_space("shared", one("shared")),
+        lnet=_count("lnet", one("lnet")), disk=_space("disk", one("disk")), shared=_space("shared", one("shared")),
         has=tuple(lines.get("has", ())), lacks=tuple(lines.get("lacks", ())), bus=tuple(lines.get("bus", ())),
         neuron=tuple(lines.get("neuron", ())), infiniband=tuple(lines.get("infiniband", ())),
         scratch_disks=tuple(lines.get("scratch_disk", ())), kernel_says=tuple(lines.get("kernel_says", ())),

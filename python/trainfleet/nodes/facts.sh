@@ -102,6 +102,7 @@ elif command -v rpm > /dev/null; then
   rpm -qa --qf '%{NAME} %{VERSION}\n' 'aws-neuronx-*' 'libnccl-ofi*' 'lustre-client*' |
     while IFS= read -r line; do say package "$line"; done
 fi
+[ ! -d /sys/module/kefalnd ] || say lnet "$($as_root timeout 10 lnetctl net show --net efa 2> /dev/null | grep -c 'status: up')"
 for disk in /sys/block/nvme*; do
   { read -r model < "$disk/device/model"; } 2> /dev/null || continue
   case $model in *'Instance Storage'*) say scratch_disk "${disk##*/}" ;; esac

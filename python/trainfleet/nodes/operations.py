@@ -74,13 +74,18 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """The EFA interfaces that each node needs: none on a single node, which has nobody to speak to."""
-        return self.type.efa if self.type and self.fleet.nodes > 1 else 0
+        """The EFA interfaces that each node needs: none where there is nobody to speak to over them."""
+        return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
+
+    @property
+    def lustre_efa(self) -> int:
+        """The EFA interfaces of each node over which it reaches the file system: none where that has none."""
+        return hardware.lustre_efa(self.type, self.fleet.nodes) if self.type and self.fleet.fsx.efa else 0
 
     @property
     def fabric(self) -> str:
-        """What the nodes talk over, one of FABRICS; "" where that is not told, and for a single node."""
-        return self.type.fabric if self.type and self.fleet.nodes > 1 else ""
+        """What the nodes talk over, one of FABRICS; "" where that is not told, and where there is nobody to speak to."""
+        return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 
     @property
     def interpreter(self) -> str:
@@ -197,15 +202,34 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[Step]:
         yield Step("docker.sh", words, f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} asks for it")
 
 
+def lustre(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """FSx's Lustre client. It is the first of all: it may need another kernel, and drivers are built for the one that runs."""
+    if why := _unmounted(facts, wanted):
+        yield Step("lustre.sh", (wanted.stack.key("fsx"),), why)
+
+
+def lnet(facts: Facts, wanted: Wanted) -> Iterator[Step]:
+    """Lustre's own way over EFA, before anything is mounted."""
+    count = wanted.lustre_efa
+    if wanted.fleet.fsx.dns_name and facts.lnet < count:
+        yield Step("lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre")
+
+
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[Step]:
-    """The Lustre client, and the file system where the shared folder lies."""
+    """The file system where the shared folder lies."""
     fsx = wanted.fleet.fsx
-    if fsx.dns_name is None or fsx.mount_name is None:
-        return
-    source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
+    if why := _unmounted(facts, wanted):
+        source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
+        yield Step("fsx.sh", (source, fsx.folder, *(["efa"] if wanted.lustre_efa else [])), why)
+
+
+def _unmounted(facts: Facts, wanted: Wanted) -> str:
+    """What is mounted in place of the config's file system; "" where that is, or there is none."""
+    fsx = wanted.fleet.fsx
     mounted = facts.mounts.get(fsx.folder, "nothing")
-    if mounted.split()[0] != "lustre" or not mounted.endswith(f":/{fsx.mount_name}"):
-        yield Step("fsx.sh", (source, fsx.folder, wanted.stack.key("fsx")), f"{mounted} at {fsx.folder}")
+    if fsx.dns_name is None or (mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")):
+        return ""
+    return f"{mounted} at {fsx.folder}"
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[Step]:
@@ -256,7 +280,9 @@ def access(facts: Facts, wanted: Wanted) -> Iterator[Step]:
         yield Step("access.sh", words, "the head's key is not let in", phase="access", root=False)
 
 
-ON_NODES: tuple[Operation, ...] = (build_tools, limits, sshd, nvidia, neuron, efa, ofi_nccl, docker, fsx, scratch, access)
+ON_NODES: tuple[Operation, ...] = (
+    lustre, build_tools, limits, sshd, nvidia, neuron, efa, ofi_nccl, docker, lnet, fsx, scratch, access,
+)  # fmt: skip
 ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
 
 

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# FSx's Lustre client, with a module for the kernel that runs. Where FSx has none for that kernel, the newest kernel for which it has one
+# is installed, made GRUB's default, and looked for again after the boot. Exits 3 when the machine must boot.
+set -euo pipefail
+usage="usage: lustre.sh check|apply|verify KEY"
+verb=${1:?$usage} key=${2:?$usage} root=${TRAINFLEET_ROOT:-}
+grub=$root/etc/default/grub.d/99-trainfleet.cfg menu=$root/boot/grub/grub.cfg
+repository=https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu
+keys=https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc
+kernel=$(uname -r) boot=$(cat /proc/sys/kernel/random/boot_id)
+otherwise="choose an image with a kernel of https://docs.aws.amazon.com/fsx/latest/LustreGuide/lustre-client-matrix.html (fleet.aws.image)"
+
+verify() { # modinfo loads nothing: LNet must be told of EFA before Lustre loads
+  { command -v mount.lustre && modinfo lustre; } > /dev/null 2>&1 || { echo "lustre: no client for kernel $kernel"; return 1; }
+  echo "lustre: client for kernel $kernel"
+}
+
+refuse() { echo "lustre: $1; $otherwise"; exit 1; }
+install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 "$@" > /dev/null; }
+offered() { apt-cache show "$1" > /dev/null 2>&1; }
+newest() { # of the kernels that have a module, and that the distribution still offers
+  apt-cache search --names-only '^lustre-client-modules-[0-9].*-aws$' | sed 's/^lustre-client-modules-//; s/ .*//' | sort -Vr |
+    while read -r version; do ! offered "linux-image-$version" || { echo "$version"; break; }; done
+}
+
+switch() {
+  local new
+  [ ! -e "$grub" ] || grep -q "$boot" "$grub" || refuse "kernel $kernel booted, and not the one that $grub names"
+  new=$(newest)
+  [ -n "$new" ] || refuse "FSx has no module for kernel $kernel, nor for one that this distribution offers"
+  [ ! -d "$root/sys/module/nvidia" ] || dkms status 2> /dev/null | grep -q nvidia ||
+    refuse "FSx has no module for kernel $kernel, and the NVIDIA driver of this image is built for that kernel alone"
+  install "linux-image-$new" "linux-headers-$new" lustre-client-utils "lustre-client-modules-$new"
+  mkdir -p "${grub%/*}"
+  printf '# written in boot %s\nGRUB_DEFAULT="Advanced options for Ubuntu>Ubuntu, with Linux %s"\n' "$boot" "$new" > "$grub"
+  update-grub > /dev/null 2>&1
+  grep -qF "'Ubuntu, with Linux $new'" "$menu" || refuse "GRUB's menu has no kernel $new"
+  echo "lustre: no module for kernel $kernel; kernel $new, which has one, is GRUB's default and boots next"
+  exit 3
+}
+
+apply() {
+  command -v apt-get > /dev/null || { dnf install -y -q lustre-client; return; } # Amazon Linux: the kernel's own modules
+  # shellcheck disable=SC1091
+  . /etc/os-release
+  "$(dirname "$0")/key.sh" apply "$keys" "$key" "$root/etc/apt/keyrings/fsx.gpg" > /dev/null
+  mkdir -p "$root/etc/apt/sources.list.d"
+  echo "deb [signed-by=/etc/apt/keyrings/fsx.gpg] $repository $VERSION_CODENAME main" > "$root/etc/apt/sources.list.d/fsx.list"
+  apt-get update -qq
+  offered "lustre-client-modules-$kernel" || switch
+  install lustre-client-utils "lustre-client-modules-$kernel"
+}
+
+case $verb in
+  check | verify) verify ;;
+  apply) verify > /dev/null || apply; verify ;;
+  *) echo "$usage" >&2 && exit 2 ;;
+esac
