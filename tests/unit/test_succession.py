@@ -18,7 +18,7 @@ from trainfleet.backends.ssh import Looks, Ssh
 from trainfleet.claims import rewrite
 from trainfleet.config.hosts import Host
 from trainfleet.errors import BackendError
-from trainfleet.launch import handover, succession
+from trainfleet.launch import execution, handover, succession, training
 from trainfleet.launch.handover import Leads
 from trainfleet.launch.succession import Succession
 from trainfleet.lease import FILE, SUCCEEDS, TO_BEGIN, Holder, Lease, Standby, write_standby
@@ -228,3 +228,25 @@ def test_the_host_whose_launcher_fell_silent_is_appointed_last(keeper: Successio
     assert [host.name for host in keeper._candidates()] == ["c", "d", "b"]
     keeper.lease.before = Holder("ip-b", 1, 1, 5.0, 0)  # it has ended well
     assert [host.name for host in keeper._candidates()] == ["b", "c", "d"]
+
+
+def test_who_takes_over_a_finished_run_ends_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher was killed while it waited for nodes: a frozen one stays, and others wait for that one."""
+    run, ended, alive = Run(tmp_path), list[tuple[str, bool]](), False
+    write_holder(tmp_path, Holder("node0", 7, 1, time.time()))
+    handle = Handle("ssh", "the-job", "train-x", 2)
+    monkeypatch.setattr(execution, "load_job", lambda run: (handle, None))
+    place: Any = SimpleNamespace(refresh=lambda: None, is_running=lambda: alive)
+    backend: Any = SimpleNamespace(
+        hands_over=False, is_here=False, place=lambda run: place,
+        stop=lambda handle, at_once: ended.append((handle.id, at_once)),
+    )  # fmt: skip
+    monkeypatch.setattr(training, "backend_of", lambda config: backend)
+    monkeypatch.setattr(training, "require_same", lambda config, run: None)
+    monkeypatch.setattr(training.runs, "run_of", lambda name: run)
+    run.update_results(status="finished", steps=600)
+    plan: Any = SimpleNamespace(config=SimpleNamespace(name="x", train=SimpleNamespace(steps=600)))
+    monkeypatch.setattr(execution, "status", lambda run: "finished")
+    assert training._train(plan, time.time(), False, None) == 0 and ended == [("the-job", True)]
+    alive = True
+    assert training._train(plan, time.time(), False, None) == 0 and len(ended) == 1, "a launcher is at work, which does it"

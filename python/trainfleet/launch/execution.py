@@ -17,7 +17,7 @@ from ..backends.place import Place
 from ..config import Config, dump_resolved
 from ..config.refit import smaller
 from ..errors import BackendError, JobFailed
-from ..lease import SUCCEEDS, Lease, led_already
+from ..lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
@@ -102,6 +102,13 @@ def say_finished(plan: Plan, run: runs.Run) -> int:
     """Says that nothing is left to do, how the run ended and how to go on; the exit code."""
     print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
+
+
+def end_remains(run: runs.Run, place: Place, backend: Backend) -> None:
+    """Ends what is left on the nodes of a finished run whose launcher was killed before it did that: a frozen agent, say."""
+    holder, job = newest_holder(run.folder), load_job(run)
+    if job and holder and holder.code is None and not place.is_running():
+        backend.stop(job[0], at_once=True)
 
 
 def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None:

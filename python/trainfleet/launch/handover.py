@@ -13,7 +13,7 @@ from typing import Self
 
 from .. import runs
 from ..backends import backend_of, lingers
-from ..backends.base import Can, load_job
+from ..backends.base import Can
 from ..backends.hosts import Hosts
 from ..backends.node import values_of
 from ..backends.ssh import Ssh
@@ -51,7 +51,7 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
         if there and (finished or place.is_running()):
             require_same(backend.located, there, run, finished)
         if finished:
-            end_remains(place, backend)
+            execution.end_remains(run, place, backend)
             return execution.say_finished(plan, run)
         if place.is_running():
             holder = read_holder(run.folder)
@@ -61,13 +61,6 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
             except LauncherGone as error:
                 print(f"{error.head}; launching again", flush=True)
         return attend(place, backend, launch(verb, plan, backend, place, started), summarize)
-
-
-def end_remains(place: Hosts, backend: Ssh) -> None:
-    """Ends what is left on the nodes of a finished run whose launcher was killed before it did that: a frozen agent, say."""
-    holder, job = read_holder(place.run.folder), load_job(place.run)
-    if job and holder and holder.code is None and not place.is_running():
-        backend.stop(job[0], at_once=True)
 
 
 def handed_over(place: Hosts) -> Config | None:

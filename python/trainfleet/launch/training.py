@@ -52,6 +52,8 @@ def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -
     if execution.is_finished(plan, run):
         if backend.is_here:
             mend_finished(plan, run)
+        else:
+            execution.end_remains(run, place, backend)
         return execution.say_finished(plan, run)
     require_able(plan.config, run)
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
