@@ -12,8 +12,8 @@
 
 The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (uplink.py), TRAINFLEET_SECRETS (output.py), TRAINFLEET_ATTEMPT
 (fence.py), TRAINFLEET_WATCH (the number of ranks to watch from here, where no launcher can), TRAINFLEET_GRACE (seconds from
-SIGTERM to SIGKILL, where machines were set up to give more than the engine's default), TRAINFLEET_LOCK (the versions that the job
-was planned for: an image with others refuses it).
+SIGTERM to SIGKILL, where machines were set up to give more than the engine's default), TRAINFLEET_KEYED (shared_key.py),
+TRAINFLEET_LOCK (the versions that the job was planned for: an image with others refuses it).
 
 The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
 kills what is left before the engine would. Batch and SageMaker also get the node's output, and SageMaker the reason of a failure,
@@ -37,13 +37,14 @@ from . import events, fence, supervisor, vault
 from .adapters import fastest, listed, ports_here
 from .ahead import ahead
 from .cloudwatch import forwarding
-from .errors import BackendError, InputError, RunError, TrainfleetError, tell, telling
+from .errors import BackendError, InputError, RunError, S3Error, TrainfleetError, tell, telling
 from .exit_codes import ExitCodes, code_of
 from .node_log import Log
 from .output import visible
 from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from .seat import READERS, Seat, card, engine, require_numbers, torchrun
-from .secrecy import hide
+from .secrecy import hide, keep_secret
+from .shared_key import WANTED, SharedKey
 from .stack_dumps import read_end
 from .uplink import BUCKET, uplink_for
 
@@ -148,6 +149,8 @@ def run_node(options: Options) -> int:
         await_nodes(options, seat, log)
         began = time.time()
         outcome.code = supervisor.run(log, command, float(os.environ.get(GRACE, options.terms.grace)))
+        if seat.node == 0 and (key := shared_key(options, seat)):
+            key.remove()
         if options.terms.decides and options.ranks and seat.node == 0 and BUCKET in os.environ and 0 < outcome.code < 128:
             outcome.code = exit_code_of(options, seat, log, outcome.code, began)
     if options.terms.decides and seat.nodes > 1 and BUCKET in os.environ:
@@ -157,13 +160,23 @@ def run_node(options: Options) -> int:
 
 def leave_together(options: Options, seat: Seat, log: Log, code: int) -> int:
     """The node's exit code, returned when it may exit: at once, but node 0 only after the others, unless it failed itself."""
-    attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
-    exit_codes = ExitCodes(f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt)
+    exit_codes = ExitCodes(*in_s3(options, seat))
     if seat.node:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the exit of node 0 makes the engine stop this node, which is done by now
         exit_codes.publish(seat.node, code, lambda words: log.note("node", words))
         return code
     return code or code_of(code, exit_codes.collect(seat.nodes, lambda words: log.note("node", words)), AGAIN)
+
+
+def in_s3(options: Options, seat: Seat) -> tuple[str, str]:
+    """The address of the run's or dataset's folder, and a name for this attempt of the job."""
+    attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
+    return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
+
+
+def shared_key(options: Options, seat: Seat) -> SharedKey | None:
+    """The key by which this job's nodes know each other; None where they get none, or got theirs from their launcher."""
+    return SharedKey(*in_s3(options, seat)) if WANTED in os.environ and options.ranks and seat.nodes > 1 else None
 
 
 def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float) -> int:
@@ -235,15 +248,22 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
 
     Raises:
         BackendError: they did not come, can't connect, or this node's image does not fit.
+        S3Error: the key by which they know each other can't be written or read.
     """
     attempt = int(os.environ.get(fence.VARIABLE, "0"))
     try:
         require_lock()
         if options.ranks and options.wait:
             from .muster import muster  # loads asyncio
+            from .relay import KEY  # so does this
 
+            key = shared_key(options, seat)
+            made = key.make() if key and seat.node == 0 else ""
             muster(seat, str(options.folder), options.wait, lambda words: log.note("node", words))
-    except BackendError as error:
+            if key:
+                os.environ[KEY] = made or key.read()
+                keep_secret([KEY])
+    except (BackendError, S3Error) as error:
         log.note("node", " ".join(str(error).split()))
         if options.ranks:
             run = Run(options.folder, events.node(seat.node, attempt))

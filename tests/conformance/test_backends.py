@@ -34,6 +34,7 @@ from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.errors import BackendError
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
+from trainfleet.relay import LOOPBACK
 from trainfleet.runs import Run
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,7 @@ match sys.argv[1]:
     case "meet":
         import torch.distributed as dist
         dist.init_process_group("gloo")
-        print(f"met {dist.get_rank()} of {dist.get_world_size()}", flush=True)
+        print(f"met {dist.get_rank()} of {dist.get_world_size()} at {os.environ['MASTER_ADDR']}", flush=True)
         dist.barrier()
         dist.destroy_process_group()
 """
@@ -89,6 +90,7 @@ from pathlib import Path
 from trainfleet.backends import backend_of
 from trainfleet.config import load_resolved
 from trainfleet.plan.request import Request
+from trainfleet.relay import LOOPBACK
 request = Request.of(json.loads(Path(sys.argv[2]).read_text()), sys.argv[2])
 print(json.dumps(asdict(backend_of(load_resolved(Path(sys.argv[1]))).submit(request))), flush=True)
 time.sleep(300)
@@ -598,7 +600,7 @@ def test_ranks_meet_and_number_the_nodes_in_order(bench: Bench) -> None:
     handle = bench.backend.submit(request)
     assert bench.until_ended(handle, 120).exits == {0: 0, 1: 0}, bench.said(request, 0)
     for node in (0, 1):
-        assert f"met {node} of 2" in bench.said(request, node)
+        assert f"met {node} of 2 at {LOOPBACK}" in bench.said(request, node), "the store is behind a gate that asks for a key"
         assert f"rank {node} " in bench.said(request, node)
 
 

@@ -34,6 +34,7 @@ GROUND = {
     "s3",
     "secrecy",
     "relay",
+    "shared_key",
     "seat",
     "stack_dumps",
     "node_log",

@@ -20,7 +20,9 @@ from ..plan.job import Job
 from ..plan.request import Artifact, Request
 from ..records import require_object
 from ..secrecy import NAMES
+from ..shared_key import WANTED
 from ..uplink import BUCKET, RUN
+from .node import GUARDED
 
 CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
 TOKEN = r"[0-9a-f]{16}"
@@ -44,6 +46,7 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     if job.torchrun:
         own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
         own |= fabric_environment(row, CARD, alone=job.nodes == 1)
+        own |= {WANTED: "1"} if job.nodes > 1 and row.kind in GUARDED else {}
         own |= {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)
