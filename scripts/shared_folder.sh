@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # The folder that all nodes share: made, and owned by the user who trains. shared_folder.sh apply /fsx/trainfleet ubuntu
+# FSx itself makes runs and data where they are exported to S3, and the folders above them, and may leave them to root.
 set -euo pipefail
 usage="usage: shared_folder.sh check|apply|verify FOLDER USER"
 verb=${1:?$usage} folder=${2:?$usage} user=${3:?$usage}
 [[ $folder =~ ^(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$ && $user =~ ^[A-Za-z0-9_][A-Za-z0-9._@-]*$ ]] || { echo "$usage" >&2; exit 2; }
 
+of_root() { [ "$user" = root ] || find "$folder/runs" "$folder/data" -maxdepth 0 -user root 2> /dev/null | paste -sd' ' -; }
+
 verify() {
   [ -d "$folder" ] || { echo "shared folder: $folder is not there"; return 1; }
   [ "$(stat -c %U "$folder")" = "$user" ] || { echo "shared folder: $folder belongs to $(stat -c %U "$folder"), not to $user"; return 1; }
+  [ -z "$(of_root)" ] || { echo "shared folder: $(of_root) belongs to root, not to $user"; return 1; }
   echo "shared folder: $folder, of $user"
 }
 
@@ -17,7 +21,8 @@ apply() { # what is somebody's stays his: also root's, where root has begun a fl
   [ "$owner" = "$user" ] || { [ "$owner" = root ] && [ ! -e "$folder/code" ]; } ||
     { echo "shared folder: $folder is $owner's, and each user has one of his own: fleet.shared_folder: $folder-$user"; exit 1; }
   mkdir -p "$folder"
-  chown "$user" "$folder"
+  # shellcheck disable=SC2046 # a word for each; the folder's name has no space
+  chown "$user" "$folder" $(of_root)
 }
 
 case $verb in

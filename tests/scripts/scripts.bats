@@ -521,6 +521,22 @@ lnetctl udsp add --src efa --priority 0" ]
   [ "$status" -eq 1 ]
 }
 
+@test "shared folder: what FSx has made for the export to S3 becomes its user's, and what is somebody's stays his" {
+  mkdir -p "$root/fsx/trainfleet/runs" "$root/fsx/trainfleet/data"
+  chown daemon "$root/fsx/trainfleet/data"
+  run "$scripts/shared_folder.sh" verify "$root/fsx/trainfleet" nobody
+  [ "$status" -eq 1 ]
+  run "$scripts/shared_folder.sh" apply "$root/fsx/trainfleet" nobody
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [ "$(stat -c %U "$root/fsx/trainfleet/runs" "$root/fsx/trainfleet/data" | paste -sd' ' -)" = "nobody daemon" ]
+  chown root "$root/fsx/trainfleet/runs" # the top alone is the user's
+  run "$scripts/shared_folder.sh" verify "$root/fsx/trainfleet" nobody
+  [ "$output" = "shared folder: $root/fsx/trainfleet/runs belongs to root, not to nobody" ]
+  chmod 711 "$root"
+  run su -s /bin/sh nobody -c "sh '$scripts/../python/trainfleet/nodes/facts.sh' '$root/fsx/trainfleet' '' '' | grep ^shared_folder"
+  [ "$output" = shared_folder=read-only ] || { echo "$output"; false; }
+}
+
 @test "python: a folder without its marker counts as not there" {
   mkdir -p "$root/env/bin"
   run "$scripts/python.sh" verify "$root/env" https://index.invalid - torch==2.13.0

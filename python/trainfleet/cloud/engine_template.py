@@ -29,6 +29,16 @@ TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
 ROOT, DISK = "/dev/xvda", 300  # GiB at least: images of training are large, and ECS pulls them to the root volume
 NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
 BOUNDARY = "==TRAINFLEET=="
+# The ECS agent starts when user data has ended, whatever came of it. The console keeps what was said when the instance is gone.
+REFUSE = """refuse() {
+  set +e
+  trap - ERR
+  echo "trainfleet: $1: this instance takes no jobs, and shuts down" | tee /dev/console
+  systemctl mask --now ecs
+  shutdown -h now
+  exit 1
+}
+trap 'refuse "user data, line $LINENO: $BASH_COMMAND"' ERR"""
 INSTANCES, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-role/AmazonECSTaskExecutionRolePolicy"
 
 
@@ -147,13 +157,23 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 
 def user_data(config: Config) -> str:
     """What an instance does before it takes jobs. Batch adds its own part, so it is a message of several (MIME)."""
-    fsx = config.fleet.fsx
-    lines = ["#!/bin/bash", "set -eu", f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE}s >> /etc/ecs/ecs.config"]
+    lines = ["#!/bin/bash", "set -eu", REFUSE, f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE}s >> /etc/ecs/ecs.config"]
     if hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].efa:
         lines.append("modprobe efa")
-    if fsx.dns_name:
-        lines += ["dnf install -y lustre-client", f"mkdir -p {fsx.folder}",
-                  f"mount -t lustre -o relatime,flock {fsx.dns_name}@tcp:/{fsx.mount_name} {fsx.folder}"]  # fmt: skip
+    lines += _mounting(config)
     head = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', "", f"--{BOUNDARY}",
             'Content-Type: text/x-shellscript; charset="us-ascii"', ""]  # fmt: skip
     return "\n".join([*head, *lines, "", f"--{BOUNDARY}--", ""])
+
+
+def _mounting(config: Config) -> list[str]:
+    """Mounts the file system. While it is not mounted nobody can write into its folder, which is the instance's own disk then."""
+    fsx, folder = config.fleet.fsx, config.fleet.fsx.folder
+    if not fsx.dns_name:
+        return []
+    source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
+    return [
+        "dnf install -y lustre-client", f"mkdir -p {folder}", f"chattr +i {folder}",
+        f"for wait in 5 10 20 40 0; do mount -t lustre -o relatime,flock {source} {folder} && break; sleep $wait; done",
+        f"mountpoint -q {folder} || refuse '{source} can not be mounted at {folder}'",
+    ]  # fmt: skip

@@ -33,7 +33,9 @@ if [ -n "$shared" ]; then
   timeout 10 df -PkT "$at" | while read -r device kind _ _ free _ mounted; do
     [ "$kind" = Type ] || say shared "$free $kind $device $mounted"
   done
-  [ ! -d "$shared" ] || say shared_folder "$(test -w "$shared" && echo writable || echo read-only)"
+  writable=writable # runs and data too, which FSx may have made as root
+  for path in "$shared" "$shared/runs" "$shared/data"; do [ ! -d "$path" ] || [ -w "$path" ] || writable=read-only; done
+  [ ! -d "$shared" ] || say shared_folder "$writable"
   [ ! -d "$shared" ] || say owner "$(stat -c %U "$shared")"
   key=$shared/ssh/$(id -un).pub
   [ -O "$key" ] || key= # another's key must not be let in
