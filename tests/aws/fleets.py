@@ -66,6 +66,7 @@ def every() -> Iterator[tuple[str, Config, Inputs]]:
         replace(INPUTS, kept=True, slots=()),
     )
     yield "bucket-is-there", plain, replace(INPUTS, has_bucket=True)
+    yield "alone", fleet("trn1.32xlarge", nodes=1), replace(INPUTS, slots=(0,), plain="yes")
     yield "fleet.spot", replace(plain, fleet=replace(plain.fleet, spot=True)), INPUTS
     yield "no-nodes", plain, replace(INPUTS, slots=())
     yield "odd-name", replace(plain, name="a.b_c-" + "x" * 50), INPUTS

@@ -87,7 +87,8 @@ def interfaces_fit_the_type(resources: dict[str, Any], template: dict[str, Any])
     yield from (f"{place['InterfaceType']} is not one of {KINDS}" for place in places if place["InterfaceType"] not in KINDS)
     efa = [place for place in places if place["InterfaceType"] in ("efa", "efa-only")]
     most = info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
-    if len(efa) != most:
+    alone = len([*kinds(resources, "AWS::EC2::Instance")]) - ("Head" in resources) <= 1 and not efa
+    if len(efa) != most and not alone:
         yield f"{len(efa)} EFA interfaces, the type has {most}"
     if len({(place["NetworkCardIndex"], place["DeviceIndex"]) for place in places}) != len(places):
         yield "two interfaces are in one place"

@@ -13,10 +13,11 @@ import pytest
 from aws.fleets import INPUTS, every, fleet
 from aws.rules import described, judge
 from trainfleet import hardware
-from trainfleet.cloud.inputs import bucket_of, slug, stack_name
+from trainfleet.cloud.inputs import Inputs, bucket_of, slug, stack_name
 from trainfleet.cloud.machines import MACHINES, Interface, addresses, interfaces, quota_of
 from trainfleet.cloud.storage import refuse_size
 from trainfleet.cloud.template import MOST_BYTES, read_back, render, template
+from trainfleet.config import Config
 from trainfleet.errors import ConfigError
 
 CASES = {name: (config, inputs) for name, config, inputs in every()}
@@ -143,6 +144,24 @@ def test_an_update_keeps_what_would_replace_every_node() -> None:
     )
     assert template(fleet(), read_back(later, parameters)) == made
     assert template(fleet(), later)["Resources"]["Template"] != made["Resources"]["Template"]
+
+
+def test_a_node_alone_is_launched_plainly_and_a_fabric_stays() -> None:
+    """One interface and no placement group; several nodes need EFA, and the one that is left of them is not made anew."""
+    one, two = fleet("trn1.32xlarge", nodes=1), fleet("trn1.32xlarge")
+    alone, several = replace(INPUTS, slots=(0,), plain="yes"), replace(INPUTS, slots=(0, 1))
+    plain, fabric = template(one, alone), template(two, several)
+    data = plain["Resources"]["Template"]["Properties"]["LaunchTemplateData"]
+    assert [face["InterfaceType"] for face in data["NetworkInterfaces"]] == ["interface"]
+    assert "Placement" not in data and "Together" not in plain["Resources"]
+
+    def after(made: dict[str, Any], config: Config, inputs: Inputs) -> Any:
+        fixed = {name: entry["Default"] for name, entry in made["Parameters"].items()}
+        return template(config, read_back(inputs, fixed))["Resources"]["Template"]
+
+    assert after(plain, two, several) == fabric["Resources"]["Template"]
+    assert after(fabric, one, alone) == fabric["Resources"]["Template"]
+    assert after(plain, one, alone) == plain["Resources"]["Template"]
 
 
 def test_what_is_kept_holds_data_and_costs_nothing_else() -> None:

@@ -138,7 +138,7 @@ def done_by(config: Config, role: str) -> list[Asked]:
     }.get((config.fleet.backend, role), [])
 
 
-CASES = [("p3dn-efa-fsx-ec2", "NodeRole"), ("llama-2-7b-trn1-batch", "JobRole"), ("llama-2-7b-trn1-batch", "ExecutionRole"),
+CASES = [("roberta-large-p3dn-ec2", "NodeRole"), ("llama-2-7b-trn1-batch", "JobRole"), ("llama-2-7b-trn1-batch", "ExecutionRole"),
          ("llama-2-7b-p4d-sagemaker", "JobRole")]  # fmt: skip
 
 
@@ -190,7 +190,7 @@ ACTIONS = {  # what IAM calls an operation by another name, or checks as several
 }  # fmt: skip
 NOT_NEEDED = {"ssm:SendCommand", "ssm:GetCommandInvocation",  # where no console tells a host key
               "sts:GetCallerIdentity"}  # fmt: skip  # which anybody may
-ARTICLES = ("p3dn-efa-fsx-ec2", "llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker")
+ARTICLES = ("roberta-large-p3dn-ec2", "llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker")
 
 
 def operations() -> set[str]:

@@ -29,9 +29,10 @@ GOLDEN = Path(__file__).parent / "golden_trainium"
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "python/trainfleet/recipes"
 BETWEEN = "  <- "
+ON_SSH = "fleet.backend=ssh fleet.hosts=[10.0.0.1] fleet.shared_folder=/home/ubuntu/trainfleet fleet.aws.region=null fleet.idle_minutes=120"
 CASES = {  # recipe, keys
-    "trn1-single-node": ("trn1-single-node", "fleet.hosts=[10.0.0.1]"),
-    "trn1-single-node-compile": ("trn1-single-node", "fleet.hosts=[10.0.0.1]"),
+    "trn1-single-node": ("trn1-single-node", ON_SSH),
+    "trn1-single-node-compile": ("trn1-single-node", ON_SSH),
     "trn1-x16-slurm": ("bert-large-trn1", "fleet.backend=slurm fleet.slurm.partition=trn1"),
     "trn1-x4-batch": ("llama-2-7b-trn1-batch", ""),
     "trn2-x4-ssh": ("llama-3-8b-trn2", "fleet.hosts=[10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4]"),

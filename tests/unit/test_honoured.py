@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2] / "python/trainfleet"
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1qkUmTbFzOXSxV7b9fXkD6wzhTnnZlZ0Yb0a3m0000 you@here"
 RECIPES = {
     "ssh": "llama-3-8b-p5",
-    "ec2": "p3dn-efa-fsx-ec2",
+    "ec2": "roberta-large-p3dn-ec2",
     "slurm": "llama-3-8b-p5-slurm",
     "parallelcluster": "bert-large-trn1-parallelcluster",
     "batch": "llama-2-7b-trn1-batch",

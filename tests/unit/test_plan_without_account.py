@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 STACK = {"stack.yaml", "requests/01-cloudformation-CreateStack.json"}
 BOTH = {f"{kind}-requests/01-" for kind in ("tokenize", "train")}
 RECIPES = {
-    "p3dn-efa-fsx-ec2": STACK,
+    "roberta-large-p3dn-ec2": STACK,
+    "trn1-single-node": STACK,
     "llama-3-8b-p5-ec2": STACK,
     "llama-2-7b-trn1-ec2": STACK,
     "llama-2-7b-trn1-batch": STACK | BOTH,

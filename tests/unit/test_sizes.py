@@ -71,7 +71,7 @@ def test_a_type_that_is_left_out_is_refused_with_the_reason(name: str, why: str)
 
 
 def test_a_plan_for_v100_says_which_number_format_it_uses() -> None:
-    _, derived = load(Settings(FOLDER / "roberta-large-p3dn-ssh.yaml", "train.precision=auto"))
+    _, derived = load(Settings(FOLDER / "roberta-large-p3dn-ec2.yaml", "train.precision=auto"))
     (row,) = (row for row in derived if row.key == "train.precision")
     assert row.value == "fp16" and "V100-32GB has no instructions for bf16" in row.why and "125 TFLOP/s" in row.why
 

@@ -105,7 +105,7 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     if row.get("AvailabilityZone") != inputs.zone:
         what = f"{inputs.subnet} is in {row.get('AvailabilityZone')}, not in {inputs.zone}"
         yield Finding(what, "fleet.aws.subnets: one in that zone")
-    each = addresses(config.fleet.instance_type or "")
+    each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - _mine(config, calls)
     makes = makes_file_system(config) and not _has_file_system(config, calls)
     servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0

@@ -28,6 +28,8 @@ class Inputs:
     public_key         OpenSSH's line for the key pair that is made; "" where the config names one
     group              the placement group of the reservation, if it has one
     has_bucket         whether the bucket that would be made exists already, kept by an earlier `make clean`
+    plain              yes: the one node has one network interface and no placement group, as the console launches it. A stack
+                       with a fabric keeps it: another launch template would replace the node
     engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack itself has them
     kept               only what holds data is wanted, and the network that it needs
     """
@@ -46,6 +48,7 @@ class Inputs:
     has_bucket: bool = False
     kept: bool = False
     partition: str = "aws"
+    plain: str = "no"
     engine: str = ""
 
 

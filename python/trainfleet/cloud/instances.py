@@ -13,7 +13,7 @@ from typing import Any
 from ..config import Config
 from ..origin import ROOT
 from .inputs import Inputs, pairs
-from .machines import interfaces
+from .machines import PLAIN, interfaces
 from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
 SCRIPTS = ROOT / "scripts"
@@ -30,7 +30,7 @@ def capacity_of(config: Config) -> str:
 
 def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     """Everything that computes, and how it is placed and opened."""
-    found = together(config)
+    found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
         name = f"trainfleet-{config.name}-{inputs.created}"[:255]  # its time keeps it from meeting one that an earlier stack left
         found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey"))
@@ -47,7 +47,7 @@ def together(config: Config) -> Resources:
 
 def placement(config: Config, inputs: Inputs) -> Any:
     """The placement group of the nodes: the reservation's own, the one that is made, or None."""
-    return inputs.group or (ref("Together") if together(config) else None)
+    return inputs.group or (ref("Together") if together(config) and inputs.plain == "no" else None)
 
 
 def _node(config: Config, slot: int) -> Resource:
@@ -61,7 +61,7 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
     data["NetworkInterfaces"] = [
         {"NetworkCardIndex": interface.card, "DeviceIndex": interface.device, "InterfaceType": interface.kind,
          "SubnetId": subnet(inputs), "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
-        for interface in interfaces(fleet.instance_type or "")
+        for interface in (PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or ""))
     ]  # fmt: skip
     data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
     # A spot instance and one in a capacity block can't be stopped by themselves: shutting down ends them.

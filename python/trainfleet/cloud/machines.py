@@ -27,6 +27,9 @@ class Interface:
     kind: str
 
 
+PLAIN = (Interface(0, 0, "interface"),)  # of a node that meets no other
+
+
 @dataclass(frozen=True)
 class Machine:
     """A type's local disks, and how it is sold: on-demand, spot, block (every type can be reserved).

@@ -141,7 +141,7 @@ class Fleet:
         try:
             state = self.stack.look()
         except NotAsked as error:
-            return self._first(replace(discovery.placeholders(self.config, self.calls.region), engine=self.engine), error.what)
+            return self._first(self._own(discovery.placeholders(self.config, self.calls.region)), error.what)
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
             return self._first(self._discover(zone, tuple(range(self.config.fleet.nodes))))
@@ -231,7 +231,11 @@ class Fleet:
         return template.read_back(self._discover(zone, slots, True), state.parameters)
 
     def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
-        return replace(discovery.discover(self.config, self.calls, zone, slots, is_made), engine=self.engine)
+        return self._own(discovery.discover(self.config, self.calls, zone, slots, is_made))
+
+    def _own(self, inputs: Inputs) -> Inputs:
+        alone = not self.engine and self.config.fleet.nodes == 1
+        return replace(inputs, engine=self.engine, plain="yes" if alone else "no")
 
     def _slots(self) -> tuple[int, ...]:
         """The slots that the stack has, whatever became of their instances."""

@@ -29,7 +29,8 @@ UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere
     "AWS::EC2::VPCGatewayAttachment", "AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress",
     "AWS::IAM::InstanceProfile", "AWS::S3::BucketPolicy", "AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue",
 }  # fmt: skip
-FIXED = {"Image": "image", "Root": "root", "Zone": "zone", "Created": "created", "PublicKey": "public_key", "Owner": "owner"}
+FIXED = {"Image": "image", "Root": "root", "Zone": "zone", "Created": "created", "PublicKey": "public_key", "Owner": "owner",
+         "Plain": "plain"}  # fmt: skip
 
 
 def render(config: Config, inputs: Inputs) -> str:
@@ -80,6 +81,7 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
         "Made": ref("Created"),
         "By": ref("Owner"),
         "In": ref("Zone"),
+        "OneInterface": ref("Plain"),
     }
     if inputs.subnet or "PrivateSubnet" in made:
         values["Subnet"] = inputs.subnet or ref("PrivateSubnet")
@@ -96,4 +98,6 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
 def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
     """The inputs with what the parameters of the stack that is there have fixed."""
     fixed: dict[str, Any] = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
+    if inputs.plain == "no":  # there are several nodes now, which need the fabric
+        fixed.pop("plain", None)
     return replace(inputs, **fixed)
