@@ -10,12 +10,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
-from trainfleet.cloud import calls, checks, prices, spending
+from trainfleet.cloud import calls, checks, prices, spending, stages
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.inputs import Inputs
 from trainfleet.cloud.permissions import needed
 from trainfleet.config import Config
 from trainfleet.errors import CloudError
+from trainfleet.plan.bill import Bill
 
 TWO = 2 * 192  # vCPUs of two p5.48xlarge
 Answers = dict[str, Any]
@@ -249,13 +250,19 @@ def test_without_an_answer_the_table_answers_and_says_so(account: Any) -> None:
     assert prices.Prices().instance("p5e.48xlarge").usd is None
 
 
+def bill_of(config: Config) -> Bill:
+    found = spending.bill(spending.rows(config), stages.of_ec2(config), config.fleet.nodes)
+    assert found
+    return found
+
+
 def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
     config = fleet(head="c7i.xlarge", ssh_from=("203.0.113.7/32",))
     found = {row.name: row for row in spending.rows(config)}
     assert set(found) == {"nodes", "volumes", "file system", "NAT", "addresses", "head"}
     assert found["nodes"].usd == 2 * 55.04 and found["file system"].usd == pytest.approx(0.14 * 1200 / 730)
     whole = spending.hourly(found.values())
-    assert whole is not None and spending.node_hour(config) == pytest.approx(whole / 2) and whole > 2 * 55.04 + 0.5
+    assert whole is not None and bill_of(config).hour(2) == pytest.approx(whole) and whole > 2 * 55.04 + 0.5
     assert spending.hourly(spending.rows(fleet("p5e.48xlarge"))) is None
     told = "\n".join(spending.describe(found.values(), 10.0))
     assert f"{whole:,.2f}  about ${whole * 10:,.2f} in 10.0 h" in told and prices.TABLE in told
@@ -266,13 +273,12 @@ def test_on_the_head_an_hour_costs_the_same() -> None:
     config = fleet()
     fsx = replace(config.fleet.fsx, dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com", mount_name="abc")
     handed = replace(config, fleet=replace(config.fleet, hosts=("i-1=10.0.0.1", "i-2=10.0.0.2"), fsx=fsx))
-    assert spending.node_hour(handed) == spending.node_hour(config)
+    assert bill_of(handed) == bill_of(config)
 
 
 def test_what_is_the_user_s_own_costs_nothing_more() -> None:
     own = fleet(vpc=VPC, subnets=(SUBNET,))
     mounted = replace(own, fleet=replace(own.fleet, shared_folder="/mnt/mine"))
     assert {row.name for row in spending.rows(mounted)} == {"nodes", "volumes"}
-    assert spending.node_hour(fleet(capacity="block")) == pytest.approx(
-        (spending.hourly(spending.rows(fleet(capacity="block"))) or 0) / 2
-    )
+    block = bill_of(fleet(capacity="block"))
+    assert block.hour(2) == pytest.approx(spending.hourly(spending.rows(fleet(capacity="block"))) or 0)

@@ -113,8 +113,8 @@ def test_a_plan_says_what_an_hour_costs_and_whether_there_is_time_to_save(
 
 @pytest.mark.parametrize(("engine", "dollars"), [("sagemaker", 1.714 + 100 * 0.14 / 730), ("batch", 1.43)])
 def test_the_budget_counts_with_the_engine_s_own_prices(engine: str, dollars: float, account: Account, tmp_path: Path) -> None:
-    price = BACKENDS[engine](engine_config(tmp_path, engine)).price()
-    assert price is not None and dollars <= price < dollars + 0.1
+    bill = BACKENDS[engine](engine_config(tmp_path, engine)).bill()
+    assert bill is not None and dollars <= bill.hour(2) / 2 < dollars + 0.1
     assert not account.calls, "the table knows this type"
 
 

@@ -126,7 +126,9 @@ def test_a_plan_over_the_budget_is_refused_and_tells_why(
     account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config_of(tmp_path, instance_type="p5.48xlarge")
-    with pytest.raises(ConfigError, match=r"budget.max_usd: the run is estimated at .*, over the limit of \$0.00"):
+    with pytest.raises(
+        ConfigError, match=r"budget.max_usd: set-up and idle time alone are estimated at .*, over the limit of \$0.00"
+    ):
         plan(capsys, SET="budget.max_usd=0.001")
     assert "NAT gateway" in capsys.readouterr().out, "what it would cost is told first"
 
@@ -157,8 +159,8 @@ def test_recipes_make_sound_fleets(name: str) -> None:
         judge(found) == []
         and sum(entry["Type"] == "AWS::EC2::Instance" for entry in found["Resources"].values()) == config.fleet.nodes
     )
-    price = backend_of(config).price()
-    assert price and config.budget.max_usd
+    bill = backend_of(config).bill()
+    assert bill and bill.node and bill.rest and config.budget.max_usd
 
 
 def test_there_is_a_recipe_for_each_kind_of_node() -> None:

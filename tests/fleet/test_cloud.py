@@ -24,7 +24,7 @@ from aws.account import Account
 from aws.metal import Metal, metadata, on_metal, theirs
 from aws.world import strangers
 from fleet.lab import Lab, address_of, lab
-from trainfleet.backends import backend_of, lingers, terms_of
+from trainfleet.backends import backend_of, terms_of
 from trainfleet.config import Settings, load
 from trainfleet.nodes.answers import Host
 from trainfleet.nodes.quarantine import Quarantine
@@ -145,10 +145,10 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         assert stopped["status"] == "stopped" and stopped["nodes"] == 1 and stopped["steps"] > 12
 
         config = load(Settings(other.folder / "config.yaml", "", {"NODES": ("fleet.nodes", "1")}), terms_of)[0]
-        idle = Budget(run, config, backend_of(config).price(), lingers(config))  # the nodes were paid for since the stop, too
-        limit = idle.spent(time.time()) + 0.05
+        idle = Budget(run, config, backend_of(config).bill())  # the nodes were paid for since the stop, too
+        limit = max(idle.spent(time.time()) + idle.reserve, idle.bill.whole(1, 0.0)) + 0.05
         said = other.type("train", "NODES=1", f"SET=train.steps=100000 budget.max_usd={limit:.4f}", code=130)
-        assert "its budget.max_usd" in said
+        assert "of its budget.max_usd" in said
         assert run.read_results()["status"] == "stopped"
 
         said = other.type("ls")

@@ -164,7 +164,7 @@ def simulate(config: Config, step: float, days: float, run: Run, seed: int = 1) 
             commands += 1
             run.record("launched", nodes=NODES, ranks_per_node=1, started=weeks.now)
             follower = Follower(
-                weeks, Here(run), run, Interrupts(), lambda waits: None, lambda words: None, Budget(run, config, 0.0)
+                weeks, Here(run), run, Interrupts(), lambda waits: None, lambda words: None, Budget(run, config, None)
             )  # type: ignore[arg-type]
             persevere(follower, weeks.plan(job, {}), [job], lambda job: None)
         spent = ledger(run.read_events(), run.read_metrics())

@@ -84,7 +84,7 @@ def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict |
 def followed(run: Run, backend: Script, said: list[str] | None = None) -> Follower:
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
     say = [] if said is None else said
-    return Follower(backend, Here(run), run, Interrupts(), lambda waits: None, say.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
+    return Follower(backend, Here(run), run, Interrupts(), lambda waits: None, say.append, Budget(run, config, None))  # type: ignore[arg-type]
 
 
 ENDED = Phase.ENDED
@@ -223,7 +223,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
     monkeypatch.setattr(follow, "Sentry", Watch)
     said: list[str] = []
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    follower = Follower(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, 0.0))  # type: ignore[arg-type]
+    follower = Follower(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, None))  # type: ignore[arg-type]
     assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
     assert said == ["lost sight of the nodes: S3 gives no good answer"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
@@ -242,7 +242,7 @@ class Beating:
 def follower_of(run: Run, *alive: int) -> Follower:
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
     follower = Follower(Script(run, [OK]), Here(run), run, Interrupts(), lambda waits: None, lambda text: None,  # type: ignore[arg-type]
-                        Budget(run, config, 0.0))  # fmt: skip
+                        Budget(run, config, None))  # fmt: skip
     follower.sentry = Beating(*alive)  # type: ignore[assignment]
     return follower
 

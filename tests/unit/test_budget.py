@@ -12,7 +12,8 @@ from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.place import Here
 from trainfleet.config import Config, Settings, load
 from trainfleet.errors import ConfigError
-from trainfleet.plan.estimate import estimate, list_price
+from trainfleet.plan.bill import Bill
+from trainfleet.plan.estimate import estimate
 from trainfleet.plan.job import Job
 from trainfleet.plan.plan import make_plan
 from trainfleet.plan.request import Artifact, Request
@@ -23,7 +24,8 @@ from trainfleet.watch.budget import Budget, node_hours
 from trainfleet.watch.follow import Follower
 from trainfleet.watch.interrupts import Interrupts
 
-HOUR, P5 = 3600.0, 55.04
+HOUR = 3600.0
+P5 = Bill(55.04)
 # Four nodes for an hour, then nobody knows for how long none, three for half an hour, two of them for another half.
 EVENTS = [
     {"event": "launched", "time": 0.0, "nodes": 4},
@@ -57,7 +59,7 @@ def test_nodes_are_paid_for_while_a_launch_lasts() -> None:
 
 
 def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() -> None:
-    costs = estimate(config_of("llama-3-8b-p5"), list_price(config_of("llama-3-8b-p5"))).usd
+    costs = estimate(config_of("llama-3-8b-p5"), P5).usd
     assert costs
     make_plan(config_of("llama-3-8b-p5", f"budget.max_usd={costs + 1}"), [], [], [], P5)
     limited = f"budget.max_usd={costs / 2}"
@@ -69,7 +71,7 @@ def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() 
 def test_a_limit_that_nobody_could_keep_is_refused() -> None:
     with pytest.raises(ConfigError, match="the price of a host is unknown"):
         make_plan(config_of("ssh-4-nodes", "fleet.hosts=[a,b,c,d] budget.max_usd=5"), [], [], [], None)
-    make_plan(config_of("first-run", "budget.max_usd=5"), [], [], [], 0.0)  # this machine costs nothing
+    make_plan(config_of("first-run", "budget.max_usd=5"), [], [], [], Bill(0.0))  # this machine costs nothing
 
 
 class Hosts:
@@ -97,7 +99,7 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
     request, said = Request(job, (Artifact("node-0.sh", "x"),)), list[str]()
     costs = Budget(run, config, P5)
     assert not costs.is_spent(), "it has just begun"
-    costs.price = 1e9
+    costs.bill = Bill(1e9)
     Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs).run_attempt(request)  # type: ignore[arg-type]
     assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
 
@@ -108,7 +110,7 @@ def test_a_limit_is_overshot_by_one_poll_at_most(nodes: int, limit: float, tmp_p
     run.events.mkdir(parents=True)
     append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 1e9, "nodes": nodes})
     told = list[tuple[float, str]]()
-    rate = nodes * P5 / HOUR  # dollars a second
+    rate = nodes * P5.node / HOUR  # dollars a second
     costs = Budget(run, config, P5, clock=lambda: now[0])
     poll, cost = rate * budget.LOOK_EVERY + 0.01, lambda: rate * (now[0] - 1e9)
     while not costs.is_spent(lambda words: told.append((cost(), words))):
@@ -137,7 +139,7 @@ def test_a_run_that_has_cost_its_limit_is_not_begun_again(tmp_path: Path) -> Non
     run.events.mkdir(parents=True)
     append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 0.0, "nodes": 2})
     append_line(run.events / "launcher-a.jsonl", {"event": "stopped", "time": HOUR})
-    with pytest.raises(ConfigError, match=r"dear has cost \$110.08 already, its limit is \$55.00"):
+    with pytest.raises(ConfigError, match=r"dear has cost \$110.08 already; its limit is \$55.00"):
         Budget(run, config, P5).require()
     Budget(run, replace(config, budget=replace(config.budget, max_usd=200.0)), P5).require()
 

@@ -15,6 +15,7 @@ from trainfleet.config.pace import predict
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.share import Share, tokenize
 from trainfleet.launch.experience import experience_of
+from trainfleet.plan.bill import Bill
 from trainfleet.plan.estimate import estimate
 
 TEXT = """
@@ -58,7 +59,7 @@ def test_the_nearest_runs_count() -> None:
         finished(name, ratio)
     found = experience_of(config("new"))
     assert found and (found.of, found.runs) == ("this layout", 3) and found.ratio == pytest.approx(0.9)
-    before, after = estimate(config("new"), 0.0), estimate(config("new"), 0.0, found)
+    before, after = estimate(config("new"), Bill(0.0)), estimate(config("new"), Bill(0.0), found)
     assert before.seconds and after.seconds == pytest.approx(before.seconds / 0.9)
 
 
@@ -124,7 +125,7 @@ def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
     found = experience_of(other := config("new", "train.layout.tensor=2"))
     assert found and (found.runs, found.of) == (1, "this model")
     assert found.parts["computing"] == pytest.approx(1.5) and found.parts["update"] == pytest.approx(1.0)
-    before, after = estimate(other, 0.0).step, estimate(other, 0.0, found).step
+    before, after = estimate(other, Bill(0.0)).step, estimate(other, Bill(0.0), found).step
     assert before and after and after.launches == before.launches and after.tensor == before.tensor > 0
     assert after.products == pytest.approx(1.5 * before.products)
     same = experience_of(config("new"))

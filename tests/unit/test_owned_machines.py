@@ -17,6 +17,7 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.config.owned import Gpus, expand, gpus_of
 from trainfleet.config.pace import as_device
 from trainfleet.errors import ConfigError
+from trainfleet.plan.bill import Bill
 from trainfleet.plan.estimate import Estimate, estimate
 from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
 from trainfleet.plan.job import train_job
@@ -49,8 +50,8 @@ def refused(folder: Path, fleet: str, set: str = "") -> dict[str, str]:
     return {problem.key: problem.message for problem in error.value.problems}
 
 
-def foretold(config: Config, price: float | None = 0.0) -> Estimate:
-    return estimate(config, price)
+def foretold(config: Config) -> Estimate:
+    return estimate(config, Bill(0.0))
 
 
 def test_gpus_of_which_nobody_has_told_are_refused_and_not_planned_as_cpus(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_both_may_be_given_where_they_agree_and_differing_ones_are_refused(tmp_p
         tmp_path,
         f"{p5}, accelerator: {{name: h100, per_node: 8, memory_gib: 80, network: efa, network_gbps: 3200, usd_per_hour: 20}}",
     )
-    assert same.fleet.node_type is hardware.INSTANCE_TYPES["p5.48xlarge"] and backend_of(same).price() == 20
+    assert same.fleet.node_type is hardware.INSTANCE_TYPES["p5.48xlarge"] and backend_of(same).bill() == Bill(20)
     for part, theirs in {
         "name: a100": "h100",
         "name: h100, per_node: 4": "8",
@@ -198,12 +199,12 @@ def test_this_machine_is_what_its_driver_says(tmp_path: Path, monkeypatch: pytes
 
 def test_own_machines_cost_nothing_until_their_price_is_given(tmp_path: Path) -> None:
     free = config(tmp_path, f"{PATH_B}, {IB}")
-    assert backend_of(free).price() == 0 and foretold(free).usd == 0
+    assert backend_of(free).bill() == Bill(0) and foretold(free).usd == 0
     with pytest.raises(ConfigError, match=re.escape("fleet.accelerator.usd_per_hour")):
-        make_plan(config(tmp_path, f"{PATH_B}, {IB}", "budget.max_usd=100"), [], [], [], 0.0)
+        make_plan(config(tmp_path, f"{PATH_B}, {IB}", "budget.max_usd=100"), [], [], [], Bill(0.0))
     paid = config(tmp_path, f"{PATH_B}, {IB}", "fleet.accelerator.usd_per_hour=20 budget.max_usd=1000")
-    price = backend_of(paid).price()
-    assert price == 20 and make_plan(paid, [], [], [], price).estimate.usd == pytest.approx(
+    bill = backend_of(paid).bill()
+    assert bill == Bill(20) and make_plan(paid, [], [], [], bill).estimate.usd == pytest.approx(
         20 * 4 * foretold(paid).seconds / 3600
     )  # type: ignore[operator]
 

@@ -27,10 +27,10 @@ RECIPES = {
 }
 
 
-def plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def plan(folder: Path, *words: str, **also: str) -> subprocess.CompletedProcess[str]:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     bare |= {"HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(ROOT / "python")}
-    return subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], cwd=folder, env=bare, text=True, capture_output=True,
+    return subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], cwd=folder, env=bare | also, text=True, capture_output=True,
                           check=False)  # fmt: skip
 
 
@@ -58,3 +58,18 @@ def test_the_partition_follows_the_region(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
     text = (tmp_path / "out/stack.yaml").read_text()
     assert "arn:aws-us-gov:" in text and "arn:aws:" not in text and "the zone us-gov-west-1b" in said.stdout
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_plan_shows_what_an_hour_costs_and_the_whole_from_set_up_to_teardown(tmp_path: Path, name: str) -> None:
+    said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml").stdout
+    assert "dollars an hour" in said and "dollars from set-up to teardown" in said, said
+    assert "min, assumed" in said and "which budget.max_usd limits" in said
+    assert ("  head  " in said) == ("parallelcluster" in name)
+
+
+def test_a_cluster_can_be_planned_without_pcluster_and_without_slurm(tmp_path: Path) -> None:
+    said = plan(tmp_path, f"CONFIG={FOLDER}/bert-large-trn1-parallelcluster.yaml", "OUT=out", PATH=str(tmp_path))
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "  head  " in said.stdout and "dollars from set-up to teardown" in said.stdout and "next: make setup" in said.stdout
+    assert (tmp_path / "out/cluster.yaml").exists() and (tmp_path / "out/node.sh").exists()

@@ -14,6 +14,7 @@ from trainfleet import watchdog
 from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.place import Here
 from trainfleet.config import Settings, load
+from trainfleet.plan.bill import Bill
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
@@ -98,7 +99,9 @@ def run_attempt(run: Run, backend: Queue, show: Callable[[str], None], costs: Bu
 
 def money(run: Run, limit: float | None = None) -> Budget:
     config, _ = load(Settings(FOLDER / "llama-3-8b-p5.yaml"))
-    return Budget(run, replace(config, budget=replace(config.budget, max_usd=limit)), 3600.0)  # a dollar for a node's second
+    return Budget(
+        run, replace(config, budget=replace(config.budget, max_usd=limit)), Bill(3600.0)
+    )  # a dollar for a node's second
 
 
 def test_a_quarter_of_an_hour_in_the_queue_is_no_fault_and_costs_nothing(run: Run, clock: Clock) -> None:

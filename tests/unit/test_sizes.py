@@ -16,12 +16,13 @@ from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
 from trainfleet.config.layouts import best
 from trainfleet.config.search import KEYS, candidates, ranked
 from trainfleet.errors import ConfigError
+from trainfleet.plan.bill import Bill
 from trainfleet.plan.wishes import Wish, answer, sizes
 from trainfleet.recipes import FOLDER
 from trainfleet.runs import Run
 
 RECIPE = FOLDER / "llama-3-8b-p5.yaml"
-PRICE = 55.04
+PRICE = Bill(55.04)
 
 
 def config(settings: str = "train.global_batch=2048") -> Config:

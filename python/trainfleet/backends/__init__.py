@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from .slurm import Slurm
     from .ssh import Ssh
 
-__all__ = ["BACKENDS", "Backend", "backend_of", "lingers", "terms_of", "terms_to_examine"]
+__all__ = ["BACKENDS", "Backend", "backend_of", "terms_of", "terms_to_examine"]
 
 CLASSES = {"local": "Local", "ssh": "Ssh", "ec2": "Ec2", "slurm": "Slurm", "batch": "Batch", "sagemaker": "SageMaker"}
 
@@ -51,13 +50,6 @@ BACKENDS = Backends()
 def backend_of(config: Config) -> Backend:
     """The backend that the config names, made once: it keeps its connections."""
     return BACKENDS[config.fleet.backend](config)
-
-
-def lingers(config: Config) -> float:
-    """Hours for which nodes are paid after a launch has ended: ec2's stop themselves after fleet.idle_minutes."""
-    if config.fleet.backend != "ec2":
-        return 0.0
-    return math.inf if config.fleet.idle_minutes is None else config.fleet.idle_minutes / 60
 
 
 def terms_of(name: str) -> Terms:

@@ -8,7 +8,7 @@ stop(handle, at_once)    idempotent. Not at once: the nodes are asked to finish 
                          At once: when it returns, nothing of the job runs on any node that can be reached
 find(run)                → Handle of whatever may still run under the run's name: found on the nodes, and not by local state
 place(run)               → Place: how the run's folder comes here (place.py)
-price()                  US dollars for an hour of a node; 0 if free, None if unknown
+bill()                   → Bill: what a run costs from set-up to teardown; None if that is unknown
 machines()               → Machines: what jobs run on, made ready and taken down again
 probe()                  → Probe: what its nodes have, as they say themselves; None where none can be asked, or doctor asks each
 """
@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .. import runs
 from ..config import Config
 from ..errors import InputError, RunError
 from ..nodes.facts import Facts
+from ..plan.bill import Bill
 from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request
 from ..runs import Run
@@ -126,6 +127,13 @@ class Machines(Protocol):
     def remove(self, purge: bool) -> None: ...
 
 
+@runtime_checkable
+class Prospects(Protocol):
+    """Machines of an engine: what `make setup` would change and what that costs, in words, and the very requests."""
+
+    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]: ...
+
+
 class Backend(Protocol):
     """What launch/ and watch/ need of the place where a job runs; the module's docstring says what each call guarantees."""
 
@@ -143,7 +151,7 @@ class Backend(Protocol):
     def stop(self, handle: Handle, at_once: bool) -> None: ...
     def find(self, run: Run) -> Handle: ...
     def place(self, run: Run) -> Place: ...
-    def price(self) -> float | None: ...
+    def bill(self) -> Bill | None: ...
     def machines(self) -> Machines: ...
     def probe(self) -> Probe | None: ...
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..cloud import demands, engine_spending
+from ..cloud import demands, engine_spending, stages
 from ..cloud.engine_template import DISK
 from ..cloud.inputs import slug, stack_name
 from ..cloud.prices import Prices
@@ -173,13 +173,17 @@ class Batch(Hosted):
     def machines(self) -> Engine:
         own = self.config.fleet.batch
         needed = not (own.queue and own.job_role and own.execution_role)
-        return Engine(self.config, self.name, needed, True, self.costs, self._notes)
+        return Engine(self.config, self.name, needed, True, (self.costs, self.times), self._notes)
 
     def _notes(self) -> list[str]:
         return ["", "stop", *self.stopping(definition.grace(self.config))]
 
     def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
         return engine_spending.of_batch(config, prices)
+
+    @staticmethod
+    def times(config: Config) -> stages.Times:
+        return stages.of_batch(config)
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..cloud import demands, reading, spending
+from ..cloud import demands, reading, spending, stages
 from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import Fleet, Node
 from ..cloud.storage import log_group
@@ -24,6 +24,7 @@ from ..errors import BackendError
 from ..nodes.fleet import hosts_of
 from ..nodes.operations import SCRATCH
 from ..nodes.transport import Transport
+from ..plan.bill import Bill
 from ..plan.job import Job
 from ..runs import COPY
 from .base import Can, Machines
@@ -97,9 +98,8 @@ class Ec2(Ssh):
     def ends(self) -> float | None:
         return self.cloud.ends()
 
-    def price(self) -> float | None:
-        """With a node's part of its volumes, the file system, NAT and head."""
-        return spending.node_hour(self.config)
+    def bill(self) -> Bill | None:
+        return spending.bill(spending.rows(self.config), stages.of_ec2(self.config), self.fleet.nodes)
 
     def machines(self) -> Machines:
         return Instances(self)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from ..cloud import changeset, outlook, spending
 from ..cloud.engine_fleet import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
+from ..cloud.stages import Times
 from ..config import Config
 from ..errors import CloudError
 from ..plan.request import Artifact
 from .bodies import Body
 from .ec2_machines import Stacked
 
-Costs = Callable[[Config, Prices], Iterator[spending.Row]]
+Costs = tuple[Callable[[Config, Prices], Iterator[spending.Row]], Callable[[Config], Times]]
 # In a body, in the place of what the stack has made.
 OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
@@ -31,11 +32,19 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
     return filled
 
 
+def priced(rows: list[spending.Row], times: Times, nodes: int, prices: Prices, hours: float | None) -> Iterator[str]:
+    """Both tables of what an engine's machines cost: by the hour, and from set-up to teardown."""
+    yield from ("dollars an hour, while a job runs", *spending.describe(rows, hours))
+    if prices.trouble:
+        yield f"  the Pricing API was not of use: {prices.trouble}"
+    yield from spending.describe_whole(spending.bill(rows, times, nodes), nodes, hours)
+
+
 class Engine(Stacked):
     """Machines (base.py) of an engine, which makes them for each job itself.
 
     `needed`: the config leaves something to a stack. `on_ec2`: they are instances of the account. `costs`: what an hour of a job
-    costs, by these prices. `notes`: more lines of a plan.
+    costs by these prices, and the stages around it. `notes`: more lines of a plan.
     """
 
     def __init__(
@@ -73,10 +82,8 @@ class Engine(Stacked):
         return [*self.notes(), "", *self._costs(prices, hours), "", *account], changes
 
     def _costs(self, prices: Prices, hours: float | None) -> Iterator[str]:
-        rows = list(self.costs(self.config, prices))
-        yield from ("dollars an hour, while a job runs", *spending.describe(rows, hours))
-        if prices.trouble:
-            yield f"  the Pricing API was not of use: {prices.trouble}"
+        costs, times = self.costs
+        yield from priced(list(costs(self.config, prices)), times(self.config), self.config.fleet.nodes, prices, hours)
 
     def apply(self) -> int:
         if self.needed:

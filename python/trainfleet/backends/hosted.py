@@ -10,9 +10,11 @@ from ..cloud import clock, spending
 from ..cloud.calls import Calls
 from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.region import region_of
+from ..cloud.stages import Times
 from ..config import Config
 from ..config.goodput import saving_of
 from ..errors import BackendError
+from ..plan.bill import Bill
 from ..runs import Run
 from . import honoured
 from .base import Can, Handle, Probe, Status
@@ -108,6 +110,11 @@ class Hosted(ABC):
     def costs(self, config: Config, prices: Prices) -> Iterator[spending.Row]:
         """What an hour of a job on the config's nodes costs."""
 
+    @staticmethod
+    @abstractmethod
+    def times(config: Config) -> Times:
+        """The stages before and after a job for which machines are paid."""
+
     def stopping(self, grace: float) -> list[str]:
         """What the engine's own end of a job leaves of it, for `make plan`: its nodes get `grace` seconds to save in."""
         saving, every = saving_of(self.config), self.config.checkpoint.every
@@ -122,12 +129,11 @@ class Hosted(ABC):
     def probe(self) -> Probe | None:
         return None  # its nodes are of a known type, and there only while a job runs
 
-    def price(self) -> float | None:
+    def bill(self) -> Bill | None:
         """By the table, and of what that does not have by the Pricing API, where it can be asked."""
-        whole = spending.hourly(self.costs(self.config, by_table()))
-        if whole is None:
-            whole = spending.hourly(self.costs(self.config, in_region(self.config)))
-        return None if whole is None else whole / self.config.fleet.nodes
+        times, nodes = self.times(self.config), self.config.fleet.nodes
+        by_list = spending.bill(self.costs(self.config, by_table()), times, nodes)
+        return by_list or spending.bill(self.costs(self.config, in_region(self.config)), times, nodes)
 
     def place(self, run: Run) -> Place:
         consoles = Consoles(self.calls)

@@ -28,6 +28,7 @@ from ..nodes import facts as reading
 from ..nodes import probe
 from ..nodes.answers import Implausible
 from ..origin import CODE, python_path
+from ..plan.bill import Bill
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
@@ -54,7 +55,7 @@ class Local:
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
-        self._price = (list_price(config) if config else None) or 0.0
+        self._bill = Bill((list_price(config) if config else None) or 0.0)
         self._started: dict[int, subprocess.Popen[bytes]] = {}  # by pid: ours to reap
         self._asked: set[str] = set()
 
@@ -169,8 +170,8 @@ class Local:
     def place(self, run: Run) -> Place:
         return Here(run)
 
-    def price(self) -> float | None:
-        return self._price
+    def bill(self) -> Bill | None:
+        return self._bill
 
     def machines(self) -> Machines:
         return Machine(self.nodes)

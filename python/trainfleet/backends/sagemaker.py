@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..cloud import engine_spending
+from ..cloud import engine_spending, stages
 from ..cloud.engine_kinds import ENDED, LOGS
 from ..cloud.inputs import slug
 from ..cloud.log_streams import streams
@@ -160,11 +160,16 @@ class SageMaker(Hosted):
         def costs(config: Config, prices: Prices) -> Iterator[Row]:
             return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, size_of(config)))
 
-        return Engine(self.config, self.name, not self.config.fleet.sagemaker.role, False, costs, self._notes)
+        needed = not self.config.fleet.sagemaker.role
+        return Engine(self.config, self.name, needed, False, (costs, self.times), self._notes)
 
     def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
         """With the smallest disk, as the size of the dataset is unknown."""
         return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, None))
+
+    @staticmethod
+    def times(config: Config) -> stages.Times:
+        return stages.of_sagemaker(config)
 
     def _notes(self) -> list[str]:
         """How nodes get the dataset, and what is left of a job that is ended, for `make plan`."""

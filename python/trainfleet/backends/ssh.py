@@ -36,6 +36,7 @@ from ..nodes.stack import load_stack
 from ..nodes.tar import code_files, content_hash
 from ..nodes.transport import Transport
 from ..origin import ROOT, python_path
+from ..plan.bill import Bill
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
@@ -294,8 +295,10 @@ class Ssh:
         """What a host calls itself, where that is known."""
         return self.facts[host].hostname if host in self.facts else host.name
 
-    def price(self) -> float | None:
-        return list_price(self.config)
+    def bill(self) -> Bill | None:
+        """Of hosts that you have: their hours alone."""
+        price = list_price(self.config)
+        return None if price is None else Bill(price)
 
     def machines(self) -> Machines:
         return OwnHosts(self.config)

@@ -23,25 +23,25 @@ def main(variables: Variables, started: float) -> int:
     if out := Path(variables["OUT"]) if "OUT" in variables else None:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
-    price = readiness.price(config)
+    bill = readiness.bill(config)
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if wish != Wish():
-        print("\n".join(offers.answer(config, wish, price, out)))
+        print("\n".join(offers.answer(config, wish, bill, out)))
         return 0
-    layouts = offers.describe_layouts(config, best(config, ALTERNATIVES), price)
-    needs = estimate(config, price, experience_of(config))
+    layouts = offers.describe_layouts(config, best(config, ALTERNATIVES), bill)
+    needs = estimate(config, bill, experience_of(config))
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
     preflight.require(config)
     prospects, changes = readiness.outlook(config, needs)
     print("\n".join(prospects), end="\n" if prospects else "")
     awaits = readiness.awaits_setup(config)
     if readiness.is_unasked(config) or is_nowhere(config) or awaits:
-        plan = make_plan(config, derived, requests := readiness.exact(config), [], price)
+        plan = make_plan(config, derived, requests := readiness.exact(config), [], bill)
         print("\n".join(proposal.describe_requests(requests, ())))
         makes = "make setup makes" if prospects else "fleet.hosts names"
         print("\n${...} is what make setup makes" if awaits else f"\nhosts: none yet, so no command is exact; {makes} them")
     elif runs_programs(config):
-        plan = make_plan(config, derived, [], [], price)
+        plan = make_plan(config, derived, [], [], bill)
         print("\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of fleet.ssh.config")
     else:
         changes = changes or readiness.planned(config)

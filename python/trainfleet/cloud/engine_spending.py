@@ -1,21 +1,23 @@
-"""What a job of AWS Batch or SageMaker costs an hour, by resource: machines as long as the job, a network as the stack."""
+"""What jobs of AWS Batch, SageMaker and a ParallelCluster cost an hour: nodes as long as the job, the rest as the stack."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..config import Config
+from ..config.types import Queue
 from .instances import capacity_of
-from .prices import OF_SAGEMAKER, TABLE, Prices, of
-from .spending import Row, network
+from .prices import OF_SAGEMAKER, Prices, of
+from .spending import Row, file_system, head, network, volumes
+from .storage import makes_file_system
 
 
 def of_batch(config: Config, prices: Prices) -> Iterator[Row]:
     """Instances of the account with their volumes, and what the stack has beside them where it makes one."""
     fleet, count = config.fleet, config.fleet.nodes
     each, size = prices.instance(fleet.instance_type or "", capacity_of(config)), fleet.aws.volume_gib
-    yield Row("nodes", count, fleet.instance_type or "", each.times(count), each.source)
-    yield Row("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE)
+    yield Row("nodes", count, fleet.instance_type or "", each.times(count), each.source, shared=False)
+    yield volumes(count, size)
     if not fleet.batch.queue:
         yield from network(config, 1)
 
@@ -26,5 +28,22 @@ def of_sagemaker(config: Config, prices: Prices, volume: int) -> Iterator[Row]:
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
     how = ", managed spot: less than this" if fleet.spot else ""
     what = f"ml.{fleet.instance_type}{how}"
-    yield Row("nodes", count, what, each.times(count), each.source)
-    yield Row("volumes", count, f"{volume:,} GiB", of("training volume", "", volume * count), OF_SAGEMAKER)
+    yield Row("nodes", count, what, each.times(count), each.source, shared=False)
+    yield Row("volumes", count, f"{volume:,} GiB", of("training volume", "", volume * count), OF_SAGEMAKER, shared=False)
+
+
+def of_cluster(config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]) -> Iterator[Row]:
+    """The nodes of the job's queue, those that other queues always keep, and the head: its type and the GiB of its disk."""
+    fleet, count = config.fleet, config.fleet.nodes
+    each = prices.instance(queue.instance_type or "", queue.capacity or "on-demand")
+    yield Row("nodes", count, f"{queue.instance_type}, {queue.capacity}", each.times(count), each.source, shared=False)
+    yield volumes(count, fleet.aws.volume_gib)
+    for other in (other for other in others if other.min):
+        kept = prices.instance(other.instance_type or "", other.capacity or "on-demand")
+        what = f"{other.instance_type}, always there, of the queue {other.name}"
+        yield Row("other nodes", other.min, what, kept.times(other.min), kept.source)
+    if makes_file_system(config):
+        yield file_system(fleet.fsx)
+    if not fleet.aws.subnets:
+        yield from network(config, 2)
+    yield head(*machine, prices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Config
-from . import changeset, checks, reading, spending
+from . import changeset, checks, reading, spending, stages
 from .calls import Calls
 from .inputs import bucket_of, slug
 from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
@@ -25,6 +25,8 @@ def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | No
         yield f"  {calls.region} may ask up to half more than that list"
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
+    bill = spending.bill(rows, stages.of_ec2(config), config.fleet.nodes)
+    yield from spending.describe_whole(bill, config.fleet.nodes, hours)
     yield from ("", *account(config, calls, foreseen))
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *reading.describe(config, speed))

@@ -1,4 +1,8 @@
-"""What a fleet costs an hour, by resource: nodes, their volumes, the file system, NAT, addresses, the head node."""
+"""What a fleet costs, by resource and from set-up to teardown: nodes, volumes, file system, NAT, addresses, head.
+
+One computation for every backend on AWS: rows say what an hour costs, stages.py says which hours nobody trains in, and `bill`
+makes of both what plans show and budgets count with.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,26 @@ from dataclasses import dataclass
 
 from ..config import Config
 from ..config.types import Fsx
+from ..plan.bill import Bill, Stage
 from .instances import HEAD_GIB, capacity_of
 from .prices import GIB_MONTH, NAT_GB, TABLE, Prices, by_table, of
-from .storage import makes_file_system
+from .stages import Times
+from .storage import has_file_system
 
 
 @dataclass(frozen=True)
 class Row:
-    """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown), and the source."""
+    """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown), and the source.
+
+    `shared`: it is paid for while there are no nodes, too.
+    """
 
     name: str
     count: int
     what: str
     usd: float | None
     source: str
+    shared: bool = True
 
 
 def hourly(found: Iterable[Row]) -> float | None:
@@ -29,10 +39,11 @@ def hourly(found: Iterable[Row]) -> float | None:
     return None if None in costs else sum(filter(None, costs))
 
 
-def node_hour(config: Config) -> float | None:
-    """US dollars for an hour of a node, with its part of what all nodes share: what the budget counts with."""
-    whole = hourly(rows(config))
-    return None if whole is None else whole / config.fleet.nodes
+def bill(found: Iterable[Row], times: Times, nodes: int) -> Bill | None:
+    """What a run on so many nodes costs from set-up to teardown; None where one price is not known."""
+    found = list(found)
+    own, rest = hourly(row for row in found if not row.shared), hourly(row for row in found if row.shared)
+    return None if own is None or rest is None else Bill(own / nodes, rest, times.before, times.after, times.lingers)
 
 
 def deployment(fsx: Fsx) -> str:
@@ -41,20 +52,35 @@ def deployment(fsx: Fsx) -> str:
 
 
 def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterator[Row]:
-    """Everything that costs money by the hour."""
+    """Everything of the ec2 backend that costs money by the hour."""
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
     capacity, prices = capacity_of(config), prices or by_table()
     each = prices.instance(fleet.instance_type or "", capacity, zone)
-    yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source)
-    yield Row("volumes", count, f"{aws.volume_gib:,} GiB gp3", of("volume", "gp3", aws.volume_gib * count), TABLE)
-    if makes_file_system(config) or (fleet.hosts and fleet.fsx.dns_name):  # which stands in the config that the head is handed
-        kind = deployment(fleet.fsx)
-        what = f"FSx for Lustre, {fleet.fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
-        yield Row("file system", 1, what, of("fsx", kind, fleet.fsx.size_gib), TABLE)
+    yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source, shared=False)
+    yield volumes(count, aws.volume_gib)
+    if has_file_system(config):
+        yield file_system(fleet.fsx)
     yield from network(config, 2 if aws.head else 1)
     if aws.head:
-        head, disk = prices.instance(aws.head), of("volume", "gp3", HEAD_GIB) or 0.0
-        yield Row("head", 1, aws.head, None if head.usd is None else head.usd + disk, head.source)
+        yield head(aws.head, HEAD_GIB, prices)
+
+
+def volumes(count: int, size: int) -> Row:
+    """The nodes' own disks, of so many GiB each."""
+    return Row("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE, shared=False)
+
+
+def file_system(fsx: Fsx) -> Row:
+    """FSx for Lustre."""
+    kind = deployment(fsx)
+    what = f"FSx for Lustre, {fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
+    return Row("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
+
+
+def head(name: str, size: int, prices: Prices) -> Row:
+    """The head machine with its disk of so many GiB."""
+    price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
+    return Row("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
 
 def network(config: Config, addresses: int) -> Iterator[Row]:
@@ -79,3 +105,32 @@ def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
     for source in dict.fromkeys(row.source for row in found):
         yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
     yield f"  S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"
+
+
+def _length(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 2 else f"{hours * 60:,.0f} min" if hours * 60 >= 1 else "under a minute"
+
+
+def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterator[str]:
+    """The second table of `make plan`: dollars from set-up to teardown by stage, and where each stage's minutes come from."""
+    if bill is None:
+        return
+    yield from ("", "dollars from set-up to teardown")
+    stages: list[tuple[str, float, str, float]] = []
+
+    def add(found: Iterable[Stage], when: str) -> None:
+        stages.extend((f"{when}: {one.name}", one.minutes / 60, one.why, bill.of([one], nodes)) for one in found)
+
+    add(bill.before, "set-up")
+    if hours is not None:
+        stages.append(("training", hours, "as estimated above", hours * bill.hour(nodes)))
+    add(bill.after, "after it")
+    width = max(len(name) for name, *_ in stages)
+    for name, span, why, usd in stages:
+        yield f"  {name:{width}}  {usd:>10,.2f}  {_length(span)}, {why}"
+    whole = bill.whole(nodes, hours or 0.0)
+    what = "and training, of unknown length" if hours is None else "which budget.max_usd limits"
+    yield f"  {'all':{width}}  {whole:>10,.2f}  {what}"
+    if bill.rest:
+        yield f"  then ${bill.rest:,.2f} an hour for what stays beside the nodes, until make clean"
+    yield "  not in it: tokenizing, traffic, requests, and what waits for capacity"

@@ -31,6 +31,11 @@ def makes_file_system(config: Config) -> bool:
     return not fleet.fsx.dns_name and f"{fleet.shared_folder}/".startswith(f"{fleet.fsx.folder.rstrip('/')}/")
 
 
+def has_file_system(config: Config) -> bool:
+    """Whether a file system is made for the fleet; the config that the head is handed names it, with the hosts."""
+    return makes_file_system(config) or bool(config.fleet.hosts and config.fleet.fsx.dns_name)
+
+
 def throughput(fsx: Fsx) -> float:
     """What the whole file system moves, in bytes/s."""
     return (fsx.throughput if fsx.type == "persistent" else SCRATCH_THROUGHPUT) * 1e6 * fsx.size_gib / 1024

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from .. import runs
-from ..backends import Backend, backend_of, lingers
+from ..backends import Backend, backend_of
 from ..backends.base import Can, Handle, load_job
 from ..backends.place import Place
 from ..config import Config, dump_resolved
@@ -168,7 +168,7 @@ def execute(
     run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
     choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
     jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
-    budget = Budget(run, plan.config, backend.price(), lingers(plan.config))
+    budget = Budget(run, plan.config, backend.bill())
 
     def show(waits_for: str = "") -> None:
         live.update(waits_for)

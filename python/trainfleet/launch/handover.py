@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Self
 
 from .. import runs
-from ..backends import backend_of, lingers
+from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.hosts import Hosts
 from ..backends.node import values_of
@@ -93,7 +93,7 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
         BackendError: the gate is shut, another run is at work, or the launcher does not come up.
     """
     run, secrets = place.run, values_of(plan.config.fleet.secrets)
-    Budget(run, plan.config, backend.price(), lingers(plan.config)).require()
+    Budget(run, plan.config, backend.bill()).require()
     sound, unsound = backend.survey(backend.transport.hosts)
     for hosts, why in grouped(unsound):
         print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)

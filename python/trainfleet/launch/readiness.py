@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ..adapters import fastest, listed
 from ..backends import backend_of
-from ..backends.base import Can
+from ..backends.base import Can, Prospects
 from ..backends.ec2_machines import Instances
 from ..backends.engines import Engine
 from ..config import Config
 from ..nodes.quarantine import Quarantine
+from ..plan.bill import Bill
 from ..plan.estimate import Estimate
 from ..plan.fabric import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
@@ -40,7 +41,7 @@ def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact,
     """Lines on the machines that `make setup` would make, and its steps; none where it makes none."""
     machines = backend_of(config).machines()
     hours = None if needs.seconds is None else needs.seconds / 3600
-    if isinstance(machines, Engine):
+    if isinstance(machines, Prospects):
         return machines.prospect(hours)
     if not isinstance(machines, Instances):
         return [], ()
@@ -69,9 +70,9 @@ def exact(config: Config) -> list[Request]:
     return [backend.plan(job, {}) for job in jobs]
 
 
-def price(config: Config) -> float | None:
-    """US dollars for an hour of a node; 0 if free, None if unknown."""
-    return backend_of(config).price()
+def bill(config: Config) -> Bill | None:
+    """What a run costs from set-up to teardown; None if unknown."""
+    return backend_of(config).bill()
 
 
 def shares_one_machine(config: Config) -> bool:

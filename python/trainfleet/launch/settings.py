@@ -122,7 +122,7 @@ def plan_of(config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, l
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
     requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]
-    return make_plan(config, derived, requests, notes, backend.price(), experience_of(config), asked)
+    return make_plan(config, derived, requests, notes, backend.bill(), experience_of(config), asked)
 
 
 def was_handed_over() -> bool:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from .. import origin, runs
-from ..backends import backend_of, lingers
+from ..backends import backend_of
 from ..backends.base import Can, Handle
 from ..backends.place import Place
 from ..checkpoints import catalogue, changes
@@ -112,7 +112,7 @@ def mend_finished(plan: Plan, run: Run) -> None:
 
 def require_able(config: Config, run: Run) -> None:
     """ConfigError or BackendError where the run has cost all that it may, or can't read or write where its models lie."""
-    Budget(run, config, backend_of(config).price(), lingers(config)).require()
+    Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
 
 
@@ -240,9 +240,9 @@ def report(run: Run, config: Config, status: str) -> None:
     A disk that is full fails none of it: the run is what matters, and `make report` draws again.
     """
     try:
-        price = backend_of(config).price()
-        spent = Budget(run, config, price).spent()
-        run.update_results(status=status, **spending(run), **({} if price is None else {"usd": round(spent, 4)}))
+        bill = backend_of(config).bill()
+        spent = Budget(run, config, bill).spent()
+        run.update_results(status=status, **spending(run), **({} if bill is None else {"usd": round(spent, 4)}))
         if run.metrics.exists():
             plots.draw(run)
             html.write(run)

@@ -13,6 +13,7 @@ from ..config.pace import predict
 from ..config.precision import format_of, is_half, usable_bytes
 from ..config.sizes import count_parameters, flops_per_token
 from ..config.speed import GROUPS, Step
+from .bill import Bill
 
 LIKELY = (
     0.20  # four of five published rows, also of sources never fitted to, lie within this of what is foretold (tests/bench/LOG.md)
@@ -41,6 +42,7 @@ class Experience:
 class Estimate:
     """Parameters; a rank's bytes, and those it has (None: not known); FLOPs per step; FLOP/s of all ranks; seconds; US dollars.
 
+    `usd`: from set-up to teardown (bill.py). `nodes`: how many are paid for.
     `step`: the seconds of a step by part; None on devices that nobody has figures of. `experience`: what corrected the seconds.
     """
 
@@ -53,26 +55,35 @@ class Estimate:
     seconds: float | None
     usd: float | None
     step: Step | None = None
-    price: float | None = None  # US dollars for an hour of a node
+    bill: Bill | None = None
     experience: Experience | None = None
+    nodes: int = 1
+
+    @property
+    def around(self) -> float:
+        """US dollars before training and after it."""
+        return self.bill.whole(self.nodes, 0.0) if self.bill else 0.0
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
         """What results.json keeps, to be compared with what is measured; `tokens`: of the whole run."""
         speed = round(tokens / self.seconds, 1) if self.seconds else None
-        return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": self.usd}
+        usd = self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd  # as much as is spent at its end
+        return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": usd}
 
 
-def estimate(config: Config, price: float | None, experience: Experience | None = None) -> Estimate:
-    """The estimate that `make plan` prints and the budget is checked against; `price`: of a node's hour."""
+def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
+    """The estimate that `make plan` prints and the budget is checked against; `bill`: what the fleet costs, None if unknown."""
     device, format = config.fleet.rank_device, format_of(config)
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
     step = predict(config)
     step = experience.correct(step) if step and experience else step
     seconds = config.train.steps * step.total if step else None
-    usd = 0.0 if price == 0 else price * config.fleet.nodes * seconds / 3600 if price and seconds is not None else None
+    nodes, usd = config.fleet.nodes, None
+    if bill and (bill.is_free or seconds is not None):
+        usd = bill.whole(nodes, (seconds or 0.0) / 3600)
     return Estimate(
         count_parameters(config.model), memory_of(config, is_half(config)), usable_bytes(device) if device else None, flops,
-        _peak(config, device, format), format, seconds, usd, step, price, experience,
+        _peak(config, device, format), format, seconds, usd, step, bill, experience, nodes,
     )  # fmt: skip
 
 

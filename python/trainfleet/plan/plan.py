@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..config import Config, Derived
 from ..errors import ConfigError
+from .bill import Bill
 from .estimate import Estimate, Experience, estimate
 from .request import Request
 
@@ -27,16 +28,16 @@ def make_plan(
     derived: list[Derived],
     requests: list[Request],
     notes: list[str],
-    price: float | None,
+    bill: Bill | None,
     experience: Experience | None = None,
     asked: str = "",
 ) -> Plan:
-    """The plan of these requests, on nodes that cost `price` US dollars an hour each (None: unknown).
+    """The plan of these requests, on machines that cost what `bill` says (None: unknown).
 
     Raises:
         ConfigError: the estimate is over budget.max_usd, or what the fleet costs can't be told.
     """
-    needs = estimate(config, price, experience)
+    needs = estimate(config, bill, experience)
     if problem := _over_budget(config, needs):
         raise ConfigError.of("budget.max_usd", problem, next="raise it, or null for none; make plan shows why")
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes), asked)
@@ -54,12 +55,16 @@ def _over_budget(config: Config, needs: Estimate) -> str:
     limit = config.budget.max_usd
     if limit is None:
         return ""
-    if needs.price is None:
+    if needs.bill is None:
         return f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set fleet.accelerator.usd_per_hour"
-    if needs.price == 0 and config.fleet.node_type and config.fleet.node_type.owned:
+    if needs.bill.is_free and config.fleet.node_type and config.fleet.node_type.owned:
         free = "machines of yours cost nothing until fleet.accelerator.usd_per_hour says what"
         return f"${limit:,.2f}: can't be enforced, as {free}"
+    if needs.around > limit:
+        return f"set-up and idle time alone are estimated at ${needs.around:,.2f}, over the limit of ${limit:,.2f}"
     if needs.usd is None or needs.usd <= limit:
         return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
-    fit = int(config.train.steps * limit / needs.usd)
-    return f"the run is estimated at ${needs.usd:,.2f}, over the limit of ${limit:,.2f}; train.steps {fit} keeps to it"
+    fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
+    with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""
+    what = f"the run is estimated at ${needs.usd:,.2f}{with_them}, over the limit of ${limit:,.2f}"
+    return f"{what}; train.steps {fit} keeps to it"

@@ -13,6 +13,7 @@ from ..config.precision import format_of
 from ..config.search import KEYS, Choice, choose, ranked
 from ..config.sizes import count_parameters, flops_per_token
 from ..errors import ConfigError, Problem
+from .bill import Bill
 
 DAY = 86400.0
 LARGEST = 10_000  # nodes
@@ -46,7 +47,7 @@ class Size:
         return self.usd / self.tokens * 1e9 if self.usd is not None else None
 
 
-def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
+def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
     """What the training takes at each number of nodes that holds the model, the fewest first.
 
     Without TOKENS it is as long as DAYS and USD allow, and without those too as long as train.steps says.
@@ -62,11 +63,14 @@ def sizes(config: Config, wish: Wish, price: float | None) -> list[Size]:
         typed = "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
         next = f"{typed}; of this machine: make plan"
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=next)
-    if wish.usd is not None and not price:
+    if wish.usd is not None and (bill is None or bill.is_free):
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
         what = f"no list price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't be turned into nodes"
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
-    found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, price, device))]
+    found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, bill, device))]
+    if not found and wish.usd is not None and bill and bill.whole(1, 0.0) >= wish.usd:
+        what = f"${wish.usd:,.0f}: set-up and idle time of one node alone cost ${bill.whole(1, 0.0):,.0f}"
+        raise ConfigError.of("USD", what, next="more USD, or a smaller fleet.idle_minutes")
     if not found:
         what = f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
         raise ConfigError.of("train.layout", what, next="a larger train.global_batch, or a smaller model")
@@ -107,19 +111,22 @@ def _counts(config: Config) -> Iterator[int]:
     yield from sorted(count for count in counts if count <= LARGEST)
 
 
-def _size(config: Config, nodes: int, wish: Wish, price: float | None, device: Accelerator) -> Size | None:
+def _size(config: Config, nodes: int, wish: Wish, bill: Bill | None, device: Accelerator) -> Size | None:
+    around = bill.whole(nodes, 0.0) if bill else 0.0
+    if wish.tokens is None and wish.usd is not None and around >= wish.usd:
+        return None
     choices = ranked(replace(config, fleet=replace(config.fleet, nodes=nodes)), set(KEYS), device)
     if not choices:
         return None
     choice, train = choose(choices), config.train
     useful = foresee(choice.config, choice.seconds).share
     rate = train.global_batch * train.sequence_length / choice.seconds
-    dollars = price * nodes * 24 if price is not None else None  # a day
-    tokens = _tokens(config, wish, rate * useful, dollars)
+    dollars = bill.hour(nodes) * 24 if bill else None  # a day
+    tokens = _tokens(config, replace(wish, usd=wish.usd and wish.usd - around), rate * useful, dollars)
     days = tokens / (rate * useful) / DAY
     peak = device.peak(format_of(choice.config)) * choice.config.world_size
     mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
-    return Size(nodes, choice, rate, mfu, useful, tokens, days, None if dollars is None else days * dollars)
+    return Size(nodes, choice, rate, mfu, useful, tokens, days, None if dollars is None else around + days * dollars)
 
 
 def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:

@@ -178,7 +178,7 @@ def _cost(history: History) -> tuple[str, str]:
         return UNKNOWN, ""
     if not usd:
         return "$0", "this machine, no cloud"
-    return f"${usd:,.2f}", f"price of the nodes × their hours{predicted(history, 'usd', '${:,.2f}'.format)}"
+    return f"${usd:,.2f}", f"prices × hours, from set-up on{predicted(history, 'usd', '${:,.2f}'.format)}"
 
 
 def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[str]:

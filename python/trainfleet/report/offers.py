@@ -8,6 +8,7 @@ from pathlib import Path
 from ..config import Config
 from ..config.search import Choice
 from ..plan import wishes
+from ..plan.bill import Bill
 from ..plan.plan import degrees
 from ..plan.wishes import DAY, Size, Wish, remark, shown
 from .history import duration, percent, quantity, table
@@ -19,21 +20,21 @@ SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion t
 LEFT = ("layout", "recompute", "limited by")
 
 
-def describe_layouts(config: Config, choices: Sequence[Choice], price: float | None) -> Iterator[str]:
+def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
     """The best layouts of this fleet, the fastest first; the one that the config has is marked."""
     if not choices:
         return
     yield from ("", "layouts, the fastest first")
-    yield from indented(table(LAYOUTS, [_layout(config, choice, price) for choice in choices], LEFT))
+    yield from indented(table(LAYOUTS, [_layout(config, choice, bill) for choice in choices], LEFT))
 
 
-def answer(config: Config, wish: Wish, price: float | None, out: Path | None) -> Iterator[str]:
+def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
     """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the picture.
 
     Raises:
         ConfigError: none does, or that is unknown.
     """
-    found = wishes.sizes(config, wish, price)
+    found = wishes.sizes(config, wish, bill)
     chosen = wishes.answer(found, wish)
     yield from describe_sizes(config, found, chosen, wish)
     if out:
@@ -89,9 +90,10 @@ def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
         save(figure, path)
 
 
-def _layout(config: Config, choice: Choice, price: float | None) -> tuple[str, ...]:
+def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...]:
     train = choice.config.train
-    dollars = price * config.fleet.nodes * choice.seconds * train.steps / 3600 if price else None
+    hours = choice.seconds * train.steps / 3600
+    dollars = bill.whole(config.fleet.nodes, hours) if bill and not bill.is_free else None
     limit = choice.step.limit()
     return (
         "*" if train == config.train else "", degrees(choice.config), str(train.micro_batch), str(train.recompute),

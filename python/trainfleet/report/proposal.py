@@ -135,9 +135,10 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
-        yield "cost", "unknown: no list price" if needs.price is None else f"${needs.price * fleet.nodes:,.2f} an hour"
+        yield "cost", "unknown: no list price" if needs.bill is None else f"${needs.bill.hour(fleet.nodes):,.2f} an hour"
     else:
-        yield "cost", f"about ${rough(needs.usd)}" if needs.usd else _free(config)
+        around = f", ${rough(needs.around)} of it for set-up and idle time" if needs.around else ""
+        yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
 
 
 def _free(config: Config) -> str:

@@ -1,8 +1,9 @@
-"""What a run has cost so far, and whether its budget is spent: node hours times their price, from the run's events alone.
+"""What a run has cost so far, and whether its budget is spent: hours times prices, from the run's events alone.
 
 As only events count, no cent is lost when a launcher dies, and every reader gets the same sum. Where machines are made for the
-run, a node's hour includes its share of all that is made with them (cloud/spending.py), and they are paid for between launches
-too, until they stop by themselves (fleet.idle_minutes).
+run, the plan's bill (plan/bill.py) counts: set-up as it is estimated there, nodes by their hours, also between launches until
+they go by themselves (fleet.idle_minutes), and what there is beside nodes as long, and in queues too. A run is stopped while the
+budget still pays for its nodes until they are gone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ..config import Config
 from ..errors import ConfigError
+from ..plan.bill import Bill
 from ..runs import Record, Run
 
 LOOK_EVERY = 5.0  # seconds
@@ -20,38 +22,52 @@ NEAR = 0.8  # of the limit: the user is warned from here on
 
 
 class Budget:
-    """The money of one run. Without a price nothing is counted: with a limit, such a fleet is refused (plan/plan.py)."""
+    """The money of one run. Without a bill nothing is counted: with a limit, such a fleet is refused (plan/plan.py)."""
 
-    def __init__(
-        self, run: Run, config: Config, price: float | None, lingers: float = 0.0, clock: Callable[[], float] | None = None
-    ) -> None:
-        """`price`: US dollars an hour of a node; `lingers`: hours for which nodes are paid after a launch has ended."""
-        self.run, self.limit, self.price = run, config.budget.max_usd, price or 0.0
-        self.lingers, self.clock = lingers, clock or (lambda: time.time())
+    def __init__(self, run: Run, config: Config, bill: Bill | None, clock: Callable[[], float] | None = None) -> None:
+        self.run, self.limit, self.bill = run, config.budget.max_usd, bill or Bill(0.0)
+        self.nodes, self.clock = config.fleet.nodes, clock or (lambda: time.time())
         self.looked, self.warned = 0.0, False
 
-    def spent(self, now: float | None = None) -> float:
-        """US dollars; `now` (unix time) where a launch is under way."""
-        return self.price * node_hours(self.run.read_events(), now, self.lingers)
+    @property
+    def reserve(self) -> float:
+        """US dollars that are needed when training has ended, until the nodes are gone."""
+        return self.bill.idle(self.nodes)
+
+    def spent(self, now: float | None = None, under_way: bool = True) -> float:
+        """US dollars, from set-up on; `now` (unix time), and whether a launch is under way."""
+        events, lingers = self.run.read_events(), self.bill.lingers
+        if not any(event["event"] == "launched" for event in events):
+            return 0.0
+        usd = self.bill.uncounted(self.nodes) + self.bill.node * node_hours(events, now, lingers, under_way)
+        return usd + self.bill.rest * hours_beside(events, now, lingers, under_way) if self.bill.rest else usd
+
+    def words(self) -> str:
+        """Why the run stops."""
+        if not self.reserve:
+            return f"the run has cost ${self.limit:,.2f}, its budget.max_usd"
+        rest = f"${self.reserve:,.2f} of its budget.max_usd ${self.limit:,.2f} are left"
+        return f"{rest}, for its nodes until they are gone"
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
         """Whether a run that is under way has reached its limit. Warns once when it is near; looks every LOOK_EVERY seconds."""
         now = self.clock()
-        if self.limit is None or not self.price or 0 <= now - self.looked < LOOK_EVERY:
+        if self.limit is None or self.bill.is_free or 0 <= now - self.looked < LOOK_EVERY:
             return False
-        self.looked, spent = now, self.spent(now)
+        self.looked, spent = now, self.spent(now) + self.reserve
         if NEAR * self.limit <= spent < self.limit and not self.warned:
             self.warned = True
-            say(f"the run has cost ${spent:,.2f}, {spent / self.limit:.0%} of its budget.max_usd ${self.limit:,.2f}")
+            until = " with its nodes until they are gone" if self.reserve else ""
+            say(f"the run has cost ${spent:,.2f}{until}, {spent / self.limit:.0%} of its budget.max_usd ${self.limit:,.2f}")
         return spent >= self.limit
 
     def require(self) -> None:
         """ConfigError when the budget is spent before the launch."""
         if self.limit is None:
             return
-        idle = node_hours(self.run.read_events(), self.clock(), self.lingers, under_way=False)
-        if (spent := self.price * idle) >= self.limit:
-            message = f"{self.run.name} has cost ${spent:,.2f} already, its limit is ${self.limit:,.2f}"
+        if (spent := self.spent(self.clock(), under_way=False)) and spent + self.reserve >= self.limit:
+            until = f", and its nodes will cost ${self.reserve:,.2f} until they are gone" if self.reserve else ""
+            message = f"{self.run.name} has cost ${spent:,.2f} already{until}; its limit is ${self.limit:,.2f}"
             raise ConfigError.of("budget.max_usd", message, next="raise it to train on; make report shows the run")
 
 
@@ -74,6 +90,12 @@ def node_hours(events: Iterable[Record], now: float | None = None, lingers: floa
         return hours
     passed = max(0.0, now - since) / 3600
     return hours + nodes * (passed if under_way else min(passed, lingers))
+
+
+def hours_beside(events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True) -> float:
+    """The hours of a run in which what there is beside its nodes is paid for: as its nodes' hours, and those in queues too."""
+    alone = ({**event, "nodes": 1} if "nodes" in event else event for event in events if event["event"] != "queued")
+    return node_hours(alone, now, lingers, under_way)
 
 
 def _waits(event: Record, waits: bool) -> bool:

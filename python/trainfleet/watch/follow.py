@@ -275,7 +275,7 @@ class Follower:
 
     def _is_spent(self) -> bool:
         if spent := self.budget.is_spent(self.say):
-            self.say(f"the run has cost ${self.budget.limit:,.2f}, its budget.max_usd")
+            self.say(self.budget.words())
         return spent
 
     def _note_slow(self, request: Request) -> Alarm | None:

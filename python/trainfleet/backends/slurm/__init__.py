@@ -25,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ... import door, runs
+from ...cloud import spending
+from ...cloud.prices import by_table
 from ...cloud.region import through_agent
 from ...config import Config
 from ...config.hosts import Host
@@ -37,9 +39,10 @@ from ...nodes.operations import lock_name
 from ...nodes.stack import load_stack
 from ...nodes.transport import Transport
 from ...origin import CODE, python_path
+from ...plan.bill import Bill
 from ...plan.fabric import fabric_environment
 from ...plan.job import Job
-from ...plan.request import Request
+from ...plan.request import Artifact, Request
 from ...runs import Run
 from ...seat import expand_hosts
 from .. import honoured
@@ -285,6 +288,12 @@ class Slurm(Ssh):
     def known(self, name: str) -> Host | None:
         return Host(name, name)  # as Slurm says it
 
+    def bill(self) -> Bill | None:
+        """Of a cluster that is made, all of it; else the hours of nodes that you have."""
+        if not self.fleet.slurm.create:
+            return super().bill()
+        return spending.bill(cluster_file.costs(self.config, by_table()), cluster_file.times(self.config), self.fleet.nodes)
+
     def machines(self) -> Machines:
         cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)
         return Entrance(self, cluster) if self.hands_over else cluster
@@ -303,6 +312,9 @@ class Entrance:
     def __init__(self, backend: Slurm, cluster: Cluster | Partitions) -> None:
         self.backend, self.cluster = backend, cluster
         self.changes, self.left, self.remove = cluster.changes, cluster.left, cluster.remove
+
+    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
+        return self.cluster.prospect(hours)
 
     def apply(self) -> int:
         """The cluster, then folder and Python on the file system that its nodes share."""

@@ -17,8 +17,12 @@ from typing import Any
 import yaml
 
 from ... import hardware
+from ...cloud import engine_spending, stages
 from ...cloud.inputs import own_tags, pairs, slug
 from ...cloud.instances import capacity_of
+from ...cloud.prices import Prices
+from ...cloud.spending import Row
+from ...cloud.stages import Times
 from ...cloud.storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config
 from ...config.types import Queue
@@ -64,6 +68,24 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
 def key_of(config: Config) -> str:
     """The name of the key pair that opens the head: the config's, or the one that setup makes for the cluster."""
     return config.fleet.aws.key_pair or f"trainfleet-{name_of(config)}"
+
+
+def queue_of(config: Config) -> Queue:
+    """The queue that a job goes to: the first that fleet.slurm.partition names, or the first of all."""
+    queues, asked = queues_of(config), (config.fleet.slurm.partition or "").split(",")
+    return next((queue for queue in queues if queue.name in asked), queues[0])
+
+
+def costs(config: Config, prices: Prices) -> Iterator[Row]:
+    """What an hour of the cluster costs, with a job on it."""
+    queue = queue_of(config)
+    others = [other for other in queues_of(config) if other.name != queue.name]
+    return engine_spending.of_cluster(config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK))
+
+
+def times(config: Config) -> Times:
+    """The stages before and after a job for which machines are paid."""
+    return stages.of_cluster(config, static=queue_of(config).min > 0)
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:

@@ -23,13 +23,16 @@ from ...cloud.discovery import public_key
 from ...cloud.inputs import own_tags, pairs
 from ...cloud.inventory import surely
 from ...cloud.kinds import tags_of
+from ...cloud.prices import in_region
 from ...cloud.refusals import passing
 from ...cloud.sweep import Sweep
 from ...config import Config
 from ...errors import BackendError, ConfigError
 from ...plan.request import Artifact
 from ..ec2_machines import prove_gone, say, told_of
+from ..engines import priced
 from . import cluster_file
+from .cluster_file import costs, times
 
 EVERY = 15.0  # seconds between two looks at what CloudFormation does
 PATIENCE = 3600.0  # seconds that it gets
@@ -84,7 +87,7 @@ class Cluster:
 
     def changes(self) -> tuple[Artifact, ...]:
         """The cluster's file and the nodes' script; none where the cluster is as they say."""
-        if shutil.which("pcluster") is None:  # it can be planned
+        if not is_there():  # it can be planned
             return cluster_file.artifacts(self.config)
         state = self.look()
         wanted = cluster_file.artifacts(self.config, state.maker if state else "")
@@ -92,6 +95,17 @@ class Cluster:
             return wanted
         said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
         return () if UNCHANGED in json.dumps(said) else wanted
+
+    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
+        """What the cluster costs, for `make plan`, and its files where pcluster can't say what would change.
+
+        `hours`: of the run; None if unknown.
+        """
+        prices, changes = in_region(self.config), () if is_there() else cluster_file.artifacts(self.config)
+        return [
+            "",
+            *priced(list(costs(self.config, prices)), times(self.config), self.config.fleet.nodes, prices, hours),
+        ], changes
 
     def apply(self) -> int:
         """Makes the cluster, or changes it, and follows until it stands; BackendError with the first thing that failed."""
@@ -194,12 +208,12 @@ class Cluster:
         return State(str(said["clusterStatus"]), address, why, str(head.get("instanceId") or ""), maker)
 
     def head(self) -> str:
-        """The address of the cluster's head, its id where only Session Manager leads in; "" while there is no cluster.
+        """The address of the cluster's head, its id where only Session Manager leads in; "" without a cluster or pcluster.
 
         Raises:
             BackendError: it is not ready.
         """
-        state = self.look()
+        state = self.look() if is_there() else None
         if state is None:
             return ""
         if state.passes:
@@ -244,7 +258,7 @@ class Cluster:
         Raises:
             BackendError: there is no pcluster, or it refuses; with each of its validators' words.
         """
-        if shutil.which("pcluster") is None:
+        if not is_there():
             why = "fleet.slurm.create needs AWS ParallelCluster's command"
             raise BackendError("there is no pcluster here", why=why, next=INSTALL)
         command = ["pcluster", verb, *words, "--region", self.region]
@@ -260,6 +274,11 @@ class Cluster:
             next = "make plan OUT=folder shows cluster.yaml"
             raise BackendError(f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=next)
         return said
+
+
+def is_there() -> bool:
+    """Whether this machine has pcluster."""
+    return shutil.which("pcluster") is not None
 
 
 def _parsed(text: str) -> dict[str, Any]:

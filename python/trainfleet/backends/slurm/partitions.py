@@ -6,6 +6,7 @@ import re
 
 from ...door import show
 from ...errors import BackendError
+from ...plan.request import Artifact
 from ..machine import Standing
 from .engine import Engine, read_partitions
 
@@ -15,6 +16,9 @@ class Partitions(Standing):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
+        return [], ()
 
     def apply(self) -> int:
         """Says what the cluster has."""
