@@ -23,6 +23,7 @@ newest() { # of the kernels that have a module, and that the distribution still 
     while read -r version; do ! offered "linux-image-$version" || { echo "$version"; break; }; done
 }
 
+hold() { dpkg-query -W -f '${Package}\n' linux-aws linux-image-aws linux-headers-aws 2> /dev/null | xargs -r apt-mark hold > /dev/null || true; } # there may be none
 switch() {
   local new
   [ ! -e "$grub" ] || grep -q "$boot" "$grub" || refuse "kernel $kernel booted, and not the one that $grub names"
@@ -35,20 +36,20 @@ switch() {
   printf '# written in boot %s\nGRUB_DEFAULT="Advanced options for Ubuntu>Ubuntu, with Linux %s"\n' "$boot" "$new" > "$grub"
   update-grub > /dev/null 2>&1
   grep -qF "'Ubuntu, with Linux $new'" "$menu" || refuse "GRUB's menu has no kernel $new"
+  hold
   echo "lustre: no module for kernel $kernel; kernel $new, which has one, is GRUB's default and boots next"
   exit 3
 }
 
 apply() {
   command -v apt-get > /dev/null || { dnf install -y -q lustre-client; return; } # Amazon Linux: the kernel's own modules
-  # shellcheck disable=SC1091
-  . /etc/os-release
   "$(dirname "$0")/key.sh" apply "$keys" "$key" "$root/etc/apt/keyrings/fsx.gpg" > /dev/null
   mkdir -p "$root/etc/apt/sources.list.d"
-  echo "deb [signed-by=/etc/apt/keyrings/fsx.gpg] $repository $VERSION_CODENAME main" > "$root/etc/apt/sources.list.d/fsx.list"
+  echo "deb [signed-by=/etc/apt/keyrings/fsx.gpg] $repository $(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release) main" > "$root/etc/apt/sources.list.d/fsx.list"
   apt-get update -qq
   offered "lustre-client-modules-$kernel" || switch
   install lustre-client-utils "lustre-client-modules-$kernel"
+  hold # a newer kernel, by an upgrade in the night, would boot without the module
 }
 
 case $verb in

@@ -85,7 +85,8 @@ class Account:
         self.faults: dict[str, str] = {}
         self.stuck: dict[str, int] = {}
         self.denied: set[str] = set()
-        self.amis: dict[str, str] = {}  # SSM parameter → AMI
+        self.amis: dict[str, str] = {}  # SSM parameter → AMI, beside those of amis.py
+        self.lacks_images: set[str] = set()  # of amis.py
         self.lag = 0.0
         self.throttled: Callable[[int], bool] = lambda number: False
         self.expires_at: int | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .account import Account, Refused, answers
+from .amis import AMIS
 from .storage import bucket
 
 LUSTRE = "Lustre Scratch storage capacity"
@@ -50,5 +52,12 @@ def spot_prices(account: Account, **_: Any) -> dict[str, Any]:
 
 
 @answers("ec2", "DescribeImages")
-def images(account: Account, ImageIds: Iterable[str] = (), **_: Any) -> dict[str, Any]:
-    return {"Images": [{"ImageId": image, "RootDeviceName": "/dev/sda1", "State": "available"} for image in ImageIds]}
+def images(account: Account, ImageIds: Iterable[str] = (), Filters: Iterable[Mapping[str, Any]] = (), **_: Any) -> dict[str, Any]:
+    """Images by id, whatever it is; by name and description those of amis.py that the region has."""
+    known = [{"ImageId": ami.id, "Name": ami.name, "Description": ami.description, "CreationDate": ami.date, "State": "available",
+              "RootDeviceName": "/dev/sda1"} for pin, ami in AMIS.items() if pin not in account.lacks_images]  # fmt: skip
+    if ImageIds:
+        return {"Images": [{"ImageId": image, "RootDeviceName": "/dev/sda1", "State": "available"} for image in ImageIds]}
+    wanted = {one["Name"].title(): one["Values"] for one in Filters}
+    found = [row for row in known if all(any(fnmatchcase(row[key], one) for one in values) for key, values in wanted.items())]
+    return {"Images": found}

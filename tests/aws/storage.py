@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .account import Account, Refused, Thing, answers, moment_of, tag_list
+from .amis import AMIS
 
 FORMATTED, DELETED = 420.0, 240.0  # seconds until a file system can be used, and until it is gone
 CARDS_GO = 60.0  # seconds after that until its interfaces are gone, which its security group waits for
@@ -418,7 +419,10 @@ def caller(account: Account) -> dict[str, Any]:
 
 @answers("ssm", "GetParameter")
 def parameter(account: Account, Name: str, **_: Any) -> dict[str, Any]:
-    return {"Parameter": {"Name": Name, "Value": account.amis.get(Name, "ami-0123456789abcdef0"), "Type": "String"}}
+    value = account.amis.get(Name) or (AMIS[Name].id if Name in AMIS and Name not in account.lacks_images else "")
+    if not value:
+        raise Refused("ParameterNotFound", f"Parameter {Name} not found.")
+    return {"Parameter": {"Name": Name, "Value": value, "Type": "String"}}
 
 
 @answers("ssm", "SendCommand")

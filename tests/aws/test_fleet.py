@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aws.account import Account
+from aws.amis import UBUNTU
 from aws.world import config_of, strangers
 from trainfleet.cloud.stack_nodes import Fleet, next_slots
 from trainfleet.config import Config
@@ -70,10 +71,7 @@ def test_a_fleet_that_is_as_it_should_be_stays_as_it_is(account: Account, config
 def test_another_number_of_nodes_leaves_the_others_alone(account: Account, tmp_path: Path) -> None:
     fleet, _ = make(config_of(tmp_path, nodes=4))
     four = ids(fleet)
-    account.amis.clear()
-    account.amis["/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"] = (
-        "ami-0fedcba9876543210"  # a newer image
-    )
+    account.amis[UBUNTU] = "ami-0fedcba9876543210"  # another image, as after a change of the lock
     fleet, said = make(config_of(tmp_path, nodes=2))
     assert ids(fleet) == four[:2]
     assert not [line for line in said if line.startswith(("Vpc", "FileSystem", "Template"))]

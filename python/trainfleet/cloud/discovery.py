@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import CloudError, ConfigError
-from ..nodes.stack import load_stack
+from ..nodes.stack import Stack, load_stack
 from . import clock
 from .calls import Calls
 from .inputs import Inputs, bucket_of
@@ -100,10 +100,37 @@ def placeholders(config: Config, region: str) -> Inputs:
 
 
 def image_of(config: Config, calls: Calls) -> str:
-    """The machine image: the config's, or that of its stack (docker/stack.lock.yaml)."""
+    """The machine image: the config's, or that of its stack in the version that docker/stack.lock.yaml pins.
+
+    Raises:
+        ConfigError: the region does not have it.
+    """
     if config.fleet.aws.image:
         return config.fleet.aws.image
-    return str(calls("ssm", "GetParameter", Name=load_stack(config.fleet.stack).ami)["Parameter"]["Value"])
+    stack = load_stack(config.fleet.stack)
+    if found := _by_parameter(stack, calls) if stack.ami.startswith("/") else _by_name(stack, calls):
+        return found
+    message = f"null: {calls.region} does not have the image of stack {stack.name}, {stack.ami}"
+    raise ConfigError.of("fleet.aws.image", message, next="an image of that region, as ami-0123456789abcdef0, or another region")
+
+
+def _by_parameter(stack: Stack, calls: Calls) -> str:
+    found = ""
+    with passing("ParameterNotFound"):
+        found = str(calls("ssm", "GetParameter", Name=stack.ami)["Parameter"]["Value"])
+    return found
+
+
+def _by_name(stack: Stack, calls: Calls) -> str:
+    """An image of Amazon's own by its name; by a name with a *, the newest whose description names the stack's Neuron SDK.
+
+    Source: Neuron DLAMI user guide, "Find a DLAMI by SDK version".
+    """
+    filters = [{"Name": "name", "Values": [stack.ami]}, {"Name": "state", "Values": ["available"]}]
+    if "*" in stack.ami:
+        filters.append({"Name": "description", "Values": [f"*Neuron SDK {stack.neuron_sdk}*"]})
+    rows = calls("ec2", "DescribeImages", Owners=["amazon"], Filters=filters).get("Images", [])
+    return str(max(rows, key=lambda row: str(row.get("CreationDate")))["ImageId"]) if rows else ""
 
 
 def root_of(image: str, calls: Calls) -> str:

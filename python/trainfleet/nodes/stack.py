@@ -18,7 +18,7 @@ class Stack:
     name: str
     torch: str
     torch_index: str
-    ami: str = ""  # the SSM parameter of a machine image
+    ami: str = ""  # the SSM parameter of a machine image, or its name
     base: str = ""  # the image that its images begin from, by digest
     read: str = ""  # when the lock was read last
     libfabric: str = ""  # that the EFA installer brings
