@@ -56,6 +56,13 @@ def test_every_template_is_sound_to_cfn_lint(name: str) -> None:
     assert problems(render(config, inputs), inputs.region) == []
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_network_of_a_cluster_is_sound_to_cfn_lint(kept: bool) -> None:
+    text = engine_template.render(fleet("c7i.8xlarge"), replace(INPUTS, kept=kept), engine_template.NETWORK)
+    assert problems(text, INPUTS.region) == []
+    assert ("Nat" in json.loads(text)["Resources"]) is not kept
+
+
 @pytest.mark.parametrize("name", all_of(MACHINES))
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:

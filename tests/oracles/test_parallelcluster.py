@@ -169,7 +169,11 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"fsx": {"throughput": 33}}, "fleet.fsx.throughput: 33 is not one of 125, 250, 500, 1000"
     yield {"fsx": {"folder": "/home"}, "shared_folder": "/home/work"}, "fleet.fsx.folder: /home is reserved; /fsx works"
     yield {"fsx": {"dns_name": "lustre.example.com", "mount_name": "x"}}, "it begins with the file system's id"
-    yield {"aws": {"subnets": []}}, "ParallelCluster makes no network"
+    yield (
+        {"aws": {"subnets": []}, "slurm": {"parallelcluster": {"head_subnet": SUBNET}}},
+        "the network is made, and the head is in it",
+    )
+    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets says where the nodes are"
     yield {"aws": {"region": None}}, "fleet.aws.region: null"
     yield (
         {"aws": {"bucket": None}, "instance_type": "trn1.32xlarge"},

@@ -23,7 +23,13 @@ RECIPES = {
     "llama-2-7b-trn1-ec2": STACK,
     "llama-2-7b-trn1-batch": STACK | BOTH,
     "llama-2-7b-p4d-sagemaker": STACK | BOTH,
-    "bert-large-trn1-parallelcluster": {"cluster.yaml", "node.sh", "train-job.sbatch"},
+    "bert-large-trn1-parallelcluster": {
+        "network.yaml",
+        "requests/01-cloudformation-CreateStack.json",
+        "cluster.yaml",
+        "node.sh",
+        "train-job.sbatch",
+    },
 }
 
 

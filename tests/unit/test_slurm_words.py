@@ -431,7 +431,7 @@ def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
 ) -> None:
     events = [event(3, "AWS::CloudFormation::Stack", "CREATE_COMPLETE"), event(2, "AWS::EC2::Instance", "CREATE_COMPLETE"),
               event(1, "AWS::FSx::FileSystem", "CREATE_IN_PROGRESS")]  # fmt: skip
-    answer(tmp_path, describe_cluster=[MISSING, MISSING, state("CREATE_IN_PROGRESS"), state("CREATE_COMPLETE")],
+    answer(tmp_path, describe_cluster=[MISSING, state("CREATE_IN_PROGRESS"), state("CREATE_COMPLETE")],
            create_cluster=[[0, {"cluster": {}, "validationMessages": [{"level": "WARNING", "message": "mind this"}]}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
     account = Account("us-west-2")
@@ -459,7 +459,7 @@ def test_a_cluster_that_is_as_it_should_be_is_left_alone(made: Config, tmp_path:
 def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
     events = [event(3, "AWS::EC2::Instance", "CREATE_FAILED", "Resource creation cancelled"),
               event(2, "AWS::FSx::FileSystem", "CREATE_FAILED", "no capacity in us-west-2a")]  # fmt: skip
-    answer(tmp_path, describe_cluster=[MISSING, MISSING, state("CREATE_FAILED")], create_cluster=[[0, {}]],
+    answer(tmp_path, describe_cluster=[MISSING, state("CREATE_FAILED")], create_cluster=[[0, {}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
     with aws(Account("us-west-2")), pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught:
         Cluster(made).apply()
@@ -553,6 +553,52 @@ def test_a_second_config_uses_a_cluster_and_does_not_take_it_down(
         assert Cluster(second).left() == []
         Cluster(second).remove(purge=True)
     assert asked(tmp_path) == [] and "the cluster ours stays: ours has made it" in capsys.readouterr().out
+
+
+def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
+    made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A public subnet for the head, a private one with NAT for nodes; while a file system is kept, its subnet is, and no NAT."""
+    made = replace(made, fleet=replace(made.fleet, aws=replace(made.fleet.aws, subnets=(), zones=("us-west-2b",))))
+    slurm = replace(made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours"))
+    second = replace(made, name="second", fleet=replace(made.fleet, slurm=slurm))
+    account = Account("us-west-2")
+    with aws(account):
+        answer(tmp_path, describe_cluster=[MISSING])
+        planned = {artifact.name: artifact.text for artifact in Cluster(made).changes()}
+        assert "NatGateway" in planned["network.yaml"] and "requests/01-cloudformation-CreateStack.json" in planned
+        assert "subnet-00000000000000000" in planned["cluster.yaml"] and not list(account.of("subnet"))
+
+        answer(tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]])
+        assert Cluster(made).apply() == 0
+        subnets = {thing.tags["aws:cloudformation:logical-id"]: thing for thing in account.of("subnet")}
+        assert subnets["PublicSubnet"].properties["MapPublicIpOnLaunch"] and len(list(account.of("nat-gateway"))) == 1
+        assert {thing.properties["AvailabilityZone"] for thing in subnets.values()} == {"us-west-2b"}
+        ((_, _, file),) = asked(tmp_path)
+        said = yaml.safe_load(file)
+        assert said["HeadNode"]["Networking"]["SubnetId"] == subnets["PublicSubnet"].id
+        assert said["Scheduling"]["SlurmQueues"][0]["Networking"]["SubnetIds"] == [subnets["PrivateSubnet"].id]
+
+        code, there = state("CREATE_COMPLETE")
+        answer(tmp_path, describe_cluster=[[code, there | {"tags": [{"key": "trainfleet:config", "value": "ours"}]}]],
+               update_cluster=[[1, {"message": "No changes found in your cluster configuration."}]])  # fmt: skip
+        assert Cluster(made).changes() == () == Cluster(second).changes(), "phase 2 is on the network of phase 1"
+        (_, _, file) = asked(tmp_path)[-1]
+        assert yaml.safe_load(file) == said, "no update that ParallelCluster would refuse"
+
+        ours = {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
+        lustre = {"StorageCapacity": 1200, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
+        account.add("file-system", "fs-0123456789abcdef0", lustre, ours, mount="abcdefgh", written=9.0).state = "AVAILABLE"
+        answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE"), MISSING], delete_cluster=[[0, {}]])
+        Cluster(made).remove(purge=False)
+        assert (
+            "fs-0123456789abcdef0" in account.things
+            and len(list(account.of("subnet"))) == 1
+            and not list(account.of("nat-gateway"))
+        )
+        Cluster(made).remove(purge=True)
+        assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
+    assert not [thing for thing in account.living() if thing.tags.get("trainfleet:config") == "ours" and thing.kind != "key-pair"]
 
 
 def test_nodes_and_head_have_a_python_for_the_environment(made: Config) -> None:

@@ -1,4 +1,4 @@
-"""The stack of AWS Batch or SageMaker: as a fleet's, but that it has no nodes, which the engine makes for each job."""
+"""The stack of AWS Batch, SageMaker or ParallelCluster: as a fleet's, but without nodes, which the engine makes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .stack_nodes import Fleet, Node
 
 
 class EngineFleet(Fleet):
-    """What `engine`, batch or sagemaker, needs in the account for a config. `on_ec2`: its nodes are instances of the account."""
+    """What `engine`, batch, sagemaker or parallelcluster, needs. `on_ec2`: its nodes are instances of the account."""
 
     def __init__(self, config: Config, engine: str, on_ec2: bool) -> None:
         super().__init__(config)

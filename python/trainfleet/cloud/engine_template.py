@@ -1,8 +1,8 @@
-"""The CloudFormation template behind AWS Batch and SageMaker: what all of their jobs share. Pure.
+"""The CloudFormation template behind AWS Batch, SageMaker and ParallelCluster: what all of their jobs share. Pure.
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement group, and its queue. SageMaker
-makes machines itself and needs a role. Both: the roles of containers, a log group. The definition of a job is none
-of these: it holds the image, and is registered with the job (backends/definition.py).
+makes machines itself and needs a role. Both: the roles of containers, a log group. ParallelCluster: a
+network. The definition of a job is none of these: it holds the image, and is registered with the job (backends/definition.py).
 
 What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it has been made in an account.
 """
@@ -43,17 +43,18 @@ INSTANCES, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-
 
 
 def render(config: Config, inputs: Inputs, engine: str) -> str:
-    """The template of `engine`, batch or sagemaker, as JSON."""
+    """The template of `engine`, batch, sagemaker or parallelcluster, as JSON."""
     return json.dumps(template(config, inputs, engine), separators=(",", ":"))
 
 
 def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
     """The template as data."""
     made = MAKERS[engine](config, inputs)
-    values: dict[str, Any] = {"JobRole": attribute("JobRole", "Arn"), "LogGroup": ref("Log")}
-    values |= {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
-    if "ExecutionRole" in made:
-        values["ExecutionRole"] = attribute("ExecutionRole", "Arn")
+    values: dict[str, Any] = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
+    values |= {name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made}
+    values |= {"LogGroup": ref("Log")} if "Log" in made else {}
+    if engine == NETWORK:
+        values |= {name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made}
     about = f"trainfleet {config.name}: {engine} on {config.fleet.instance_type}"
     return assemble(config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about)
 
@@ -100,7 +101,16 @@ def sagemaker(config: Config, inputs: Inputs) -> Resources:
     return {**logs(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", allowed)}
 
 
-MAKERS = {"batch": batch, "sagemaker": sagemaker}
+def parallelcluster(config: Config, inputs: Inputs) -> Resources:
+    """The network of a cluster. The head gets a public address from its subnet: ParallelCluster gives it none itself."""
+    made = network(config, inputs)
+    if "PublicSubnet" in made:
+        made["PublicSubnet"]["Properties"]["MapPublicIpOnLaunch"] = True
+    return made
+
+
+NETWORK = "parallelcluster"
+MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:

@@ -266,7 +266,7 @@ class Fleet:
         sweep.end_instances()
         kept = [] if purge else [one for one in find(self.calls, self.config.name) if one.holds_data]
         if kept and self._reduce(say):
-            stay = {*self.stack.resources().values(), self.stack.name}
+            stay = {*self.stack.resources().values(), self.stack.name, *(one.id for one in kept)}
         else:
             ids = {one.id for one in kept}
             sweep.pieces(lambda one: one.kind in ("file system", "bucket", "association") and one.id not in ids)

@@ -35,6 +35,7 @@ FILE, SCRIPT = "cluster.yaml", "node.sh"
 HEAD = "c5.4xlarge"  # the article's
 NOBODY = "127.0.0.1/32"  # who may come by SSH where only Session Manager leads in; ParallelCluster's own default is the world
 WITH_PYTHON = ("ubuntu2404",)  # the images whose own Python is one that the lock has packages for
+NONE_YET = "subnet-00000000000000000"
 HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
 BOUGHT = {"on-demand": "ONDEMAND", "spot": "SPOT", "reservation": "ONDEMAND", "block": "CAPACITY_BLOCK"}
 CHANGES = ["NEW", "CHANGED", "DELETED"]
@@ -86,6 +87,11 @@ def costs(config: Config, prices: Prices) -> Iterator[Row]:
 def times(config: Config) -> Times:
     """The stages before and after a job for which machines are paid."""
     return stages.of_cluster(config, static=queue_of(config).min > 0)
+
+
+def subnet_of(config: Config) -> str:
+    """The subnet of the nodes; zeros in the plan of a network that is not made yet."""
+    return (*config.fleet.aws.subnets, NONE_YET)[0]
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
@@ -154,7 +160,7 @@ def _head(config: Config) -> dict[str, Any]:
     access = [{"Policy": "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"}]
     return {
         "InstanceType": aws.head or HEAD,
-        "Networking": {"SubnetId": wanted.head_subnet or aws.subnets[0]},
+        "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
         "Ssh": ssh,
         "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
         "Iam": {"AdditionalIamPolicies": access} | _buckets(config),
@@ -192,7 +198,7 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         "ComputeResources": [compute],
         "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}},
         # A capacity block is placed by AWS: https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
-        "Networking": {"SubnetIds": [aws.subnets[0]], "PlacementGroup": {"Enabled": not block and bool(row and row.efa)}},
+        "Networking": {"SubnetIds": [subnet_of(config)], "PlacementGroup": {"Enabled": not block and bool(row and row.efa)}},
         **({"CustomActions": {"OnNodeConfigured": {"Script": script_address(config, script)}}} if aws.bucket else {}),
         **({"Iam": found} if (found := _buckets(config)) else {}),
     }
@@ -230,9 +236,12 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     fleet, wanted, key = config.fleet, config.fleet.slurm.parallelcluster, "fleet.slurm.parallelcluster"
     if not fleet.aws.region:
         yield "fleet.aws.region", "null: the cluster's file says the region, as us-west-2"
-    if not fleet.aws.subnets:
-        works = "a private subnet of yours works, as subnet-0123456789abcdef0"
-        yield "fleet.aws.subnets", f"[]: ParallelCluster makes no network; {works}"
+    if fleet.aws.subnets and fleet.aws.zones:
+        yield "fleet.aws.zones", f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets says where the nodes are; leave it out"
+    if not fleet.aws.subnets and wanted.head_subnet:
+        yield f"{key}.head_subnet", f"{wanted.head_subnet}: without fleet.aws.subnets the network is made, and the head is in it"
+    if not fleet.aws.subnets and not fleet.instance_type:
+        yield "fleet.instance_type", "null: the network is made in a zone that offers it; or name fleet.aws.subnets"
     if load_stack(fleet.stack).neuron_packages and not fleet.aws.bucket:
         yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
     if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:

@@ -18,20 +18,19 @@ from typing import Any
 
 from ... import s3
 from ...cloud.calls import Calls
-from ...cloud.cloudformation import CONFIG, CloudFormationStack
+from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import public_key
 from ...cloud.inputs import own_tags, pairs
 from ...cloud.inventory import surely
 from ...cloud.kinds import tags_of
 from ...cloud.prices import in_region
 from ...cloud.refusals import passing
-from ...cloud.sweep import Sweep
 from ...config import Config
 from ...errors import BackendError, ConfigError
 from ...plan.request import Artifact
-from ..ec2_machines import prove_gone, say, told_of
+from ..ec2_machines import Stacked, prove_gone, say, told_of
 from ..engines import priced
-from . import cluster_file
+from . import cluster_file, cluster_network
 from .cluster_file import costs, times
 
 EVERY = 15.0  # seconds between two looks at what CloudFormation does
@@ -86,11 +85,19 @@ class Cluster:
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """The cluster's file and the nodes' script; none where the cluster is as they say."""
+        """Its network, the cluster's file and the nodes' script; none of what is as they say."""
         if not is_there():  # it can be planned
-            return cluster_file.artifacts(self.config)
+            return (*cluster_network.changes(self.config), *self._wanted(None))
         state = self.look()
-        wanted = cluster_file.artifacts(self.config, state.maker if state else "")
+        return (*cluster_network.changes(self.config, state.maker if state else ""), *self._cluster(state))
+
+    def _wanted(self, state: State | None) -> tuple[Artifact, ...]:
+        maker = state.maker if state else ""
+        return cluster_file.artifacts(cluster_network.placed(self.config, maker), maker)
+
+    def _cluster(self, state: State | None) -> tuple[Artifact, ...]:
+        """The cluster's file and the nodes' script, where it differs from them."""
+        wanted = self._wanted(state)
         if state is None or not state.is_ready:
             return wanted
         said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
@@ -101,7 +108,7 @@ class Cluster:
 
         `hours`: of the run; None if unknown.
         """
-        prices, changes = in_region(self.config), () if is_there() else cluster_file.artifacts(self.config)
+        prices, changes = in_region(self.config), () if is_there() else self.changes()
         return [
             "",
             *priced(list(costs(self.config, prices)), times(self.config), self.config.fleet.nodes, prices, hours),
@@ -113,7 +120,11 @@ class Cluster:
         if state and state.passes:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
         else:
-            self._begin(state, self.changes())
+            if state is None and not self.config.fleet.aws.key_pair:
+                self._provide_key()
+            if cluster_network.changes(self.config, state.maker if state else ""):
+                Stacked(cluster_network.stack_of(self.config)).make()
+            self._begin(state, self._cluster(state))
         made = self._follow()
         address = made.address or "without a public address"
         print(f"{self.name}: {made.status}, head node {address}; its nodes start when a job needs them", flush=True)
@@ -127,8 +138,6 @@ class Cluster:
         for artifact in wanted:
             if artifact.name == cluster_file.SCRIPT:
                 s3.write(cluster_file.script_address(self.config, artifact.text), artifact.text.encode())
-        if not self.config.fleet.aws.key_pair:
-            self._provide_key()
         verb = "update-cluster" if state else "create-cluster"
         said = self._pcluster(verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"]))
         for warning in said.get("validationMessages") or ():
@@ -247,10 +256,9 @@ class Cluster:
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
             self._follow(gone=True)
             say(f"the cluster {self.name} is gone")
-        sweep = Sweep(self.calls, CloudFormationStack(self.calls, self.name, self.config.name), say)
-        stay = {one.id for one in surely(self.calls, self.config.name) if one.holds_data and not purge}
-        sweep.pieces(lambda one: one.id not in stay)
-        prove_gone(surely(self.calls, self.config.name), stay, self.config.name, self.calls, sweep.troubles)
+        own = cluster_network.stack_of(self.config)
+        stay = own.remove(purge, say)
+        prove_gone(surely(self.calls, self.config.name), stay, self.config.name, self.calls, own.troubles)
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
         """What pcluster answers, which is JSON also where it refuses.
