@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -114,6 +114,8 @@ class Bench:
     image: str = ""
     hard: tuple[str, ...] = HARD  # words that arrive as they are
     killed: frozenset[int] = frozenset({137})  # exit codes of what was ended at once
+    crowded: Callable[[], AbstractContextManager[object]] | None = None  # where jobs wait: from now on there are no machines
+    lost: Callable[[Handle, int], AbstractContextManager[object]] | None = None  # the machine of a node goes, and comes back
 
     @property
     def backend(self) -> Backend:
@@ -208,6 +210,19 @@ def engine(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench
             s3.remove_all(found.address for found in s3.list_objects("s3://bucket/some/"))
             shutil.rmtree(folder / "runs", ignore_errors=True)
 
+        @contextmanager
+        def crowded() -> Iterator[None]:
+            with pytest.MonkeyPatch.context() as full:
+                full.setattr(place.batch, "runnable", -1)
+                full.setattr(place.batch, "stuck", "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no such instances here")
+                full.setattr(place.sagemaker, "waits", 600.0)
+                yield
+
+        @contextmanager
+        def lost(handle: Handle, node: int) -> Iterator[None]:
+            place.sagemaker.break_host(handle.id, node) if name == "sagemaker" else place.containers.lose(handle.id, node)
+            yield
+
         prelude = f"""import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from aws import elsewhere
@@ -221,7 +236,7 @@ elsewhere.attach()
         )
         hard = HARD if name == "batch" else tuple(word for word in HARD if "\n" not in word)
         yield Bench(name, config, folder, running, lambda request: sent(place, request), lambda *asked: by_hand(place, *asked), forget,
-                    prelude, names, (), config.fleet.image, hard, frozenset({0, 137, 143}))  # fmt: skip
+                    prelude, names, (), config.fleet.image, hard, frozenset({0, 137, 143}), crowded, lost)  # fmt: skip
 
 
 def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
@@ -243,6 +258,13 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
         (folder / "by-hand.sh").write_text(request.artifacts[-1].text)
         subprocess.run(["sbatch", "--wait", "by-hand.sh"], check=True, timeout=60)
 
+    @contextmanager
+    def crowded() -> Iterator[None]:
+        words = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"]
+        number = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        yield
+        subprocess.run(["scancel", number], check=True)
+
     config = config_of("slurm", folder, exclusive=True)
     yield Bench(
         "slurm",
@@ -254,6 +276,7 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
         artifacts=("job.sbatch",),
         places=("node0", "node1"),
         killed=frozenset({137, 143}),
+        crowded=crowded,
     )  # fmt: skip - srun sees one end first, and then ends the others
 
 
@@ -311,7 +334,13 @@ def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch) -> 
         (nodes.shared / "by-hand.sh").write_text(request.artifacts[node].text)
         nodes.run(node, "sh", "/fsx/by-hand.sh")
 
-    yield Bench(name, config, nodes.shared, running, given, typed)
+    @contextmanager
+    def lost(handle: Handle, node: int) -> Iterator[None]:
+        nodes.destroy(node)
+        yield
+        nodes.recreate(node)
+
+    yield Bench(name, config, nodes.shared, running, given, typed, lost=lost)
 
 
 def instances(nodes: Lab, config: Config) -> Config:
@@ -375,6 +404,21 @@ def clean(bench: Bench) -> Iterator[None]:
 def failing(status: Status) -> dict[int, int]:
     """The nodes whose parts failed: SageMaker tells of these alone, and Slurm then asks the others to leave (SIGTERM)."""
     return {node: code for node, code in status.exits.items() if code not in (0, 143)}
+
+
+def until(holds: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def is_taken(bench: Bench, request: Request) -> bool:
+    """Whether a job is run to its end; a host that has just come back may refuse it."""
+    try:
+        return bench.until_ended(bench.backend.submit(request)).exits == {0: 0, 1: 0}
+    except BackendError:
+        return False
 
 
 def test_exit_codes_come_back_by_node(bench: Bench) -> None:
@@ -505,6 +549,38 @@ def test_asked_to_stop_it_may_finish_what_it_does(bench: Bench) -> None:
     assert bench.backend.status(handle).phase in (Phase.STOPPING, Phase.ENDED)
     assert bench.until_ended(handle, 20).exits == {0: 0, 1: 0}
     assert "finishing" in bench.said(request, 0)
+
+
+def test_what_waits_for_machines_says_why_and_can_be_stopped(bench: Bench) -> None:
+    """Capacity may never come: nothing is run or paid, the engine's reason is told, and a stop leaves nothing in its queue."""
+    if bench.crowded is None:
+        return  # its machines are there, or a launch is refused
+    with bench.crowded():
+        request = bench.plan("exit", "0", "0")
+        handle = bench.backend.submit(request)
+        until(lambda: bench.backend.status(handle).phase is Phase.QUEUED and bench.backend.status(handle).reason, 60)
+        assert not bench.running()
+        bench.backend.stop(handle, at_once=True)
+        bench.until_ended(handle)
+    assert not list((bench.folder / "runs/probe/logs").glob("node-*")), "nothing has run"
+    again = bench.plan("exit", "0", "0")
+    assert bench.until_ended(bench.backend.submit(again)).exits == {0: 0, 1: 0}
+
+
+def test_a_node_that_is_lost_ends_the_attempt_and_not_the_next_job(bench: Bench) -> None:
+    if bench.lost is None:
+        return
+    request = bench.plan("stay")
+    handle = bench.backend.submit(request)
+    bench.until_said(request, '"words"')
+    node = 0 if bench.name == "batch" else 1  # where another is lost, Batch goes on: the ranks' heartbeats decide
+    with bench.lost(handle, node):
+        until(lambda: (status := bench.backend.status(handle)).failed or status.attempt == 2, 90)
+        bench.backend.stop(handle, at_once=True)
+    bench.until_ended(handle)
+    assert bench.is_quiet(30)
+    again = bench.plan("exit", "0", "0")
+    until(lambda: is_taken(bench, again), 60)
 
 
 def test_submitted_twice_it_runs_once(bench: Bench) -> None:

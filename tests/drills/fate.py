@@ -126,7 +126,8 @@ class Stage:
         if not hosts:
             return
         host = hosts[0]
-        self.leaders += strike.role in (HEAD, STANDBY, ALL)
+        stood_by = STANDBY in kind.roles and host in self.hosts_of(STANDBY)  # a worker may be that too
+        self.leaders += strike.role in (HEAD, STANDBY, ALL) or stood_by
         self.struck.append((strike, host))
         kind.strike(self, -1 if host is None else host)
         if kind.mend:
