@@ -263,10 +263,23 @@ def test_each_source_may_have_its_own_text_field(tmp_path: Path) -> None:
     assert [document.text for unit in units for document in read_unit(unit, data.text_field_of(unit.source))] == ["one", "two"]
 
 
+def test_a_source_that_is_named_again_and_again_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(20):
+        (tmp_path / f"text/{number}.txt").write_text("some words")
+    looked, look = list[int](), sources._entry
+    monkeypatch.setattr(sources, "_entry", lambda number, source: looked.append(number) or look(number, source))  # type: ignore[func-returns-value]
+    plan = plan_units(data_of(*[tmp_path / "text"] * 5000, tmp_path / "text/7.txt"))
+    assert looked == [0, 5000] and plan.files == 20 and [unit.source for unit in plan.units] == [0] * len(plan.units)
+    assert [warning for warning in plan.warnings if "more than once" in warning] == [
+        f"{path} is in data.sources more than once: it is read once" for path in (tmp_path / "text", tmp_path / "text/7.txt")
+    ]
+
+
 def test_the_same_file_twice_is_read_once_and_said(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", ["x"])
     plan = plan_units(data_of(path, f"{tmp_path}/*.jsonl"))
-    assert plan.files == 1 and "twice" in plan.warnings[0]
+    assert plan.files == 1 and "more than once: it is read once" in plan.warnings[0]
 
 
 def test_sources_that_change_after_the_listing_are_noticed_and_ones_that_are_gone_are_not_missed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -92,18 +93,20 @@ def plan_units(data: Data) -> UnitPlan:
     """The units that `data.sources` are cut into; the same listing gives the same units. DataError for a bad source."""
     if any(source.weight for source in data.mixture) and data.weights is None:
         raise DataError("some sources have a weight and some have none", where="data.sources", next="give all a weight, or none")
-    listed = [_entry(number, source) for number, source in enumerate(data.mixture)]
-    warnings, seen = list[str](), set[str]()
-    for files in listed:
-        for file in [file for file in files if file.path in seen]:
-            warnings.append(f"{file.path} is in data.sources twice: it is read once")
-            files.remove(file)
+    paths = Counter(source.path for source in data.mixture)
+    first = {source.path: number for number, source in reversed([*enumerate(data.mixture)])}
+    listed = [_entry(number, source) if first[source.path] == number else [] for number, source in enumerate(data.mixture)]
+    again, seen = [path for path, times in paths.items() if times > 1], set[str]()
+    for number, files in enumerate(listed):
+        again += [file.path for file in files if file.path in seen]
+        listed[number] = [file for file in files if file.path not in seen]
         seen |= {file.path for file in files}
-        warnings += [warning for file in files if (warning := _warning(file))]
-    for part in data.mixture:
-        if others := left_out(part.path, SUFFIXES):
+    warnings = [f"{path} is in data.sources more than once: it is read once" for path in again]
+    warnings += [warning for files in listed for file in files if (warning := _warning(file))]
+    for path in paths:
+        if others := left_out(path, SUFFIXES):
             unread = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-            warnings.append(f"{part.path}: files that are not read: {unread}")
+            warnings.append(f"{path}: files that are not read: {unread}")
     total = sum(file.size for files in listed for file in files)
     aim, units = _aim(total), list[Unit]()
     for source, files in enumerate(listed):
@@ -114,7 +117,8 @@ def plan_units(data: Data) -> UnitPlan:
 
 def require_there(data: Data) -> None:
     """NoSource where a path of this machine names nothing: from behind the wall (enclosure.py) all others look alike."""
-    for number, source in enumerate(data.mixture):
+    sources = {source.path: (number, source) for number, source in enumerate(data.mixture)}  # each path once
+    for number, source in sources.values():
         if not (is_stdlib(source.path) or is_remote(source.path) or source.path.startswith(HUB) or Path(source.path).exists()):
             _entry(number, source)
 
