@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+import verbs
 from trainfleet.devices import meeting
 from trainfleet.origin import python_path
 from trainfleet.plan.fabric import fabric_environment
@@ -96,6 +98,36 @@ def test_nothing_of_a_run_on_one_machine_listens_beyond_it(nodes: int, tmp_path:
     addresses = re.findall(r"listens (\w+):(\w+)", said[0])
     assert f"meets at {LOOPBACK}" in said[0] and addresses
     assert {address for address, _ in addresses} <= {"0100007F", f"{0:024x}0100007F"}, addresses
+
+
+def listeners(folder: Path) -> set[str]:
+    """The addresses, as the kernel writes them, at which processes that work in a folder listen."""
+    sockets = set[str]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if (entry / "cwd").resolve() == folder:
+                sockets |= {str(fd.readlink()) for fd in (entry / "fd").iterdir() if fd.is_symlink()}
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return {row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_make_train_listens_on_the_loopback_alone(nodes: int, tmp_path: Path) -> None:
+    verbs.write_text(tmp_path / "text")
+    config = {
+        "name": "heard", "fleet": {"backend": "local", "nodes": nodes, "ranks_per_node": 2},
+        "data": {"name": "text", "sources": ["text"], "vocabulary_size": 340},
+        "model": {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
+        "train": {"steps": 200, "precision": "fp32", "global_batch": 8, "sequence_length": 32},
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    training, found = verbs.begin(tmp_path, "train"), set[str]()
+    while training.poll() is None:
+        found |= listeners(tmp_path)
+        time.sleep(0.1)
+    verbs.finish(training)
+    assert found and found <= {"0100007F", f"{0:024x}0100007F", f"{1 << 24:032x}"}, found
 
 
 @pytest.mark.parametrize("leaves", [True, False])
