@@ -53,6 +53,19 @@ AMIS = {
             ("aws-neuronx-dkms", "2.31.7.0"), ("aws-neuronx-runtime-lib", "2.35.30.0-abc"), ("aws-neuronx-collectives", "2.35.43.0-abc"),
             ("aws-neuronx-tools", "2.33.38.0"))),
 }  # fmt: skip
+BUILD = (
+    "amazon-ecs-ami at its release of 2026-08-21: Amazon Linux 2023, kernel 6.1, no EFA installer, no Lustre client (dnf has one)"
+)
+LISTED = "name: describe-images of 2026-08-06 in a public repository"
+AMIS |= {  # what AWS Batch starts: nothing of setup runs there
+    name: Ami(id, name, "6.1", (LISTED, BUILD, *more), "2026-08-06", driver=driver)
+    for id, name, driver, more in (
+        ("ami-00000000000000ec1", "al2023-ami-ecs-hvm-2023.0.20260805-kernel-6.1-x86_64", "", ()),
+        ("ami-00000000000000ec2", "al2023-ami-ecs-gpu-hvm-2023.0.20260805-kernel-6.1-x86_64-ebs", "580.159.03", ()),
+        ("ami-00000000000000ec3", "al2023-ami-ecs-neuron-hvm-2023.0.20260805-kernel-6.1-x86_64", "",
+         ("its Neuron driver is the newest of the day it was built",)),
+    )
+}  # fmt: skip
 SEPTEMBER = {  # what fleet.aws.image may name: kernels for which FSx has no module
     "ubuntu": Ami("ami-00000000000000a94", "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260904", "7.0.0-1012-aws", (
         "seen: a public project's table of its stock image and kernel",), "2026-09-04"),

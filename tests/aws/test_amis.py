@@ -48,6 +48,19 @@ def test_the_image_of_a_stack_is_one_version_that_is_known(stack: str, account: 
     assert f"does not have the image of stack {stack}" in str(caught.value) and "fleet.aws.image" in str(caught.value)
 
 
+@pytest.mark.parametrize("stack", PINNED)
+def test_batch_starts_one_known_image_and_sagemaker_needs_none(stack: str, account: Account, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    config = replace(config, fleet=replace(config.fleet, stack=stack))
+    account.lacks_images = set(PINNED.values())  # which neither of them uses
+    ecs = AMIS[load_stack(stack).ecs]
+    assert discovery.image_of(config, Calls("us-east-1"), "batch") == ecs.id and ecs.sources
+    assert discovery.image_of(config, Calls("us-east-1"), "sagemaker") == ""
+    account.lacks_images.add(ecs.name)
+    with pytest.raises(ConfigError, match="does not have the image of stack"):
+        discovery.image_of(config, Calls("us-east-1"), "batch")
+
+
 def test_of_neuron_s_images_the_one_of_the_stack_s_sdk(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path)
     config = replace(config, fleet=replace(config.fleet, stack="neuron"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import CloudError, ConfigError
-from ..nodes.stack import Stack, load_stack
+from ..nodes.stack import load_stack
 from . import clock
 from .calls import Calls
 from .inputs import Inputs, bucket_of
@@ -75,15 +75,15 @@ def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
     return found[0] if found else {}
 
 
-def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
+def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is_made: bool = False, engine: str = "") -> Inputs:
     """What a template for this zone needs to know. `is_made`: there is a stack already, and a bucket of ours is its own."""
     who = calls("sts", "GetCallerIdentity")
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
-    image = image_of(config, calls)
+    image = image_of(config, calls, engine)
     inputs = Inputs(
         calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image, created, slots, root=root_of(image, calls),
         public_key=public_key(config), subnet=subnet_in(config, calls, zone), group=group_of(config, calls),
-        partition=who["Arn"].split(":")[1],
+        partition=who["Arn"].split(":")[1], engine=engine,
     )  # fmt: skip
     return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
 
@@ -99,8 +99,9 @@ def placeholders(config: Config, region: str) -> Inputs:
     )  # fmt: skip
 
 
-def image_of(config: Config, calls: Calls) -> str:
-    """The machine image: the config's, or that of its stack in the version that docker/stack.lock.yaml pins.
+def image_of(config: Config, calls: Calls, engine: str = "") -> str:
+    """The machine image: the config's, or that of its stack in the version that docker/stack.lock.yaml pins, for nodes or for AWS
+    Batch; "" for an engine whose machines are not seen.
 
     Raises:
         ConfigError: the region does not have it.
@@ -108,34 +109,36 @@ def image_of(config: Config, calls: Calls) -> str:
     if config.fleet.aws.image:
         return config.fleet.aws.image
     stack = load_stack(config.fleet.stack)
-    if found := _by_parameter(stack, calls) if stack.ami.startswith("/") else _by_name(stack, calls):
+    name = {"": stack.ami, "batch": stack.ecs}.get(engine, "")
+    found = _by_parameter(name, calls) if name.startswith("/") else _by_name(name, stack.neuron_sdk, calls) if name else ""
+    if found or not name:
         return found
-    message = f"null: {calls.region} does not have the image of stack {stack.name}, {stack.ami}"
+    message = f"null: {calls.region} does not have the image of stack {stack.name}, {name}"
     raise ConfigError.of("fleet.aws.image", message, next="an image of that region, as ami-0123456789abcdef0, or another region")
 
 
-def _by_parameter(stack: Stack, calls: Calls) -> str:
+def _by_parameter(name: str, calls: Calls) -> str:
     found = ""
     with passing("ParameterNotFound"):
-        found = str(calls("ssm", "GetParameter", Name=stack.ami)["Parameter"]["Value"])
+        found = str(calls("ssm", "GetParameter", Name=name)["Parameter"]["Value"])
     return found
 
 
-def _by_name(stack: Stack, calls: Calls) -> str:
-    """An image of Amazon's own by its name; by a name with a *, the newest whose description names the stack's Neuron SDK.
+def _by_name(name: str, sdk: str, calls: Calls) -> str:
+    """An image of Amazon's own by its name; by a name with a *, the newest whose description names that Neuron SDK.
 
     Source: Neuron DLAMI user guide, "Find a DLAMI by SDK version".
     """
-    filters = [{"Name": "name", "Values": [stack.ami]}, {"Name": "state", "Values": ["available"]}]
-    if "*" in stack.ami:
-        filters.append({"Name": "description", "Values": [f"*Neuron SDK {stack.neuron_sdk}*"]})
+    filters = [{"Name": "name", "Values": [name]}, {"Name": "state", "Values": ["available"]}]
+    if "*" in name:
+        filters.append({"Name": "description", "Values": [f"*Neuron SDK {sdk}*"]})
     rows = calls("ec2", "DescribeImages", Owners=["amazon"], Filters=filters).get("Images", [])
     return str(max(rows, key=lambda row: str(row.get("CreationDate")))["ImageId"]) if rows else ""
 
 
 def root_of(image: str, calls: Calls) -> str:
     """The name of the image's root device, whose size the template sets."""
-    found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", [])
+    found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", []) if image else []
     return str(found[0].get("RootDeviceName") or ROOT) if found else ROOT
 
 

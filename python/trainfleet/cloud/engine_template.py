@@ -27,7 +27,6 @@ from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
 ROOT, DISK = "/dev/xvda", 300  # GiB at least: images of training are large, and ECS pulls them to the root volume
-NEURON = "{{resolve:ssm:/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id}}"
 BOUNDARY = "==TRAINFLEET=="
 # The ECS agent starts when user data has ended, whatever came of it. The console keeps what was said when the instance is gone.
 REFUSE = """refuse() {
@@ -71,7 +70,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
             "MaxvCpus": row.vcpus * config.fleet.nodes,
             "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], **({"PlacementGroup": group} if group else {}),
             "SecurityGroupIds": [attribute("Wall", "GroupId")],  # of tasks' interfaces: else the VPC's default group
-            "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(config, row)], "Tags": tags,
+            "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(inputs, row)], "Tags": tags,
             "LaunchTemplate": newest("Template"),
         },
     )  # fmt: skip
@@ -141,14 +140,12 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         yield allow([f"ec2:{action}" for action in faces], ["*"])
 
 
-def _image(config: Config, row: hardware.NodeType) -> dict[str, str]:
-    """The machine image: the config's, else ECS's own for the accelerator.
+def _image(inputs: Inputs, row: hardware.NodeType) -> dict[str, str]:
+    """The machine image, and what Batch takes it for.
 
     Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
-    own = config.fleet.aws.image or (NEURON if row.kind == "neuron" else None)
-    override = {"ImageIdOverride": own} if own else {}
-    return {"ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023"} | override
+    return {"ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023", "ImageIdOverride": inputs.image}
 
 
 def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:

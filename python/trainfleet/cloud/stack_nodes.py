@@ -231,7 +231,7 @@ class Fleet:
         return template.read_back(self._discover(zone, slots, True), state.parameters)
 
     def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
-        return self._own(discovery.discover(self.config, self.calls, zone, slots, is_made))
+        return self._own(discovery.discover(self.config, self.calls, zone, slots, is_made, self.engine))
 
     def _own(self, inputs: Inputs) -> Inputs:
         alone = not self.engine and self.config.fleet.nodes == 1

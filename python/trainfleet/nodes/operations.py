@@ -102,7 +102,7 @@ def lock_hash(stack: Stack) -> str:
     """Changes with the locks and with the stack's versions, and not with the day or with what images and machines begin from."""
     from .tar import LOCKS, content_hash
 
-    versions = repr(replace(stack, base="", ami="", read=""))
+    versions = repr(replace(stack, base="", ami="", ecs="", read=""))
     return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()})[:12]
 
 

@@ -19,6 +19,7 @@ class Stack:
     torch: str
     torch_index: str
     ami: str = ""  # the SSM parameter of a machine image, or its name
+    ecs: str = ""  # the name of the one that AWS Batch starts instances from
     base: str = ""  # the image that its images begin from, by digest
     read: str = ""  # when the lock was read last
     libfabric: str = ""  # that the EFA installer brings
