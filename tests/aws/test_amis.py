@@ -177,7 +177,7 @@ def test_each_operation_is_satisfied_by_the_image_or_by_what_sources_offer(name:
 
 
 def test_an_image_whose_kernel_has_no_lustre_client_boots_one_that_has(node: Lab) -> None:
-    wanted = wanted_of_recipe("p3dn-efa-fsx-ec2")
+    wanted = wanted_of_recipe("roberta-large-p3dn-ec2")
     become(node, SEPTEMBER["ubuntu"], wanted)
     said = set_up(node, wanted)
     assert "kernel 6.17.0-1019-aws, which has one, is GRUB's default and boots next" in said[0]

@@ -129,9 +129,10 @@ def test_every_recipe_on_aws_keeps_its_budget_with_set_up_and_idle_time(name: st
 def test_a_cluster_s_bill_has_its_head_its_file_system_and_the_nodes_that_always_stand() -> None:
     config = config_of("bert-large-trn1-parallelcluster")
     found = {row.name: row for row in cluster_file.costs(config, by_table())}
-    assert set(found) == {"nodes", "volumes", "file system", "head"}
+    assert set(found) == {"nodes", "volumes", "file system", "head", "NAT", "addresses"}
     bill = backend_of(config).bill()
-    assert bill and bill.rest == pytest.approx((found["head"].usd or 0) + (found["file system"].usd or 0)) and bill.rest > 0.68
+    stays = sum(found[name].usd or 0 for name in ("head", "file system", "NAT", "addresses"))
+    assert bill and bill.rest == pytest.approx(stays) and bill.rest > 0.68
     assert bill.node * 16 == pytest.approx((found["nodes"].usd or 0) + (found["volumes"].usd or 0))
     queues = "fleet.slurm.parallelcluster.queues=[{name: a}, {name: b, instance_type: p5.48xlarge, min: 1, max: 1}]"
     two = config_of("bert-large-trn1-parallelcluster", f"{queues} fleet.slurm.partition=a")
