@@ -577,7 +577,7 @@ def test_a_node_that_is_lost_ends_the_attempt_and_not_the_next_job(bench: Bench)
     with bench.lost(handle, node):
         until(lambda: (status := bench.backend.status(handle)).failed or status.attempt == 2, 90)
         bench.backend.stop(handle, at_once=True)
-    bench.until_ended(handle)
+    until(lambda: (status := bench.backend.status(handle)).ended or status.lost, 60)
     assert bench.is_quiet(30)
     again = bench.plan("exit", "0", "0")
     until(lambda: is_taken(bench, again), 60)
