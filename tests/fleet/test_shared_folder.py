@@ -106,13 +106,17 @@ def test_what_another_node_has_written_is_seen_late_and_by_an_open_at_once(pair:
 def test_a_dataset_that_another_node_has_made_is_found_at_once(pair: list[Process]) -> None:
     here, there = pair
     store = "__import__('trainfleet.data.dataset_store').data.dataset_store.Folder(__import__('pathlib').Path('data/text'))"
-    there(f"globals().update(read={store}.read)")
+    there(f"globals().update(read={store}.read, sizes={store}.sizes)")
     assert there("os.path.exists('data/text/manifest.json')") is False, "as the gate looks"
     here("os.makedirs('data/text')")
     here(write("data/text/manifest.json", "{}"))
     assert there("os.path.exists('data/text/manifest.json')") is False, "the name of its folder is still remembered"
     assert there("read('manifest.json').decode()") == "{}"
     assert there("read('absent.json')") is None
+    assert there("os.path.exists('data/text/train')") is False
+    here("os.makedirs('data/text/train')")
+    here(write("data/text/train/00000.bin", "tokens"))
+    assert there("sizes('train')") == {"train/00000.bin": 6}
 
 
 def test_a_file_that_was_replaced_is_seen_late_and_by_an_open_at_once(pair: list[Process]) -> None:

@@ -84,18 +84,22 @@ class Folder:
         self.folder = folder
 
     def read(self, name: str) -> bytes | None:
-        path = self.folder / name
-        try:
-            return door.read_bytes(path, LARGEST)
-        except FileNotFoundError:  # or this client has not heard yet that another node wrote it
-            look_again(*path.parents[LEVELS::-1])
-        try:
-            return door.read_bytes(path, LARGEST)
-        except FileNotFoundError:
-            return None
+        return self.read_all([name])[0]
 
     def read_all(self, names: Iterable[str]) -> list[bytes | None]:
-        return [self.read(name) for name in names]
+        names = list(names)
+        found = {name: self._read(name) for name in names}
+        if missing := [name for name, content in found.items() if content is None]:
+            # Or this client has not heard yet that another node wrote it.
+            look_again(*dict.fromkeys(folder for name in missing for folder in (self.folder / name).parents[LEVELS::-1]))
+            found |= {name: self._read(name) for name in missing}
+        return [found[name] for name in names]
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return door.read_bytes(self.folder / name, LARGEST)
+        except FileNotFoundError:
+            return None
 
     def stream(self, name: str) -> Iterator[bytes]:
         with open(self.folder / name, "rb", opener=door.opener) as file:
@@ -130,10 +134,11 @@ class Folder:
         (self.folder / name).unlink(missing_ok=True)
 
     def sizes(self, part: str) -> dict[str, int]:
-        if not (self.folder / part).is_dir():
+        folder, found = self.folder / part, dict[str, int]()
+        look_again(*folder.parents[LEVELS::-1])
+        if not folder.is_dir():
             return {}
-        found = {}
-        with os.scandir(self.folder / part) as entries:
+        with os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # another node has just removed what an earlier job had left
                     if not entry.name.endswith(".partial"):
