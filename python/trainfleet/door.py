@@ -29,7 +29,7 @@ DEEPEST = 32  # objects and lists within one another; what trainfleet writes has
 LARGEST_COUNT = 10**18  # that a foreign text may tell
 SHOWN = 60  # characters of a wrong value in a message
 _SEALED = set[Path]()
-_HOME: list[str] = []  # the working folder, from which sealed folders are named
+_HOME: list[str] = []  # the working folder of a process that enters it again
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through: a sandbox may forbid to list it
 _LOOK = "ls -l, on its path"
@@ -49,6 +49,10 @@ _BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  #
 def seal(folder: Path) -> None:
     """From now on no link below `folder` is followed: it is a run's, and somebody else may have made it. Itself it may be one."""
     _SEALED.update((folder, folder.absolute()))
+
+
+def stay() -> None:
+    """From now on this process enters its working folder again where that goes stale: a rank has nobody who takes over from it."""
     _HOME[:] = [str(Path.cwd())]
 
 
@@ -87,7 +91,7 @@ def _open_root(root: Path) -> int:
     try:
         return os.open(root, _FOLDER)
     except OSError as error:
-        if error.errno != errno.ESTALE:
+        if error.errno != errno.ESTALE or not _HOME:
             raise
         os.chdir(_HOME[0])
         return os.open(root, _FOLDER)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .. import devices, events, fence, lease, runs, uplink
+from .. import devices, door, events, fence, lease, runs, uplink
 from ..config import Config, flat, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
@@ -46,6 +46,7 @@ TRACEBACK_LINES = 12
 def main(arguments: list[str]) -> int:
     loaded = time.time()
     die_with_parent(os.environ.get(SUPERVISOR))
+    door.stay()
     rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
     run, number = Run(Path(arguments[0]), events.node(node, order)), 0
     try:
