@@ -52,7 +52,7 @@ def seal(folder: Path) -> None:
 
 
 def stay() -> None:
-    """From now on this process enters its working folder again where that goes stale: a rank has nobody who takes over from it."""
+    """From now on this process enters its working folder again when that is stale. For ranks, from whom nobody takes over."""
     _HOME[:] = [str(Path.cwd())]
 
 
