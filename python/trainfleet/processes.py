@@ -11,6 +11,7 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .errors import RunError
 
@@ -55,7 +56,8 @@ def _watch_parent(parent: int) -> None:
 def run_module(module: str, *words: str, **environment: str) -> int:
     """Runs `python -m module words` in a process that dies with this one; its exit code.
 
-    Verbs run code that needs torch this way: the control plane itself never loads it.
+    Verbs run code that needs torch this way: the control plane itself never loads it. Its temporary files lie in a folder of
+    its own (TMPDIR), where it may write from behind a wall (engine/enclosure.py).
 
     Raises:
         RunError: there is no torch.
@@ -63,7 +65,9 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     if find_spec("torch") is None:
         raise RunError("this Python has no torch", where=sys.executable, next="make setup")
     command = [sys.executable, "-m", module, *words]
-    return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
+    with TemporaryDirectory(prefix="trainfleet-") as scratch:
+        variables = os.environ | {"TMPDIR": scratch} | environment
+        return subprocess.run(command, env=variables, preexec_fn=die_with_parent, check=False).returncode
 
 
 def identity(pid: int) -> str:

@@ -25,7 +25,7 @@ from trainfleet.errors import TrainfleetError
 from trainfleet.lease import newest_holder
 
 STEPS = 600
-LONG = 2400  # of the undisturbed run, whose schedule all others have: of each it tells the losses
+LONG = 4800  # of the undisturbed run, whose schedule all others have: of each it tells the losses
 NODES = 2  # of the run; four hosts, so that each role has one
 BASE, EACH = 200.0, 120.0  # seconds that a run may take, and more for each fault: twice what the longest took
 GONE = 60.0  # seconds after the run in which all its processes are gone, also from hosts that were out of reach

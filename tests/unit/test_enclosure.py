@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 import verbs
+from s3server import serve
 from takeover import ATTEMPT
 from trainfleet import devices, sandbox
+from trainfleet.checkpoints.bucket import Bucket
+from trainfleet.checkpoints.marker import MARKER
 from trainfleet.config import dump_resolved, load_resolved
 from trainfleet.engine import enclosure
 
@@ -108,6 +111,31 @@ def test_an_export_is_whole_or_not_there(home: Path) -> None:
     enter(home, "trainfleet.engine.export", "runs/old", "out", "huggingface")
     assert {path.name for path in (home / "out").iterdir()} >= {"config.json", "model.safetensors", "README.md"}
     assert not list(home.glob(".out*"))
+
+
+def test_a_checkpoint_in_a_bucket_is_read_behind_the_wall_too(home: Path) -> None:
+    """What is fetched lies in the folder for temporary files, and nothing of it is left there."""
+    (home / "temporary").mkdir()
+    with serve(lambda application: application):
+        store, step = Bucket("s3://bucket/kept/far"), OLD / "step-00000004"
+        for path in set(step.iterdir()) - {step / MARKER}:
+            with store.create(4, path.name) as stream:
+                stream.write(path.read_bytes())
+        store.commit(4, (step / MARKER).read_text())
+        config = load_resolved(home / "runs/old/config.yaml")
+        far = replace(config, name="far", checkpoint=replace(config.checkpoint, destination="s3://bucket/kept"))
+        (home / "runs/far").mkdir()
+        (home / "runs/far/config.yaml").write_text(dump_resolved(far))
+        try:
+            wanted = {"verify": ([], "every tensor is whole and finite"), "export": (["OUT=far"], "model.safetensors")}
+            for verb, (words, answer) in wanted.items():
+                said = enter(home, "trainfleet", verb, "RUN=far", *words, TMPDIR=str(home / "temporary"))
+                assert answer in said, said
+                assert not list((home / "temporary").iterdir())
+            assert (home / "far/model.safetensors").exists()
+        finally:
+            for place in ("runs/far", "far", "temporary"):
+                shutil.rmtree(home / place, ignore_errors=True)
 
 
 def test_a_model_gets_the_memory_that_its_config_asks_for_and_no_more(home: Path) -> None:

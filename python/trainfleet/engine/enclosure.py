@@ -6,6 +6,7 @@ sample and eval do not (devices.confinable); export and verify need none.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -26,13 +27,13 @@ LOGITS = 6  # copies of what a model says of a token: as it is, in float32, with
 def enclose(run: Run, writes: Iterable[Path] = ()) -> None:
     """Puts up the wall around this process: it reads what the run's config names, writes `writes` and has no network.
 
-    A run whose checkpoints or dataset are in S3 keeps the network for them.
+    A run whose checkpoints or dataset are in S3 keeps the network for them, and its folder of temporary files.
     """
     config = load_resolved(run.config)
     store = store_of(run, config.checkpoint.destination)
     network = not isinstance(store, Folder) or bool(config.data.store)
     copies = [runs.DATA / config.data.name] if config.data.store else []  # of what is read of S3
-    sandbox.confine(_made_of(run, config, store), [*writes, *copies], network, memory_for(config))
+    sandbox.confine(_made_of(run, config, store), [*writes, *copies, *_scratch(network)], network, memory_for(config))
 
 
 def apart(run: Run, reply: Callable[[], T], kind: type[T], writes: Iterable[Path] = ()) -> T:
@@ -48,7 +49,7 @@ def apart(run: Run, reply: Callable[[], T], kind: type[T], writes: Iterable[Path
 def enclose_checkpoint(store: Store, size: int) -> None:
     """Puts up the wall around this process, which reads one checkpoint of `size` bytes, a tensor at a time."""
     place = [store.path] if isinstance(store, Folder) else []
-    sandbox.confine(place, [], not place, sandbox.MEMORY + 3 * size)
+    sandbox.confine(place, _scratch(not place), not place, sandbox.MEMORY + 3 * size)
 
 
 def memory_for(config: Config) -> int:
@@ -58,6 +59,11 @@ def memory_for(config: Config) -> int:
     return sandbox.MEMORY + 4 * (
         COPIES * count_parameters(model) + tokens * (LOGITS * model.vocabulary_size + NUMBERS * model.hidden_size + 4 * seen)
     )
+
+
+def _scratch(network: bool) -> list[Path]:
+    """Where what is fetched lies while it is read; a folder of this process's own, as verbs start it (processes.run_module)."""
+    return [Path(tempfile.gettempdir())] if network else []
 
 
 def _made_of(run: Run, config: Config, store: Store) -> Iterator[Path]:
