@@ -13,12 +13,14 @@ from aws import batch, engine_crashes, sagemaker, watchers  # noqa: F401  what t
 from aws.account import Account, Killed, Thing
 from aws.test_fleet import untouched
 from aws.world import aws, strangers
-from trainfleet.backends import BACKENDS, terms_of
+from trainfleet.backends import BACKENDS, is_guest, shared, terms_of
 from trainfleet.backends.engines import Engine
 from trainfleet.cloud import prices
 from trainfleet.cloud.inputs import own_tags
 from trainfleet.config import Config, Settings, load
-from trainfleet.launch import imaging
+from trainfleet.errors import BackendError
+from trainfleet.launch import cleaning, imaging, readiness
+from trainfleet.plan.measurement import measured
 
 ENGINES = ("batch", "sagemaker")
 
@@ -55,6 +57,22 @@ def test_all_is_made_found_and_taken_down_and_what_others_have_stays(engine: str
     assert machines.left()
     machines.remove(purge=False)
     assert not mine(account) and not machines.left() and untouched(account)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_that_measures_uses_what_is_there_and_neither_changes_nor_removes_it(
+    engine: str, account: Account, tmp_path: Path
+) -> None:
+    config = engine_config(tmp_path, engine)
+    BACKENDS[engine](config).machines().apply()
+    short = measured(shared(config), "cloudy-profile-1", 6)
+    machines = BACKENDS[engine](short).machines()
+    assert isinstance(machines, Engine) and machines.is_there() and machines.own.outputs()
+    assert readiness.planned(short) == () and cleaning.machines_of(short) is None
+    with pytest.raises(BackendError, match="those of the config cloudy"):
+        readiness.make_ready(short)
+    again = measured(shared(short), "cloudy-profile-1-longer", 8)
+    assert again.fleet_name == "cloudy" and not is_guest(config)
 
 
 def test_a_config_s_clean_leaves_the_image_that_another_config_holds(account: Account, tmp_path: Path) -> None:

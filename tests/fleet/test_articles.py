@@ -73,10 +73,11 @@ def test_a_recipe_makes_its_machines_trains_and_cleans(tmp_path: Path, name: str
         assert (results["status"], results["model"]["family"]) == ("finished", family)
         assert (results["nodes"], results["backend"]) == (count, "ec2") and results["last_checkpoint"].endswith("step-00000020")
 
-        profiled = enter(here, "profile")
-        assert "steps 4 to 6 of rank 0" in profiled and "backward" in profiled
-        (trace,) = here.glob(f"runs/{name}-profile-*/profile/trace.json.gz")
-        assert b"traceEvents" in gzip.decompress(trace.read_bytes()) and not (trace.parents[1] / "checkpoints").exists()
+        for profiled, root in ((enter(here, "profile"), here), (place.type("profile"), nodes.shared / "trainfleet")):
+            assert "steps 4 to 6 of rank 0" in profiled and "backward" in profiled
+            (trace,) = root.glob(f"runs/{name}-profile-*/profile/trace.json.gz")
+            assert b"traceEvents" in gzip.decompress(trace.read_bytes()) and not (trace.parents[1] / "checkpoints").exists()
+        assert len(running(account)) == count, "it was measured on the machines that were there"
 
         assert f"nothing of {name} is left" in place.type("clean", "PURGE=1", "YES=1")
         assert not [thing for thing in account.living() if thing.id not in before]

@@ -116,6 +116,14 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         assert (results["status"], results["nodes"], results["backend"]) == ("finished", 4, "ec2"), said
         assert len(losses(run.folder)) == 8 and f"launched on {four[0]}" in said
 
+        guest = "SET=name=guest fleet.aws.name=cloudy train.steps=4 train.schedule_steps=4"
+        assert "machines are those of the config cloudy" in place.type("plan", "NODES=4", guest)
+        assert "those of the config cloudy, which alone sets them up" in place.type("setup", "NODES=4", guest, code=1)
+        place.type("train", "NODES=4", guest)
+        assert Run(nodes.shared / "trainfleet/runs/guest").read_results()["status"] == "finished"
+        assert "the machines stay" in place.type("clean", "PURGE=1", "YES=1", guest)
+        assert running(account) == four and not (nodes.shared / "trainfleet/runs/guest").exists() and run.config.exists()
+
         said = place.type("setup", "NODES=2")
         assert running(account) == four[:2], "the others were left alone"
 

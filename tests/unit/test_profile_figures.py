@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 
+from trainfleet.backends import shared
 from trainfleet.beats import Beat
 from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
@@ -211,6 +212,7 @@ def test_a_measured_run_has_its_own_name_and_leaves_nothing_to_resume(tmp_path: 
     assert steady([{"step": step} for step in range(1, 7)]) == [{"step": 4}, {"step": 5}, {"step": 6}]
     longer = measured(config, "base-profile-2", config.train.schedule_steps + 4)
     assert longer.train.schedule_steps == longer.train.steps  # or rules.py would refuse it
+    assert shared(config) == config, "this machine is nobody's but its own"
 
 
 @pytest.mark.parametrize(

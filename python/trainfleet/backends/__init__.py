@@ -63,6 +63,20 @@ def terms_to_examine(name: str) -> Terms:
     return Terms(_node_here if here else _node_elsewhere, _refuse_known, here)
 
 
+def is_guest(config: Config) -> bool:
+    """Whether the machines are another config's, which alone makes, changes and removes them."""
+    return config.fleet_name != config.name and Can.MACHINES in BACKENDS[config.fleet.backend].can
+
+
+def shared(config: Config) -> Config:
+    """The config for runs of other names, on the machines that are made for this one."""
+    from .honoured import honours
+
+    if not honours(config, "fleet.aws.name"):
+        return config
+    return replace(config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, name=config.fleet_name)))
+
+
 def _node_here(row: hardware.NodeType | None, nodes: int) -> hardware.Node:
     """A node that this machine plays: its share of what that machine has."""
     if row is None or not row.owned:

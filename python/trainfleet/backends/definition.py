@@ -41,7 +41,7 @@ def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str])
         },
         "retryStrategy": retries(config.fleet.batch.attempts),
         "propagateTags": True,
-        "tags": own_tags(config.name),
+        "tags": own_tags(config.fleet_name),
     }
     if hours := config.fleet.batch.timeout_hours:
         body["timeout"] = {"attemptDurationSeconds": max(60, round(hours * 3600))}
@@ -142,5 +142,5 @@ def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
         **share,
         **priority,
         "propagateTags": True,
-        "tags": own_tags(config.name),
+        "tags": own_tags(config.fleet_name),
     }

@@ -67,7 +67,7 @@ class Ec2(Ssh):
     def transport(self) -> Transport:
         proxy = through_agent(self.cloud.calls.region) if self.by_agent else ""
         if not self.located.fleet.hosts:
-            raise BackendError(f"{self.config.name} has no nodes in {self.cloud.calls.region}", next="make setup")
+            raise BackendError(f"{self.config.fleet_name} has no nodes in {self.cloud.calls.region}", next="make setup")
         return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
 
     @property

@@ -98,7 +98,7 @@ class Stacked:
             stay = self.cloud.remove(purge, say)
             if all(one.id in stay for one in self.cloud.left()):
                 break
-        prove_gone(self.cloud.left(), stay, self.cloud.config.name, self.cloud.calls, self.cloud.troubles)
+        prove_gone(self.cloud.left(), stay, self.cloud.config.fleet_name, self.cloud.calls, self.cloud.troubles)
 
 
 class Instances(Stacked):

@@ -36,6 +36,11 @@ def table() -> dict[str, tuple[tuple[str, ...], Any]]:
     return rows
 
 
+def honours(config: Config, key: str) -> bool:
+    """Whether the config's backend uses that key."""
+    return key not in table() or kind_of(config) in table()[key][0]
+
+
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """The keys that would have no effect: (key, message) each."""
     kind = kind_of(config)

@@ -19,7 +19,7 @@ LONGEST = 4096  # bytes of a parameter of the standard tier
 
 def folder(config: Config) -> str:
     """The parameters of a config are below this name."""
-    return f"/trainfleet/{config.name}"
+    return f"/trainfleet/{config.fleet_name}"
 
 
 def references(config: Config, names: Iterable[str]) -> dict[str, str]:
@@ -37,5 +37,5 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             raise BackendError(f"{name} is longer than SSM keeps ({LONGEST} bytes)", where="fleet.secrets",
                                next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...")  # fmt: skip
         calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
-        marks = pairs(own_tags(config.name))
+        marks = pairs(own_tags(config.fleet_name))
         calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite

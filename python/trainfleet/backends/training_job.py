@@ -134,7 +134,7 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         "ProfilerConfig": {"DisableProfiler": True},
         **({"VpcConfig": {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}} if own.subnets else {}),
         **({"RetryStrategy": {"MaximumRetryAttempts": own.retries}} if own.retries else {}),
-        "Tags": pairs(own_tags(config.name)),
+        "Tags": pairs(own_tags(config.fleet_name)),
     }  # fmt: skip
 
 

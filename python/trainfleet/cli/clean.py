@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..backends import is_guest
 from ..errors import BackendError, RunError
 from ..launch import cleaning, intending, whereabouts
 from ..launch.settings import run_named
@@ -14,6 +15,8 @@ def main(variables: Variables, started: float) -> int:
     everything = variables.get("PURGE", "").lower() == "all"
     config = whereabouts.config_known(run, variables)
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
+    if config and is_guest(config):
+        print(f"the machines stay: make clean with the config {config.fleet_name}, whose they are, removes them")
     try:
         with whereabouts.place_of(variables) as place:
             place.refresh()

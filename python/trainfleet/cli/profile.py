@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from .. import runs
+from ..backends import shared
 from ..launch.settings import config_of, plan_of, settings_of
 from ..launch.training import train
 from ..plan.measurement import PROFILED, TIMED, measured
@@ -17,7 +18,7 @@ def main(variables: Variables, started: float) -> int:
     steps = config.train.profile_steps or PROFILED
     name = f"{config.name}-profile-{time.strftime('%m%d-%H%M%S')}"
     last = int(steps.partition("-")[2])
-    code = train(plan_of(measured(config, name, last + TIMED, steps), derived, launch=name), started, summarize=False)
+    code = train(plan_of(measured(shared(config), name, last + TIMED, steps), derived, launch=name), started, summarize=False)
     if code == 0:
         print("\n".join(["", *describe(runs.run_of(name))]))
     return code

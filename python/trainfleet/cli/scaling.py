@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from .. import hardware, runs
+from ..backends import shared
 from ..config import Config
 from ..launch.readiness import shares_one_machine
 from ..launch.settings import plan_of, sized
@@ -23,7 +24,7 @@ def main(variables: Variables, started: float) -> int:
     base = f"{sizes[0][0].name}-scaling-{time.strftime('%m%d-%H%M%S')}"
     done = []
     for config, derived in sizes:
-        short = measured(config, f"{base}-{config.fleet.nodes}", WARM_UP + steps)
+        short = measured(shared(config), f"{base}-{config.fleet.nodes}", WARM_UP + steps)
         nodes = f"{config.fleet.nodes} node{'s' * (config.fleet.nodes > 1)}"
         print(f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):

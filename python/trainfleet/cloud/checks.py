@@ -91,7 +91,9 @@ def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Input
 
 def _mine(config: Config, calls: Calls) -> int:
     """How many nodes of this fleet run already."""
-    states = [row["State"]["Name"] for row in instances(calls, config.name) if row["InstanceType"] == config.fleet.instance_type]
+    states = [
+        row["State"]["Name"] for row in instances(calls, config.fleet_name) if row["InstanceType"] == config.fleet.instance_type
+    ]
     return sum(state in ("pending", "running") for state in states)
 
 
@@ -117,7 +119,7 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
 
 def _has_file_system(config: Config, calls: Calls) -> bool:
     rows = calls.pages("fsx", "DescribeFileSystems", "FileSystems")
-    return any(is_ours(tags_of(row.get("Tags")), config.name) for row in rows)
+    return any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in rows)
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:

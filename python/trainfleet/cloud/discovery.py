@@ -177,4 +177,4 @@ def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
     found: dict[str, str] = {}
     with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])
-    return is_ours(found, config.name)
+    return is_ours(found, config.fleet_name)

@@ -54,7 +54,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
     values |= {"LogGroup": ref("Log")} if "Log" in made else {}
     if engine == NETWORK:
         values |= {name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made}
-    about = f"trainfleet {config.name}: {engine} on {config.fleet.instance_type}"
+    about = f"trainfleet {config.fleet_name}: {engine} on {config.fleet.instance_type}"
     return assemble(config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about)
 
 
@@ -114,7 +114,7 @@ MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
     """Reading the parameters in which the secrets of this config are kept (backends/references.py)."""
-    where = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}:parameter/trainfleet/{config.name}/*"
+    where = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}:parameter/trainfleet/{config.fleet_name}/*"
     return allow(["ssm:GetParameter", "ssm:GetParameters"], [where])
 
 

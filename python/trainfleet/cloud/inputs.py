@@ -54,7 +54,7 @@ class Inputs:
 
 def stack_name(config: Config) -> str:
     """The stack's name, which is the config's with what CloudFormation takes: letters, digits and hyphens."""
-    return f"{PROJECT}-{slug(config.name)}"
+    return f"{PROJECT}-{slug(config.fleet_name)}"
 
 
 def slug(name: str, most: int = 100) -> str:
@@ -68,7 +68,7 @@ def slug(name: str, most: int = 100) -> str:
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
     """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other account can have."""
-    return config.fleet.aws.bucket or f"{PROJECT}-{slug(config.name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+    return config.fleet.aws.bucket or f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
 
 
 def own_tags(config: str) -> dict[str, str]:
@@ -85,7 +85,13 @@ def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
     """The tags of all that is made: by them alone it is found again."""
     hours = config.fleet.expires_hours
     expires = "never" if hours is None else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
-    values = {"project": PROJECT, "config": config.name, "owner": inputs.owner, "created": inputs.created, "expires": expires}
+    values = {
+        "project": PROJECT,
+        "config": config.fleet_name,
+        "owner": inputs.owner,
+        "created": inputs.created,
+        "expires": expires,
+    }
     return {f"{TAG}{key}": _fit(value) for key, value in values.items()}
 
 

@@ -32,7 +32,8 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     """Everything that computes, and how it is placed and opened."""
     found = {} if inputs.plain == "yes" else together(config)
     if not config.fleet.aws.key_pair and inputs.public_key:
-        name = f"trainfleet-{config.name}-{inputs.created}"[:255]  # its time keeps it from meeting one that an earlier stack left
+        # Its time keeps it from meeting one that an earlier stack left.
+        name = f"trainfleet-{config.fleet_name}-{inputs.created}"[:255]
         found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey"))
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
@@ -51,7 +52,7 @@ def placement(config: Config, inputs: Inputs) -> Any:
 
 
 def _node(config: Config, slot: int) -> Resource:
-    name = pairs({"Name": f"{config.name}-{slot}"})
+    name = pairs({"Name": f"{config.fleet_name}-{slot}"})
     return resource("AWS::EC2::Instance", LaunchTemplate=newest("Template"), Tags=name)
 
 
@@ -127,7 +128,9 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
         {"DeviceIndex": 0, "SubnetId": ref("PublicSubnet"), "Groups": [attribute("HeadWall", "GroupId")],
          "DeleteOnTermination": True}
     ]  # fmt: skip
-    head = resource("AWS::EC2::Instance", LaunchTemplate=newest("HeadTemplate"), Tags=pairs({"Name": f"{config.name}-head"}))
+    head = resource(
+        "AWS::EC2::Instance", LaunchTemplate=newest("HeadTemplate"), Tags=pairs({"Name": f"{config.fleet_name}-head"})
+    )
     return {
         "HeadTemplate": _template(data, tags),
         "Head": after("PublicWay", head),

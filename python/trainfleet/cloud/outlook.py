@@ -31,7 +31,7 @@ def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | No
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *reading.describe(config, speed))
     if makes_file_system(config) and config.fleet.fsx.export:
-        yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.name)}/ as they change"
+        yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
     yield from ("", "logs", f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${LOG_GB:.2f} a GB")
 
 

@@ -102,7 +102,7 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], st
     if inputs.engine:
         yield _of(inputs.engine, ENGINES[inputs.engine]), "*"
     if inputs.engine and fleet.secrets:
-        yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.name}/x")
+        yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
 
 
 def _of(service: str, operations: tuple[str, ...]) -> tuple[str, ...]:

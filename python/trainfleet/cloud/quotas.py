@@ -57,7 +57,7 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
         for row in reservation.get("Instances", ()):
             kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
             same = kind in MACHINES and quota_of(kind, capacity) == quota and is_spot == (capacity == "spot")
-            if same and not is_ours(tags_of(row.get("Tags")), config.name):
+            if same and not is_ours(tags_of(row.get("Tags")), config.fleet_name):
                 cpu = row.get("CpuOptions", {})
                 yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or hardware.INSTANCE_TYPES[kind].vcpus
 
@@ -67,7 +67,7 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     if config.fleet.aws.vpc:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
-    if any(is_ours(tags_of(row.get("Tags")), config.name) for row in vpcs):
+    if any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in vpcs):
         return
     addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
     for quota, service, used, wanted in (
@@ -86,7 +86,7 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     if not makes_file_system(config):
         return
     fsx, there = config.fleet.fsx, list(calls.pages("fsx", "DescribeFileSystems", "FileSystems"))
-    if any(is_ours(tags_of(row.get("Tags")), config.name) for row in there):
+    if any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in there):
         return
     for row in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="fsx"):
         words = str(row.get("QuotaName", "")).lower()

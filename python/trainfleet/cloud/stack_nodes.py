@@ -73,7 +73,7 @@ class Fleet:
 
     def __init__(self, config: Config) -> None:
         self.config, self.calls = config, Calls(region_of(config))
-        self.stack = CloudFormationStack(self.calls, stack_name(config), config.name)
+        self.stack = CloudFormationStack(self.calls, stack_name(config), config.fleet_name)
         self.troubles: dict[str, str] = {}  # id → why it could not be removed
 
     # What there is
@@ -81,7 +81,7 @@ class Fleet:
     def everyone(self) -> list[Node]:
         """All instances of the stack that are not terminated, the head first and then by slot."""
         found = []
-        for row in instances(self.calls, self.config.name):
+        for row in instances(self.calls, self.config.fleet_name):
             logical = tags(row.get("Tags")).get(LOGICAL, "")
             slot = re.fullmatch(rf"{NODE}([0-9]{{1,6}})", logical)
             if slot or logical == "Head":
@@ -102,7 +102,7 @@ class Fleet:
     def mount(self) -> tuple[str, str] | None:
         """The file system's DNS and mount names (fleet.fsx); None without one."""
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
-            if is_ours(tags(row.get("Tags")), self.config.name) and row["Lifecycle"] == "AVAILABLE":
+            if is_ours(tags(row.get("Tags")), self.config.fleet_name) and row["Lifecycle"] == "AVAILABLE":
                 return row["DNSName"], row["LustreConfiguration"]["MountName"]
         return None
 
@@ -264,7 +264,7 @@ class Fleet:
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
-        kept = [] if purge else [one for one in find(self.calls, self.config.name) if one.holds_data]
+        kept = [] if purge else [one for one in find(self.calls, self.config.fleet_name) if one.holds_data]
         if kept and self._reduce(say):
             stay = {*self.stack.resources().values(), self.stack.name, *(one.id for one in kept)}
         else:
@@ -294,7 +294,7 @@ class Fleet:
 
     def left(self) -> list[Found]:
         """What is there of this config, by two looks that agree."""
-        return surely(self.calls, self.config.name)
+        return surely(self.calls, self.config.fleet_name)
 
 
 def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
         inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
         after = [] if config.fleet.aws.bucket or inputs.has_bucket else ["BucketPolicy"]
         for name in ("runs", "data"):
-            to = f"s3://{bucket_of(config, inputs)}/{slug(config.name)}/{name}"
+            to = f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/{name}"
             path = f"/{inside}/{name}".replace("/./", "/")
             yield f"Export{name.title()}", _link(path, to, AutoExportPolicy=changes) | ({"DependsOn": after} if after else {})
 
@@ -130,7 +130,7 @@ def _link(path: str, address: str, **policy: Any) -> Resource:
 
 def log_group(config: Config) -> str:
     """The name of the stack's log group, to which nodes send what they log (cloudwatch.py)."""
-    return f"/trainfleet/{slug(config.name)}"
+    return f"/trainfleet/{slug(config.fleet_name)}"
 
 
 def logs(config: Config) -> Resources:

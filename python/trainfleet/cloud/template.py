@@ -45,7 +45,7 @@ def render(config: Config, inputs: Inputs) -> str:
 def template(config: Config, inputs: Inputs) -> dict[str, Any]:
     """The template as data."""
     made = resources(config, inputs, tags_of(config, inputs))
-    about = f"trainfleet {config.name}: {len(inputs.slots)} x {config.fleet.instance_type}"
+    about = f"trainfleet {config.fleet_name}: {len(inputs.slots)} x {config.fleet.instance_type}"
     return assemble(config, inputs, made, outputs(config, inputs, made), about)
 
 

@@ -85,7 +85,7 @@ def _of_subnet(name: str) -> Resource:
 
 def walls(config: Config, inputs: Inputs) -> Resources:
     """The security groups. EFA needs its group open to itself in both directions: a way out to anywhere does not count as one."""
-    text = f"trainfleet {config.name}: nodes and file system, open to each other"
+    text = f"trainfleet {config.fleet_name}: nodes and file system, open to each other"
     out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
     group: dict[str, Any] = {"GroupId": ref("Wall"), "IpProtocol": "-1", "Description": "EFA, Lustre and the ranks themselves"}
     found = {
@@ -97,7 +97,7 @@ def walls(config: Config, inputs: Inputs) -> Resources:
     if inputs.kept:
         return found
     if aws.head:
-        text = f"trainfleet {config.name}: the head node"
+        text = f"trainfleet {config.fleet_name}: the head node"
         way = _ssh("Wall", "the head node") | {"SourceSecurityGroupId": ref("HeadWall")}
         found["HeadWall"] = resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=text, SecurityGroupEgress=out)
         found["WallFromHead"] = resource("AWS::EC2::SecurityGroupIngress", **way)

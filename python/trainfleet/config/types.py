@@ -38,6 +38,7 @@ class Fsx:
 
 @dataclass(frozen=True)
 class Aws:
+    name: str | None = None
     region: str | None = None
     zones: tuple[str, ...] = ()
     vpc: str | None = None
@@ -364,6 +365,11 @@ class Config:
     train: Train
     checkpoint: Checkpoint
     budget: Budget
+
+    @property
+    def fleet_name(self) -> str:
+        """The name of the config whose machines these are: what is made in an account has it as its tag."""
+        return self.fleet.aws.name or self.name
 
     @property
     def world_size(self) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..backends import backend_of
+from ..backends import backend_of, is_guest
 from ..backends.base import Can, Machines
 from ..backends.place import Here, Place
 from ..config import Config
@@ -55,8 +55,8 @@ def _remakeable() -> Iterator[Path]:
 
 
 def machines_of(config: Config | None) -> Machines | None:
-    """The machines that the config's backend makes; None where it makes none."""
-    backend = backend_of(config) if config else None
+    """The machines that the config's backend makes for it; None where it makes none."""
+    backend = backend_of(config) if config and not is_guest(config) else None
     return backend.machines() if backend and Can.MACHINES in backend.can else None
 
 
@@ -66,7 +66,7 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
     Raises:
         BackendError: some of it can't be removed.
     """
-    machines = backend_of(config).machines() if config else None
+    machines = backend_of(config).machines() if config and not is_guest(config) else None
     left = machines.left() if machines else []
     for what in left:
         print(f"left {what}")

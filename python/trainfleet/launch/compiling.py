@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .. import hardware
-from ..backends import backend_of
+from ..backends import backend_of, shared
 from ..config import Config, Derivation, load_resolved
 from ..errors import ConfigError, TrainfleetError
 from ..nodes.operations import lock_name
@@ -81,7 +81,7 @@ def compile_ahead(config: Config, derived: Derivation, started: float, sequel: S
     imaging.make_ready(config)
     run = run_of(name_of(config))
     print(f"compiling ahead, in {run.folder}: {expected_duration(config)}", flush=True)
-    plan = plan_of(compile_only(config, run.name), derived, launch=secrets.token_hex(8))
+    plan = plan_of(compile_only(shared(config), run.name), derived, launch=secrets.token_hex(8))
     code = train(plan, started, summarize=False, sequel=sequel)
     if code == 0:
         print("\n".join(describe(run)), flush=True)

@@ -44,7 +44,7 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
     """
     if config.fleet.image != BUILD:
         return config
-    tag = held_as(config.name, recipe_for(config).tag)
+    tag = held_as(config.fleet_name, recipe_for(config).tag)
     try:
         image = next(iter(given), "") or registry_for(config).name(tag)
     except (CloudError, ConfigError):
@@ -88,8 +88,8 @@ def provide(config: Config) -> str:
         building.build(recipe, builder, building.commit_of(), print)
     else:
         builder = Builder("")  # nothing is built and nothing sent
-    tags = own_tags(config.name) | {CREATED: time.strftime("%Y-%m-%d")}
-    return registry.push(recipe, builder, print, tags, config.name)
+    tags = own_tags(config.fleet_name) | {CREATED: time.strftime("%Y-%m-%d")}
+    return registry.push(recipe, builder, print, tags, config.fleet_name)
 
 
 def _begin(config: Config) -> tuple[Recipe, Builder]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..adapters import fastest, listed
-from ..backends import backend_of
+from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospects
 from ..backends.ec2_machines import Instances
 from ..backends.engines import Engine
 from ..config import Config
+from ..errors import BackendError
 from ..nodes.quarantine import Quarantine
 from ..plan.bill import Bill
 from ..plan.estimate import Estimate
@@ -28,17 +29,26 @@ if TYPE_CHECKING:
 
 
 def make_ready(config: Config) -> int:
-    """Does what is missing for jobs to run; the exit code of `make setup`."""
+    """Does what is missing for jobs to run; the exit code of `make setup`.
+
+    Raises:
+        BackendError: the machines are another config's.
+    """
+    if is_guest(config):
+        what = f"its machines are those of the config {config.fleet_name}, which alone sets them up"
+        raise BackendError(what, where="fleet.aws.name", next="make train, once they are there")
     return backend_of(config).machines().apply()
 
 
 def planned(config: Config) -> tuple[Artifact, ...]:
     """What `make_ready` would do now."""
-    return backend_of(config).machines().changes()
+    return () if is_guest(config) else backend_of(config).machines().changes()
 
 
 def outlook(config: Config, needs: Estimate) -> tuple[list[str], tuple[Artifact, ...]]:
     """Lines on the machines that `make setup` would make, and its steps; none where it makes none."""
+    if is_guest(config):
+        return [f"machines are those of the config {config.fleet_name}, which makes, changes and removes them"], ()
     machines = backend_of(config).machines()
     hours = None if needs.seconds is None else needs.seconds / 3600
     if isinstance(machines, Prospects):

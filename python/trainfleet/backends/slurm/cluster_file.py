@@ -51,8 +51,8 @@ def name_of(config: Config) -> str:
     """The cluster's name."""
     wanted = config.fleet.slurm.parallelcluster
     most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
-    plain = slug(config.name, most)
-    return wanted.name or (plain if plain[:1].isalpha() else f"c-{slug(config.name, most - 2)}")
+    plain = slug(config.fleet_name, most)
+    return wanted.name or (plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}")
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
@@ -97,7 +97,7 @@ def subnet_of(config: Config) -> str:
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
     """cluster.yaml, and node.sh, which it names by its content. `maker`: the config that made the cluster, where it is there."""
     script = node_script(config)
-    text = yaml.safe_dump(cluster(config, script, maker or config.name), sort_keys=False, width=120)
+    text = yaml.safe_dump(cluster(config, script, maker or config.fleet_name), sort_keys=False, width=120)
     command = f"pcluster create-cluster --cluster-configuration {FILE}"
     head = f"# The cluster {name_of(config)} as AWS ParallelCluster makes it: {command}"
     return Artifact(FILE, f"{head}\n{text}"), *([Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ())

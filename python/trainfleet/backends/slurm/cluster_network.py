@@ -22,7 +22,7 @@ FILE = "network.yaml"
 
 def stack_of(config: Config, maker: str = "") -> EngineFleet:
     """The stack of the network; `maker`: the config that made the cluster, where it is there."""
-    return EngineFleet(replace(config, name=maker or config.name), NETWORK, on_ec2=False)
+    return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK, on_ec2=False)
 
 
 def placed(config: Config, maker: str = "") -> Config:
@@ -43,7 +43,7 @@ def placed(config: Config, maker: str = "") -> Config:
 
 def changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
     """The request that would make or change the network; none where the subnets are the user's, or another config's network."""
-    if config.fleet.aws.subnets or maker not in ("", config.name):
+    if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()
     found: list[Artifact] = []
     for number, (service, operation, body) in enumerate(stack_of(config).foresee(set()).requests, 1):

@@ -150,7 +150,7 @@ class Cluster:
         if not key:
             what = "null, and ~/.ssh has no public key: nobody could log in to the cluster's head"
             raise ConfigError.of("fleet.ssh.key", what, next="ssh-keygen -t ed25519; or fleet.aws.key_pair")
-        tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.name))}]
+        tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.fleet_name))}]
         with passing("InvalidKeyPair.Duplicate"):
             self.calls("ec2", "ImportKeyPair", KeyName=cluster_file.key_of(self.config), PublicKeyMaterial=key.encode(),
                        TagSpecifications=tags)  # fmt: skip
@@ -236,10 +236,10 @@ class Cluster:
     def left(self) -> list[str]:
         """The cluster, and whatever has our tag, each with what it costs."""
         state = self.look()
-        if state and state.maker not in ("", self.config.name):
+        if state and state.maker not in ("", self.config.fleet_name):
             state = None
         own = [f"cluster {self.name}: {state.status}"] if state else []
-        return own + [one.line() for one in surely(self.calls, self.config.name)]
+        return own + [one.line() for one in surely(self.calls, self.config.fleet_name)]
 
     @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:
@@ -249,7 +249,7 @@ class Cluster:
             BackendError: something else is left; what, and what it costs.
         """
         state = self.look()
-        if state and state.maker not in ("", self.config.name):
+        if state and state.maker not in ("", self.config.fleet_name):
             say(f"the cluster {self.name} stays: {state.maker} has made it, and make clean with that config removes it")
         elif state:
             if state.status != "DELETE_IN_PROGRESS":
@@ -258,7 +258,7 @@ class Cluster:
             say(f"the cluster {self.name} is gone")
         own = cluster_network.stack_of(self.config)
         stay = own.remove(purge, say)
-        prove_gone(surely(self.calls, self.config.name), stay, self.config.name, self.calls, own.troubles)
+        prove_gone(surely(self.calls, self.config.fleet_name), stay, self.config.fleet_name, self.calls, own.troubles)
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
         """What pcluster answers, which is JSON also where it refuses.
