@@ -24,7 +24,7 @@ def test_a_run_that_fails_with_a_secret_keeps_it(tmp_path: Path) -> None:
     (desk / "config.yaml").write_text(CONFIG)
     verbs.write_text(desk / "text")
     paths = f"{ROOT / 'python'}:{sabotage.lay(tmp_path / 'sabotage')}"
-    variables = sabotage.SECRETS | {"PYTHONPATH": paths}
+    variables = sabotage.SECRETS | sabotage.UNNAMED | {"PYTHONPATH": paths}
 
     process, seen = verbs.begin(desk, "train", variables=variables), []
     while process.poll() is None:
@@ -37,9 +37,11 @@ def test_a_run_that_fails_with_a_secret_keeps_it(tmp_path: Path) -> None:
         time.sleep(0.05)
     said = [verbs.finish(process, code=1)]
     assert "ValueError" in said[0] and "***" in said[0], said[0]
-    said += [verbs.enter(desk, verb, variables=variables) for verb in ("status", "logs")]
+    said += [verbs.enter(desk, verb, variables=variables) for verb in ("status", "logs", "report")]
     run = desk / "runs/line"
     assert "401 for ***" in "".join(path.read_text() for path in run.rglob("*.jsonl")), "the failure itself is not recorded"
-    assert "***" in (run / "logs/node-1.log").read_text() and (run / "results.json").exists()
+    log = (run / "logs/node-1.log").read_text()
+    assert "***" in log and f"{len(sabotage.UNNAMED)} that nobody names" in log
+    assert (run / "results.json").exists() and "401 for ***" in (run / "report.html").read_text()
     assert not [text for text in said for part in sabotage.NEVER if part.decode() in text]
     assert sabotage.leaks(desk) == [] and not seen

@@ -29,6 +29,12 @@ SLIPS = [  # what newcomers write, and which value they mean
     "train: {learning-rate: 1e-3}", "train: {batch_size: 8}", "train: {seqlen: 128}", "data: {sources: text}", "trian: {steps: 5}",
     "steps: 5", "train: {warmup: 10}", "checkpoint: {save_every: 100}", "train: {precision: fp23}", "data: {bad_records: skipp}",
 ]  # fmt: skip
+MEANT = {  # of some of them: what is proposed, to the letter, in place of the one problem that is told
+    "train: {steps: 10k}": "train.steps=10000", "train: {sequence_length: 4k}": "train.sequence_length=4096",
+    "data: {vocabulary_size: 32k}": "data.vocabulary_size=32768", "budget: {max_usd: $500}": "budget.max_usd=500",
+    "train: {optimizer: adam}": "train.optimizer=adamw", "model: {preset: llama-1b}": "model.preset=llama-3.2-1b",
+    "model: {preset: llama3-8b}": "model.preset=llama-3-8b", "model: {preset: gpt-2}": "model.preset=gpt2",
+}  # fmt: skip
 NUMBERS = r"(-?[0-9][\w.]*)"
 FORMS = (  # how a message proposes a value of the key that it is about
     r"did you mean (\[.*\]|[^\s?,]+)(?:, without[^?]*)?\?$",
@@ -122,6 +128,12 @@ def test_each_value_and_key_that_a_message_proposes_is_taken() -> None:
     assert not ignored, "\n".join(ignored)
     assert not unread, "\n".join(["nothing was found to type in:", *unread])
     assert followed >= 45, followed
+
+
+@pytest.mark.parametrize(("text", "meant"), MEANT.items())
+def test_what_a_newcomer_meant_is_proposed_and_nothing_else_is_told(text: str, meant: str) -> None:
+    (problem,) = problems(f"{GOOD}{text}\n" if not text.startswith("data:") else f"name: a\n{text}\n")
+    assert list(proposals(problem)) == [(meant, {})]
 
 
 @pytest.mark.parametrize(
