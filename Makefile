@@ -27,7 +27,7 @@ else # `make help train` runs both: Python sees the word help, and tells what tr
 help: ;@:
 endif
 
-setup: .venv/.stamp ## make this machine or the fleet ready [NODES]
+setup: .venv/.stamp ## make this machine or the fleet ready [NODES YES]
 	@.venv/bin/python -m trainfleet setup
 
 build: .venv/.stamp ## build the container image of fleet.stack

@@ -87,6 +87,7 @@ class Account:
         self.denied: set[str] = set()
         self.amis: dict[str, str] = {}  # SSM parameter → AMI, beside those of amis.py
         self.lacks_images: set[str] = set()  # of amis.py
+        self.sold: dict[str, Any] = {}  # offers of capacity blocks, by their ids (selling.py)
         self.lag = 0.0
         self.throttled: Callable[[int], bool] = lambda number: False
         self.expires_at: int | None = None

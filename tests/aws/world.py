@@ -14,7 +14,7 @@ from trainfleet.backends import terms_of
 from trainfleet.cloud import calls, clock
 from trainfleet.config import Config, Settings, load
 
-from . import batch, cloudformation, compute, limits, sagemaker, storage, watchers  # noqa: F401  what they answer
+from . import batch, cloudformation, compute, limits, sagemaker, selling, storage, watchers  # noqa: F401  what they answer
 from .account import Account, Thing
 
 

@@ -210,7 +210,8 @@ def test_the_policies_that_a_plan_writes_name_every_operation_that_we_send() -> 
 
 def written_for(recipe: str) -> dict[str, Any]:
     config = config_of(recipe)
-    config = replace(config, fleet=replace(config.fleet, secrets=("HF_TOKEN",)))
+    ahead = replace(config.fleet.aws, block_hours=20.0 if config.fleet.backend == "ec2" else None)
+    config = replace(config, fleet=replace(config.fleet, secrets=("HF_TOKEN",), aws=ahead))
     return policy(config, replace(INPUTS, engine="" if config.fleet.backend == "ec2" else config.fleet.backend))
 
 

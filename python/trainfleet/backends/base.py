@@ -134,6 +134,13 @@ class Prospects(Protocol):
     def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]: ...
 
 
+@runtime_checkable
+class BuysAhead(Protocol):
+    """A backend whose machines may have to be bought ahead: `obtain` says what there is, and whether they can be used now."""
+
+    def obtain(self, may_buy: bool) -> tuple[list[str], bool]: ...
+
+
 class Backend(Protocol):
     """What launch/ and watch/ need of the place where a job runs; the module's docstring says what each call guarantees."""
 

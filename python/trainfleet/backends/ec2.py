@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..cloud import demands, reading, spending, stages
+from ..cloud.ahead import Ahead, Paid
+from ..cloud.calls import Calls
+from ..cloud.capacity import Blocks
 from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import Fleet, Node
 from ..cloud.storage import log_group
@@ -24,7 +27,7 @@ from ..errors import BackendError
 from ..nodes.fleet import hosts_of
 from ..nodes.operations import SCRATCH
 from ..nodes.transport import Transport
-from ..plan.bill import Bill
+from ..plan.bill import PAID, Bill
 from ..plan.job import Job
 from ..runs import COPY
 from .base import Can, Machines
@@ -45,7 +48,33 @@ class Ec2(Ssh):
     @functools.cached_property
     def cloud(self) -> Fleet:
         """The stack and what is in it."""
-        return Fleet(self.config)
+        return Fleet(self.ahead.placed() if self.ahead else self.config)
+
+    @functools.cached_property
+    def ahead(self) -> Ahead | None:
+        """The capacity block that make setup finds, buys and uses; None where there is none to buy, and on the head."""
+        hours = self.fleet.aws.block_hours
+        if hours is None or not self.hands_over:
+            return None
+        return Ahead(self.config, Blocks(self.config, Calls(region_of(self.config))), hours)
+
+    @functools.cached_property
+    def paid(self) -> Paid:
+        """What is paid ahead for each node."""
+        return self.ahead.paid() if self.ahead else Paid(float(os.environ.get(PAID, "0")), "a capacity block")
+
+    def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
+        """What is said of the capacity block, bought now if that may be; and whether nodes can be made in it now."""
+        if self.ahead is None:
+            return [], True
+        found = self.ahead.obtain(may_buy, self._whole())
+        for name in ("cloud", "located", "transport", "paid"):  # which depend on what is held
+            self.__dict__.pop(name, None)
+        return found
+
+    def _whole(self) -> Bill | None:
+        """The bill but for what is paid ahead."""
+        return spending.bill(spending.rows(self.config), stages.of_ec2(self.config), self.fleet.nodes)
 
     @functools.cached_property
     def located(self) -> Config:
@@ -99,7 +128,7 @@ class Ec2(Ssh):
         return self.cloud.ends()
 
     def bill(self) -> Bill | None:
-        return spending.bill(spending.rows(self.config), stages.of_ec2(self.config), self.fleet.nodes)
+        return self.paid.on(self._whole())
 
     def machines(self) -> Machines:
         return Instances(self)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..cloud import clock, outlook, permissions
+from ..cloud.ahead import NOTHING
 from ..cloud.calls import Calls
 from ..cloud.inventory import Found, total, weighed
 from ..cloud.stack_nodes import Fleet, Foreseen, Node
@@ -46,12 +47,14 @@ def told_of(what: str, next: str) -> Iterator[None]:
 class Stacked:
     """Machines (base.py) that are a stack: all but what is done on them once they are there."""
 
+    paid = NOTHING  # ahead, for their nodes
+
     def __init__(self, cloud: Fleet) -> None:
         self.cloud = cloud
 
     def outlook(self, hours: float | None, speed: float | None) -> Iterator[str]:
         """What would change, what it costs, and what stands against it, for people."""
-        return outlook.describe(self.cloud.config, self.cloud, self.foreseen, hours, speed)
+        return outlook.describe(self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid)
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
@@ -106,7 +109,7 @@ class Instances(Stacked):
 
     def __init__(self, backend: Ec2) -> None:
         super().__init__(backend.cloud)
-        self.backend = backend
+        self.backend, self.paid = backend, backend.paid
 
     def bad(self) -> set[str]:
         """The ids of instances in quarantine."""
@@ -135,6 +138,11 @@ class Instances(Stacked):
                 print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
                 said = True
             clock.sleep(AGAIN)
+
+    def remove(self, purge: bool) -> None:
+        super().remove(purge)
+        if self.backend.ahead:
+            self.backend.ahead.say_what_stays(say)
 
 
 def prove_gone(found: list[Found], stay: set[str], config: str, calls: Calls, troubles: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENX
 
 # verb → the variables that it takes
 VERBS = {
-    "setup": ("CONFIG", "SET", "NODES"),
+    "setup": ("CONFIG", "SET", "NODES", "YES"),
     "build": ("CONFIG", "SET"),
     "push": ("CONFIG", "SET"),
     "doctor": ("CONFIG", "SET", "NODES", "LIFT"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..launch.readiness import make_ready
 from ..launch.settings import config_of, settings_of
-from .variables import Variables
+from .variables import Variables, flag
 
 
 def main(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
-    return make_ready(config)
+    return make_ready(config, flag(variables, "YES"))

@@ -16,6 +16,7 @@ from . import refusals
 
 TRIES = 8  # of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS throttles
 SECONDS = 30  # for an answer
+ONCE = ("PurchaseCapacityBlock",)  # what must not be sent again by itself: it is paid for each time
 PAGES = 10_000  # of one listing: a server may go on for ever
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
@@ -26,7 +27,7 @@ def by_boto3(region: str, service: str, operation: str, request: dict[str, Any])
     from botocore import xform_name
 
     with _LOCK:  # making a client is not safe in threads; using one is
-        client = _client(region, service)
+        client = _client(region, service, 1 if operation in ONCE else TRIES)
     answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
         raise refusals.NotAws(f"{operation} was answered with a page")  # botocore takes one for an empty answer of some services
@@ -97,13 +98,13 @@ def _model(service: str) -> Any:
 
 
 @functools.cache
-def _client(region: str, service: str) -> Any:
+def _client(region: str, service: str, tries: int) -> Any:
     """A client with the credentials that boto3 finds; threads may share it."""
     import boto3
     from botocore.config import Config
 
     wait = {"connect_timeout": 10, "read_timeout": SECONDS}
-    config = Config(retries={"mode": "standard", "total_max_attempts": TRIES}, **wait)
+    config = Config(retries={"mode": "standard", "total_max_attempts": tries}, **wait)
     return boto3.client(service, region_name=region, config=config)
 
 

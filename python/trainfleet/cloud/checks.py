@@ -12,6 +12,7 @@ from . import permissions, quotas
 from .calls import Calls
 from .discovery import reservation_of
 from .inputs import Inputs
+from .instances import capacity_of
 from .kinds import instances, is_ours, tags_of
 from .machines import addresses
 from .quotas import Finding
@@ -60,7 +61,9 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
     """Whether the reservation has room for the nodes now, of their type and in their zone."""
-    if row := reservation_of(config, calls):
+    if capacity_of(config) == "block" and not config.fleet.aws.reservation:
+        yield Finding("no capacity block is held for the nodes", "make setup shows what is offered, and buys it with YES=1")
+    elif row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
     elif row is not None:
         what = f"there is no {config.fleet.aws.reservation} in {calls.region}"

@@ -33,12 +33,18 @@ def _type(config: Config) -> Iterator[tuple[str, str]]:
 
 def _capacity(config: Config) -> Iterator[tuple[str, str]]:
     aws, capacity, key = config.fleet.aws, capacity_of(config), "fleet.aws.reservation"
-    if capacity in ("reservation", "block") and not aws.reservation:
+    is_bought = capacity == "block" and aws.block_hours is not None
+    if capacity in ("reservation", "block") and not aws.reservation and not is_bought:
         yield key, f"null: with fleet.aws.capacity {capacity} it names the reservation, as cr-0123456789abcdef0"
     if aws.reservation and capacity in ("on-demand", "spot"):
         yield key, f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or block, uses it"
     if config.fleet.spot and capacity in ("reservation", "block"):
         yield "fleet.spot", f"true: a {capacity} has no spot instances; false works"
+    if aws.block_hours is not None and (capacity != "block" or aws.reservation):
+        other = "fleet.aws.reservation, which names one" if aws.reservation else f"fleet.aws.capacity {capacity}"
+        yield "fleet.aws.block_hours", f"{aws.block_hours:g}: no capacity block is bought with {other}; null works"
+    elif is_bought and config.budget.max_usd is None:
+        yield "budget.max_usd", "null: a capacity block is bought within a limit only; write one"
     machine = MACHINES.get(config.fleet.instance_type or "")
     if machine and capacity != "reservation" and capacity not in machine.sold:
         works = f"{', '.join(sorted(machine.sold))}, or reservation, works"

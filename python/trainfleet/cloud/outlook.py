@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..config import Config
 from . import changeset, checks, reading, spending, stages
+from .ahead import NOTHING, Paid
 from .calls import Calls
 from .inputs import bucket_of, slug
 from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
@@ -13,7 +14,9 @@ from .stack_nodes import Fleet, Foreseen
 from .storage import LOG_DAYS, log_group, makes_file_system
 
 
-def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | None, speed: float | None) -> Iterator[str]:
+def describe(
+    config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | None, speed: float | None, paid: Paid = NOTHING
+) -> Iterator[str]:
     """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
     prices = by_table() if foreseen.unasked else Prices(calls)
@@ -25,7 +28,7 @@ def describe(config: Config, fleet: Fleet, foreseen: Foreseen, hours: float | No
         yield f"  {calls.region} may ask up to half more than that list"
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
-    bill = spending.bill(rows, stages.of_ec2(config), config.fleet.nodes)
+    bill = paid.on(spending.bill(rows, stages.of_ec2(config), config.fleet.nodes))
     yield from spending.describe_whole(bill, config.fleet.nodes, hours)
     yield from ("", *account(config, calls, foreseen))
     yield from ("", "access", f"  {access(config)}")

@@ -44,6 +44,7 @@ NETWORK = (
     "DeleteNatGateway", "AllocateAddress", "AssociateAddress", "ReleaseAddress", "CreateRouteTable", "CreateRoute",
     "DeleteRouteTable", "AssociateRouteTable", "DisassociateRouteTable", "CreateVpcEndpoint", "DeleteVpcEndpoints",
 )  # fmt: skip
+BLOCKS = ("DescribeCapacityBlockOfferings", "PurchaseCapacityBlock")
 FILE_SYSTEM = ("CreateFileSystem", "DeleteFileSystem", "CreateDataRepositoryAssociation", "TagResource")
 ROLES = (
     "CreateRole", "GetRole", "TagRole", "ListRoleTags", "ListRolePolicies", "ListAttachedRolePolicies", "DeleteRole",
@@ -88,6 +89,8 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], st
     on_ec2 = inputs.engine in ON_EC2
     if on_ec2:
         yield _of("ec2", MACHINES + (() if fleet.aws.vpc else NETWORK)), "*"
+    if not inputs.engine and fleet.aws.block_hours is not None:
+        yield _of("ec2", BLOCKS), "*"
     for kind, operations in (("role", ROLES), ("instance-profile", PROFILES if on_ec2 else ())):
         yield _of("iam", operations), f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
     if fleet.image == repository.BUILD:

@@ -116,18 +116,18 @@ def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterat
     if bill is None:
         return
     yield from ("", "dollars from set-up to teardown")
-    stages: list[tuple[str, float, str, float]] = []
+    stages = [("paid ahead", bill.paid * nodes, bill.paid_for)] if bill.paid else []
 
     def add(found: Iterable[Stage], when: str) -> None:
-        stages.extend((f"{when}: {one.name}", one.minutes / 60, one.why, bill.of([one], nodes)) for one in found)
+        stages.extend((f"{when}: {one.name}", bill.of([one], nodes), f"{_length(one.minutes / 60)}, {one.why}") for one in found)
 
     add(bill.before, "set-up")
     if hours is not None:
-        stages.append(("training", hours, "as estimated above", hours * bill.hour(nodes)))
+        stages.append(("training", hours * bill.hour(nodes), f"{_length(hours)}, as estimated above"))
     add(bill.after, "after it")
     width = max(len(name) for name, *_ in stages)
-    for name, span, why, usd in stages:
-        yield f"  {name:{width}}  {usd:>10,.2f}  {_length(span)}, {why}"
+    for name, usd, why in stages:
+        yield f"  {name:{width}}  {usd:>10,.2f}  {why}"
     whole = bill.whole(nodes, hours or 0.0)
     what = "and training, of unknown length" if hours is None else "which budget.max_usd limits"
     yield f"  {'all':{width}}  {whole:>10,.2f}  {what}"

@@ -108,10 +108,10 @@ class Fleet:
 
     def ends(self) -> float | None:
         """When AWS begins to end the instances of a capacity block, half an hour before the block's own end; None without one."""
-        if capacity_of(self.config) != "block":
+        named = self.config.fleet.aws.reservation
+        if capacity_of(self.config) != "block" or named is None:
             return None
-        asked = [self.config.fleet.aws.reservation]
-        rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=asked)["CapacityReservations"]
+        rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[named])["CapacityReservations"]
         return rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
 
     def render(self, inputs: Inputs) -> str:

@@ -48,6 +48,7 @@ class Aws:
     key_pair: str | None = None
     capacity: str = "on-demand"
     reservation: str | None = None
+    block_hours: float | None = None
     image: str | None = None
     volume_gib: int = 300
     bucket: str | None = None

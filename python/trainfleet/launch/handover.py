@@ -24,6 +24,7 @@ from ..lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holde
 from ..nodes.answers import Host, by_host, grouped, names
 from ..nodes.gate import examine
 from ..nodes.head import Launcher
+from ..plan.bill import PAID
 from ..plan.plan import Plan
 from ..report import html
 from ..report.summary import print_summary
@@ -85,6 +86,13 @@ def require_same(config: Config, there: Config, run: Run, finished: bool) -> Non
         raise RunError(f"{state}, with another config", where=run.name, why=why, next=next)
 
 
+def asked_of(backend: Ssh) -> dict[str, str]:
+    """What a launcher on a host can't ask of an account: when the machines are reclaimed, and what was paid for them ahead."""
+    ends, bill = backend.ends, backend.bill()
+    known = {ENDS: ends, PAID: bill.paid if bill and bill.paid else None}
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
 def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) -> LauncherLogs:
     """Examines the hosts, and has the first of them launch the run. What it says from then on.
 
@@ -108,9 +116,8 @@ def launch(verb: str, plan: Plan, backend: Ssh, place: Hosts, started: float) ->
     place.head.prepare({host: backend.facts[host] for host in sound}, plan.requests, plan.asked)
     place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
     before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
-    ends = {} if (moment := backend.ends) is None else {ENDS: str(moment)}
     command = (backend.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
-    launcher, term = Launcher(command, {STARTED: str(started), **ends}, secrets), before.term if before else 0
+    launcher, term = Launcher(command, {STARTED: str(started), **asked_of(backend)}, secrets), before.term if before else 0
     place.head.start(sound[0], launcher)
     print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
     appoint(place, sound[1:2], launcher, term)

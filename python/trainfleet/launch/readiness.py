@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..adapters import fastest, listed
 from ..backends import backend_of, is_guest
-from ..backends.base import Can, Prospects
+from ..backends.base import BuysAhead, Can, Prospects
 from ..backends.ec2_machines import Instances
 from ..backends.engines import Engine
 from ..config import Config
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..nodes.transport import Transport
 
 
-def make_ready(config: Config) -> int:
-    """Does what is missing for jobs to run; the exit code of `make setup`.
+def make_ready(config: Config, may_buy: bool = False) -> int:
+    """Does what is missing for jobs to run; the exit code of `make setup`. `may_buy`: also what is bought ahead.
 
     Raises:
         BackendError: the machines are another config's.
@@ -37,7 +37,14 @@ def make_ready(config: Config) -> int:
     if is_guest(config):
         what = f"its machines are those of the config {config.fleet_name}, which alone sets them up"
         raise BackendError(what, where="fleet.aws.name", next="make train, once they are there")
-    return backend_of(config).machines().apply()
+    backend = backend_of(config)
+    if isinstance(backend, BuysAhead):
+        lines, is_there = backend.obtain(may_buy)
+        for line in lines:
+            print(line, flush=True)
+        if not is_there:
+            return 1
+    return backend.machines().apply()
 
 
 def planned(config: Config) -> tuple[Artifact, ...]:

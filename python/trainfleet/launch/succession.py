@@ -22,6 +22,7 @@ from ..lease import EVERY, PATIENCE, SUCCEEDS, TO_BEGIN, Lease, Standby, newest_
 from ..nodes.answers import Host
 from ..nodes.fleet import is_here
 from ..nodes.head import Head, Launcher
+from ..plan.bill import PAID
 from ..watch.follow import ENDS, Follower
 
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
@@ -48,7 +49,7 @@ class Succession:
     def __init__(self, backend: Ssh, lease: Lease) -> None:
         self.backend, self.lease = backend, lease
         self.head = Head(backend.transport, backend.config, backend.interpreter, backend.code)
-        environment = {name: os.environ[name] for name in (STARTED, ENDS) if name in os.environ}
+        environment = {name: os.environ[name] for name in (STARTED, ENDS, PAID) if name in os.environ}
         words = (backend.interpreter, "-m", "trainfleet", *sys.argv[1:])
         self.launcher = Launcher(words, environment, values_of(backend.config.fleet.secrets))
         self.seen, self.silent = newest_standby(lease.folder), 0.0

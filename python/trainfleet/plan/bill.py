@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+PAID = "TRAINFLEET_PAID"  # Bill.paid, for a launcher that can't ask what it is
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -31,6 +33,7 @@ class Bill:
 
     before, after   the stages of set-up, and those until the nodes are gone
     lingers         hours for which nodes are paid after a launch has ended
+    paid, paid_for  US dollars for each node that are paid once and ahead, however long it is used, and what for
     """
 
     node: float
@@ -38,10 +41,12 @@ class Bill:
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
     lingers: float = 0.0
+    paid: float = 0.0
+    paid_for: str = ""
 
     @property
     def is_free(self) -> bool:
-        return self.node == 0 and self.rest == 0
+        return self.node == 0 and self.rest == 0 and self.paid == 0
 
     def hour(self, nodes: int) -> float:
         """US dollars for an hour of everything, with so many nodes."""
@@ -52,12 +57,12 @@ class Bill:
         return sum(stage.minutes / 60 * self.hour(nodes if stage.nodes else 0) for stage in stages)
 
     def setup(self, nodes: int) -> float:
-        """US dollars for all set-up."""
-        return self.of(self.before, nodes)
+        """US dollars for all set-up, and for what is paid ahead."""
+        return self.paid * nodes + self.of(self.before, nodes)
 
     def uncounted(self, nodes: int) -> float:
-        """US dollars for the part of set-up that no event of the run covers."""
-        return self.of((stage for stage in self.before if not stage.counted), nodes)
+        """US dollars for what is paid ahead, and for the part of set-up that no event of the run covers."""
+        return self.paid * nodes + self.of((stage for stage in self.before if not stage.counted), nodes)
 
     def idle(self, nodes: int) -> float:
         """US dollars from the end of training until the nodes are gone."""

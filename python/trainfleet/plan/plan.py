@@ -61,7 +61,8 @@ def _over_budget(config: Config, needs: Estimate) -> str:
         free = "machines of yours cost nothing until fleet.accelerator.usd_per_hour says what"
         return f"${limit:,.2f}: can't be enforced, as {free}"
     if needs.around > limit:
-        return f"set-up and idle time alone are estimated at ${needs.around:,.2f}, over the limit of ${limit:,.2f}"
+        ahead = f"{needs.bill.paid_for}, " if needs.bill.paid else ""
+        return f"{ahead}set-up and idle time alone are estimated at ${needs.around:,.2f}, over the limit of ${limit:,.2f}"
     if needs.usd is None or needs.usd <= limit:
         return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
     fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
