@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from cockpit import Cockpit, pin, told
-from fate import ALL, BASE, EACH, GONE, HEAD, LONG, NODES, STEPS, WORKER, Stage, Strike, draw, judge, play
+from fate import ALL, BASE, EACH, GONE, HEAD, LONG, NODES, STEP, STEPS, WORKER, Stage, Strike, draw, judge, play
 
 import verbs
 from fleet.lab import Lab, lab
 
 SEEDS = int(os.environ.get("SEEDS", "3"))
 FIRST = int(os.environ.get("FIRST_SEED", "1"))
-LONGEST = BASE + 5 * EACH + GONE + 30
+LONGEST = BASE + 5 * EACH + LONG * STEP + GONE + 30
 NEVER = 1000.0  # seconds: until the run is over
 
 WRITTEN = {  # beside what test_heads.py does to heads
