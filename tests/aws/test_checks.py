@@ -13,7 +13,7 @@ from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
 from trainfleet.cloud import calls, checks, prices, spending, stages
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.inputs import Inputs
-from trainfleet.cloud.permissions import needed
+from trainfleet.cloud.permissions import LINKED, needed
 from trainfleet.config import Config
 from trainfleet.errors import CloudError
 from trainfleet.plan.bill import Bill
@@ -41,6 +41,7 @@ def running(kind: str, **words: Any) -> dict[str, Any]:
 GOOD: Answers = {
     "GetCallerIdentity": {"Arn": "arn:aws:sts::123456789012:assumed-role/Builder/me"},
     "SimulatePrincipalPolicy": allow,
+    "ListRoles": {"Roles": [{"Path": f"/aws-service-role/{service}/"} for service in LINKED]},
     "GetServiceQuota": quota,
     "DescribeInstances": {"Reservations": []},
     "DescribeVpcs": {"Vpcs": [{"VpcId": "vpc-1"}]},

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,8 +19,9 @@ from aws.fleets import INPUTS
 from requirement import missing, need_program
 from trainfleet.backends import terms_of
 from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.inputs import bucket_of
-from trainfleet.cloud.permissions import policy
+from trainfleet.cloud.calls import Calls
+from trainfleet.cloud.inputs import Inputs, bucket_of
+from trainfleet.cloud.permissions import LINK, LOOKS, _services, denied, policy
 from trainfleet.config import Config, Settings, load
 from trainfleet.recipes import FOLDER
 
@@ -209,10 +210,48 @@ def test_the_policies_that_a_plan_writes_name_every_operation_that_we_send() -> 
 
 
 def written_for(recipe: str) -> dict[str, Any]:
+    return policy(*asked_by(recipe))
+
+
+def asked_by(recipe: str) -> tuple[Config, Inputs]:
     config = config_of(recipe)
     ahead = replace(config.fleet.aws, block_hours=20.0 if config.fleet.backend == "ec2" else None)
     config = replace(config, fleet=replace(config.fleet, secrets=("HF_TOKEN",), aws=ahead))
-    return policy(config, replace(INPUTS, engine="" if config.fleet.backend == "ec2" else config.fleet.backend))
+    return config, replace(INPUTS, engine="" if config.fleet.backend == "ec2" else config.fleet.backend)
+
+
+@pytest.mark.parametrize("recipe", ARTICLES)
+def test_without_any_statement_of_the_caller_s_policy_a_plan_names_what_is_missing(recipe: str) -> None:
+    """IAM's simulator is the judge's; nothing that a service makes for itself is in the account yet."""
+    config, inputs, whole = *asked_by(recipe), written_for(recipe)["Statement"]
+
+    class Account:
+        may: Callable[[Asked], bool]
+
+        def __call__(self, service: str, operation: str, **_: Any) -> dict[str, Any]:
+            return {"Arn": "arn:aws:iam::123456789012:user/me"}
+
+        def pages(self, service: str, operation: str, rows: str, **request: Any) -> list[dict[str, Any]]:
+            if operation == "ListRoles":
+                return []
+            context = {entry["ContextKeyName"]: entry["ContextKeyValues"][0] for entry in request.get("ContextEntries", ())}
+            (resource,) = request.get("ResourceArns", ["*"])
+            asked = [Asked(action, resource, context) for action in request["ActionNames"]]
+            return [
+                {"EvalActionName": one.action, "EvalDecision": "allowed" if self.may(one) else "implicitDeny"} for one in asked
+            ]
+
+    account, asked = Account(), list[Asked]()
+    account.may = lambda one: bool(asked.append(one)) or True
+    denied(config, cast(Calls, account), inputs)
+    unneeded = not any(_services(config, inputs))
+    for left_out in (None, *whole):
+        rest = policy_of([statement for statement in whole if statement is not left_out])
+        answers = {repr(one): answer == "Allowed" for one, answer in zip(asked, judged(rest, asked), strict=True)}
+        account.may = lambda one, answers=answers: answers[repr(one)]
+        missing = {name.partition(" ")[0] for name in denied(config, cast(Calls, account), inputs)}
+        names = set(left_out["Action"]) if left_out else set()
+        assert missing == (set() if names == set(LOOKS) or (names == {LINK} and unneeded) else names)
 
 
 @pytest.mark.parametrize("recipe", ARTICLES)

@@ -7,7 +7,7 @@ enough. What a service does in the caller's name through CloudFormation needs th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..config import Config
@@ -79,6 +79,7 @@ ENGINES = {
 }  # fmt: skip
 ON_EC2 = ("", "batch")  # whose nodes are instances of the account
 LINKED = ("batch.amazonaws.com", "fsx.amazonaws.com", "spot.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
+LINK = "iam:CreateServiceLinkedRole"
 MOST = 50  # actions in one request to the simulator
 
 
@@ -106,6 +107,9 @@ def needed(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], st
         yield _of(inputs.engine, ENGINES[inputs.engine]), "*"
     if inputs.engine and fleet.secrets:
         yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
+    for name in sorted(written(config, inputs)):
+        yield _of("s3", DATA), f"arn:{inputs.partition}:s3:::{name}"
+        yield _of("s3", OBJECTS), f"arn:{inputs.partition}:s3:::{name}/x"
 
 
 def _of(service: str, operations: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,30 +118,55 @@ def _of(service: str, operations: tuple[str, ...]) -> tuple[str, ...]:
 
 def policy(config: Config, inputs: Inputs) -> dict[str, Any]:
     """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
-    groups = [(LOOKS, "*"), *needed(config, inputs)]
-    allowed = [allow(sorted(actions), [re.sub(r"(?<=[/:-])x$", "*", resource)]) for actions, resource in groups if actions]
-    data = [f"arn:{inputs.partition}:s3:::{name}" for name in sorted(written(config, inputs))]
-    allowed += [allow([*_of("s3", DATA)], data), allow([*_of("s3", OBJECTS)], [f"{arn}/*" for arn in data])]
-    linked = f"arn:{inputs.partition}:iam::{inputs.account}:role/aws-service-role/*"
+    resources: dict[tuple[str, ...], list[str]] = {LOOKS: ["*"]}
+    for actions, resource in needed(config, inputs):
+        resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x$", "*", resource))
+    allowed = [allow(sorted(actions), where) for actions, where in resources.items() if actions]
     names = {"StringEquals": {"iam:AWSServiceName": list(LINKED)}}
-    return {"Version": "2012-10-17", "Statement": [*allowed, allow(["iam:CreateServiceLinkedRole"], [linked], names)]}
+    return {"Version": "2012-10-17", "Statement": [*allowed, allow([LINK], [_linked(inputs, "*")], names)]}
 
 
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
-    """The actions that the caller may not do; CloudError where the simulator can't be asked."""
+    """The actions that the caller may not do; CloudError where the simulator can't be asked.
+
+    Those of LOOKS are not simulated: what may not be looked at is told where it is looked at, or is not needed.
+    """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
         return []  # which may do anything, and can't be simulated
+
+    def refused(actions: Sequence[str], resource: str, **more: Any) -> list[str]:
+        where = {} if resource == "*" else {"ResourceArns": [resource]}
+        found = calls.pages("iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=caller,
+                            ActionNames=list(actions), **where, **more)  # fmt: skip
+        return [str(row.get("EvalActionName")) for row in found if row.get("EvalDecision") != "allowed"]
+
     missing = []
     for actions, resource in needed(config, inputs):
-        resources = {} if resource == "*" else {"ResourceArns": [resource]}
         for first in range(0, len(actions), MOST):
-            found = calls.pages(
-                "iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=caller,
-                ActionNames=list(actions[first : first + MOST]), **resources,
-            )  # fmt: skip
-            missing += [str(row.get("EvalActionName")) for row in found if row.get("EvalDecision") != "allowed"]
+            missing += refused(actions[first : first + MOST], resource)
+    there = {str(row["Path"]) for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")}
+    for service in _services(config, inputs):
+        if f"/aws-service-role/{service}/" not in there:  # AWS makes it with the first thing that needs it
+            entry = {"ContextKeyName": "iam:AWSServiceName", "ContextKeyValues": [service], "ContextKeyType": "string"}
+            missing += [
+                f"{one} for {service}" for one in refused([LINK], _linked(inputs, f"{service}/x"), ContextEntries=[entry])
+            ]
     return missing
+
+
+def _services(config: Config, inputs: Inputs) -> Iterator[str]:
+    """Those that act in the account by a role of their own, which is made for the first who uses them."""
+    if inputs.engine == "batch":
+        yield "batch.amazonaws.com"
+    if not inputs.engine and makes_file_system(config):
+        yield "fsx.amazonaws.com"
+    if config.fleet.aws.capacity == "spot":
+        yield "spot.amazonaws.com"
+
+
+def _linked(inputs: Inputs, name: str) -> str:
+    return f"arn:{inputs.partition}:iam::{inputs.account}:role/aws-service-role/{name}"
 
 
 def _principal(arn: str) -> str:
