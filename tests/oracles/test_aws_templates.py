@@ -80,6 +80,13 @@ def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
         assert parts.is_multipart() and [part.get_content_type() for part in parts.get_payload()] == ["text/x-shellscript"]
 
 
+def test_a_second_queue_for_tokenizing_is_sound_to_cfn_lint() -> None:
+    config = fleet("trn1.32xlarge", "block")
+    config = replace(config, data=replace(config.data, instance_type="c7i.8xlarge"))
+    text = engine_template.render(config, replace(INPUTS, tokenizing=INPUTS.image), "batch")
+    assert problems(text, INPUTS.region) == [] and "TokenizingQueue" in json.loads(text)["Resources"]
+
+
 def test_cfn_lint_would_see_what_is_wrong() -> None:
     config, inputs = CASES["p5.48xlarge-on-demand"]
     for good, bad in (('"HttpTokens":"required"', '"HttpTokens":"must"'), ('{"Ref":"Vpc"}', '{"Ref":"Vcp"}'), ('"gp3"', '"gp9"')):

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..cloud import demands, engine_spending, stages
 from ..cloud.engine_template import DISK
-from ..cloud.inputs import slug, stack_name
-from ..cloud.prices import Prices
+from ..cloud.inputs import slug, stack_name, tokenizing_queue
+from ..cloud.prices import Prices, by_table
 from ..cloud.spending import Row
 from ..config import Config
 from ..config.types import Aws
@@ -24,7 +24,7 @@ from ..door import show
 from ..entrypoint import AGAIN
 from ..errors import CloudError
 from ..exit_codes import ELSEWHERE
-from ..plan.job import Job
+from ..plan.job import Job, on_its_machines
 from ..plan.request import Request
 from ..runs import Run
 from . import definition, engine_checks, hosted, references
@@ -54,11 +54,19 @@ class Batch(Hosted):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._waiting = Waiting(lambda: self.calls, self.queue)
+        self._waiting = {queue: Waiting(lambda: self.calls, queue) for queue in self.queues}
 
     @property
     def queue(self) -> str:
         return self.config.fleet.batch.queue or stack_name(self.config)
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queue, and that of the machines for tokenizing where there are such."""
+        return (self.queue, tokenizing_queue(self.config)) if self.config.data.instance_type else (self.queue,)
+
+    def _queue_of(self, job: Job) -> str:
+        return self.queues[-1] if job.kind == "tokenize" else self.queue
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -71,6 +79,9 @@ class Batch(Hosted):
                 if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
                     what = f"{show(value)}: fleet.batch.queue {config.fleet.batch.queue} has machines of its own; leave it out"
                     yield f"fleet.aws.{key}", what
+            if config.data.instance_type:
+                what = f"{config.data.instance_type}: setup makes no queue for it beside fleet.batch.queue; leave it out"
+                yield "data.instance_type", what
         if config.fleet.aws.volume_gib < DISK:
             what = f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; {DISK} or more works"
             yield "fleet.aws.volume_gib", what
@@ -79,9 +90,9 @@ class Batch(Hosted):
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """A job definition and a submission of it. Which machines run it is Batch's to choose, so `without` changes nothing."""
-        secrets = references.references(self.config, job.secrets)
-        what = definition.definition(self.config, job, job.image, secrets)
-        how = definition.submission(self.config, job, self.queue, what["jobDefinitionName"])
+        secrets, config = references.references(self.config, job.secrets), on_its_machines(self.config, job)
+        what = definition.definition(config, job, job.image, secrets)
+        how = definition.submission(config, job, self._queue_of(job), what["jobDefinitionName"])
         return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
 
     def submit(self, request: Request) -> Handle:
@@ -93,7 +104,7 @@ class Batch(Hosted):
         name = self._name(request)
         if there := self._named(name):
             return self._handle(request, there)
-        engine_checks.require(self.calls, self.config, self.queue, request)
+        engine_checks.require(self.calls, on_its_machines(self.config, request.job), self._queue_of(request.job), request)
         references.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
         what = filled(self.machines().own, what)
@@ -110,10 +121,12 @@ class Batch(Hosted):
 
     def _named(self, name: str) -> list[JobRecord]:
         """The jobs whose name is `name`, or begins so where it ends with *; the oldest first."""
+        return sorted((job for queue in self.queues for job in self._listed(queue, name)), key=lambda job: job["createdAt"])
+
+    def _listed(self, queue: str, name: str) -> list[JobRecord]:
         only = [{"name": "JOB_NAME", "values": [name]}]
-        found = self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=self.queue, filters=only)
         try:
-            return sorted(found, key=lambda job: job["createdAt"])
+            return list(self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=queue, filters=only))
         except CloudError as error:
             if error.code == "ClientException" and "not found" in error.why:
                 return []  # there is no such queue, so nothing is in it
@@ -134,7 +147,12 @@ class Batch(Hosted):
         if job is None or not str(job["jobName"]).endswith(handle.token):
             return Status(Phase.ENDED)  # Batch forgets a job a week after its end
         parts = {node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))}
-        return status_of(job, parts, self._waiting.why(job))
+        return status_of(job, parts, self._why(job))
+
+    def _why(self, job: JobRecord) -> str:
+        """Why a job waits, by its own queue."""
+        queue = next((queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue)
+        return self._waiting[queue].why(job)
 
     def _described(self, handle: Handle) -> dict[str, JobRecord]:
         """The job and its nodes' parts, by id."""
@@ -176,7 +194,12 @@ class Batch(Hosted):
         return Engine(self.config, self.name, needed, True, (self.costs, self.times), self._notes)
 
     def _notes(self) -> list[str]:
-        return ["", "stop", *self.stopping(definition.grace(self.config))]
+        return [
+            *engine_spending.of_tokenizing(self.config, by_table()),
+            "",
+            "stop",
+            *self.stopping(definition.grace(self.config)),
+        ]
 
     def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
         return engine_spending.of_batch(config, prices)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.tokenizing import tokenizing
 from ..errors import CloudError, ConfigError
 from ..nodes.stack import load_stack
 from . import clock
@@ -31,21 +32,31 @@ def zones(config: Config, calls: Calls) -> list[str]:
     Raises:
         ConfigError: the region has the type nowhere, or a named zone does not.
     """
-    type = config.fleet.instance_type or ""
-    rows = calls.pages(
-        "ec2", "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": [type]}],
-    )  # fmt: skip
-    offered = sorted(row["Location"] for row in rows)
-    if not offered:
-        message = f"{calls.region} does not have {type}"
-        raise ConfigError.of("fleet.aws.region", message, next="another fleet.aws.region, or another fleet.instance_type")
+    type, cheap = config.fleet.instance_type or "", config.data.instance_type
+    offered = _offering(type, "fleet.instance_type", calls)
+    if cheap:  # its machines are in the same subnet
+        beside = set(_offering(cheap, "data.instance_type", calls))
+        if not (offered := [zone for zone in offered if zone in beside]):
+            message = f"{calls.region} has no zone with both {type} and {cheap}"
+            raise ConfigError.of("data.instance_type", message, next="another data.instance_type, or null")
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
         message = f"{', '.join(strange)}: {type} is offered in {', '.join(offered)}"
         raise ConfigError.of("fleet.aws.zones", message, next="one or more of these")
     bound = set(_bound(config, calls))
     return list(wanted) or [zone for zone in offered if zone in bound] or offered
+
+
+def _offering(type: str, key: str, calls: Calls) -> list[str]:
+    """The zones that have a type, which `key` names; ConfigError where the region has none."""
+    rows = calls.pages(
+        "ec2", "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": [type]}],
+    )  # fmt: skip
+    if found := sorted(row["Location"] for row in rows):
+        return found
+    message = f"{calls.region} does not have {type}"
+    raise ConfigError.of("fleet.aws.region", message, next=f"another fleet.aws.region, or another {key}")
 
 
 def _bound(config: Config, calls: Calls) -> list[str]:
@@ -83,9 +94,17 @@ def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is
     inputs = Inputs(
         calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image, created, slots, root=root_of(image, calls),
         public_key=public_key(config), subnet=subnet_in(config, calls, zone), group=group_of(config, calls),
-        partition=who["Arn"].split(":")[1], engine=engine,
+        partition=who["Arn"].split(":")[1], engine=engine, tokenizing=_for_tokenizing(config, calls, engine),
     )  # fmt: skip
     return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
+
+
+def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
+    """The machine image for data.instance_type, which is that of the cpu stack whatever trains; "" where there is no such key."""
+    if config.data.instance_type is None:
+        return ""
+    cheap = tokenizing(config)
+    return image_of(replace(cheap, fleet=replace(cheap.fleet, stack="cpu")), calls, engine)
 
 
 def placeholders(config: Config, region: str) -> Inputs:
@@ -96,6 +115,7 @@ def placeholders(config: Config, region: str) -> Inputs:
     return Inputs(
         region, (*aws.zones, f"{region}a")[0], "0" * 12, "you", aws.image or f"ami-{'0' * 17}", created,
         tuple(range(config.fleet.nodes)), public_key=public_key(config), subnet=(*aws.subnets, None)[0], partition=partition,
+        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "",
     )  # fmt: skip
 
 

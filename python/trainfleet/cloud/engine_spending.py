@@ -5,21 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..config import Config
+from ..config.tokenizing import tokenizing
 from ..config.types import Queue
 from .instances import capacity_of
 from .prices import OF_SAGEMAKER, Prices, of
-from .spending import Row, file_system, head, network, volumes
+from .spending import Row, file_system, head, hourly, network, volumes
 from .storage import makes_file_system
 
 
-def of_batch(config: Config, prices: Prices) -> Iterator[Row]:
-    """Instances of the account with their volumes, and what the stack has beside them where it makes one."""
+def of_batch(config: Config, prices: Prices, shared: bool = True) -> Iterator[Row]:
+    """Instances of the account with their volumes; `shared`: and what the stack has beside them where it makes one."""
     fleet, count = config.fleet, config.fleet.nodes
     each, size = prices.instance(fleet.instance_type or "", capacity_of(config)), fleet.aws.volume_gib
     yield Row("nodes", count, fleet.instance_type or "", each.times(count), each.source, shared=False)
     yield volumes(count, size)
-    if not fleet.batch.queue:
+    if shared and not fleet.batch.queue:
         yield from network(config, 1)
+
+
+def of_tokenizing(config: Config, prices: Prices) -> list[str]:
+    """What data.instance_type's machine costs an hour, and what the fleet's own would, as lines of a plan."""
+    if config.data.instance_type is None:
+        return []
+    cheap, own = (hourly(of_batch(one, prices, shared=False)) for one in (tokenizing(config), config))
+    instead = "" if own is None else f", and not {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
+    price = "at a price that is not known" if cheap is None else f"for ${cheap:,.2f} an hour"
+    return ["", "tokenizing", f"  1 x {config.data.instance_type} {price}{instead}; it comes with the job and goes with it"]
 
 
 def of_sagemaker(config: Config, prices: Prices, volume: int) -> Iterator[Row]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from .. import hardware
 from ..config import Config
-from .inputs import Inputs, stack_name, tags_of
+from ..config.tokenizing import tokenizing
+from .inputs import Inputs, stack_name, tags_of, tokenizing_queue
 from .instances import hardened, newest, placement, reserved, together
 from .machines import interfaces
 from .roles import AGENT, allow, keys, pulls, role, statements
@@ -60,10 +62,30 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
 
 def batch(config: Config, inputs: Inputs) -> Resources:
     """What multi-node jobs of AWS Batch run on."""
-    row, tags, name = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs), stack_name(config)
-    group = placement(config, inputs)
+    name, group = stack_name(config), placement(config, inputs)
+    reads = [_parameters(config, inputs), *_secrets(config)]
+    return {
+        **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
+        "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
+        "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
+        "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
+        "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", reads, [TASKS]),
+        **_queue(config, inputs, (f"{name}-nodes", name), group),
+        **(_tokenizing(config, inputs) if config.data.instance_type else {}),
+    }  # fmt: skip
+
+
+def _tokenizing(config: Config, inputs: Inputs) -> Resources:
+    """The same again for the machines that tokenize: a launch template, an environment and a queue of their own."""
+    name = tokenizing_queue(config)
+    return _queue(tokenizing(config), replace(inputs, image=inputs.tokenizing), (f"{name}-nodes", name), None, "Tokenizing")
+
+
+def _queue(config: Config, inputs: Inputs, names: tuple[str, str], group: Any, prefix: str = "") -> Resources:
+    """A launch template, the environment of these names that makes machines by it, and its queue."""
+    row, tags = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     environment = resource(
-        "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=f"{name}-nodes", Type="MANAGED", State="ENABLED",
+        "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=names[0], Type="MANAGED", State="ENABLED",
         ReplaceComputeEnvironment=False, Tags=tags,
         ComputeResources={
             "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0,
@@ -71,24 +93,18 @@ def batch(config: Config, inputs: Inputs) -> Resources:
             "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], **({"PlacementGroup": group} if group else {}),
             "SecurityGroupIds": [attribute("Wall", "GroupId")],  # of tasks' interfaces: else the VPC's default group
             "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(inputs, row)], "Tags": tags,
-            "LaunchTemplate": newest("Template"),
+            "LaunchTemplate": newest(f"{prefix}Template"),
         },
     )  # fmt: skip
     queue = resource(
-        "AWS::Batch::JobQueue", JobQueueName=name, Priority=1, State="ENABLED", Tags=tags,
-        ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref("Environment")}],
+        "AWS::Batch::JobQueue", JobQueueName=names[1], Priority=1, State="ENABLED", Tags=tags,
+        ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref(f"{prefix}Environment")}],
     )  # fmt: skip
-    reads = [_parameters(config, inputs), *_secrets(config)]
     return {
-        **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
-        "Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)),
-        "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
-        "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
-        "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
-        "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", reads, [TASKS]),
-        "Environment": environment,
-        "Queue": queue,
-    }  # fmt: skip
+        f"{prefix}Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)),
+        f"{prefix}Environment": environment,
+        f"{prefix}Queue": queue,
+    }
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:

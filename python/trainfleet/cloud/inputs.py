@@ -31,6 +31,7 @@ class Inputs:
     plain              yes: the one node has one network interface and no placement group, as the console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
     engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack itself has them
+    tokenizing         the machine image of data.instance_type's machines, where there are such
     kept               only what holds data is wanted, and the network that it needs
     """
 
@@ -50,11 +51,17 @@ class Inputs:
     partition: str = "aws"
     plain: str = "no"
     engine: str = ""
+    tokenizing: str = ""
 
 
 def stack_name(config: Config) -> str:
     """The stack's name, which is the config's with what CloudFormation takes: letters, digits and hyphens."""
     return f"{PROJECT}-{slug(config.fleet_name)}"
+
+
+def tokenizing_queue(config: Config) -> str:
+    """The queue of data.instance_type's machines; no config's stack has a name with an underscore."""
+    return f"{stack_name(config)}_tokenize"
 
 
 def slug(name: str, most: int = 100) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from .. import hardware
 from ..accelerators import Accelerator
 from ..spelling import suggest
-from . import addresses, neuron, owned
+from . import addresses, neuron, owned, tokenizing
 from .families import FAMILIES
 from .hosts import parse_hosts
 from .presets import Preset
@@ -370,5 +370,5 @@ def _destination(config: Config) -> Iterator[tuple[str, str]]:
 RULES: tuple[Rule, ...] = (
     _instance_type, owned.check, _machine, _hosts, _secrets, _shared_folder, addresses.check, _heads, *DIVISION, _family, _own,
     _documents, _sequence, _schedule, _recompute, _formats, _profile, _destination, neuron.check_node, neuron.check_layout,
-    neuron.check_training,
+    neuron.check_training, tokenizing.refuse,
 )  # fmt: skip

@@ -232,6 +232,7 @@ class Data:
     store: str | None = None
     shuffle_window: int | None = None
     bad_records: str | float = "stop"
+    instance_type: str | None = None
 
     @property
     def mixture(self) -> tuple[Source, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 
 from .. import runs
 from ..config import Config
+from ..config.tokenizing import tokenizing
 from ..shapes import Count, Name, Pattern, Range, fit
 from . import neuron
 
@@ -89,8 +90,13 @@ class Job:
 def tokenize_job(config: Config) -> Job:
     """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a core."""
     folder, arguments = runs.DATA / config.data.name, (str(runs.run_of(config.name).config),)
-    return Job("tokenize", config.data.name, folder, config.fleet.nodes, 1, "trainfleet.data", arguments, False,
+    return Job("tokenize", config.data.name, folder, tokenizing(config).fleet.nodes, 1, "trainfleet.data", arguments, False,
                secrets=config.fleet.secrets, image=_image(config))  # fmt: skip
+
+
+def on_its_machines(config: Config, job: Job) -> Config:
+    """The config as a job has it, whose tokenizing may run on other machines than its training."""
+    return tokenizing(config) if job.kind == "tokenize" else config
 
 
 def train_job(config: Config) -> Job:
