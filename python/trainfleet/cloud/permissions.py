@@ -79,6 +79,7 @@ ENGINES = {
 }  # fmt: skip
 ON_EC2 = ("", "batch")  # whose nodes are instances of the account
 LINKED = ("batch.amazonaws.com", "fsx.amazonaws.com", "spot.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
+ROLES_OF = {"batch": ("batch.amazonaws.com",)}  # an engine's
 LINK = "iam:CreateServiceLinkedRole"
 MOST = 50  # actions in one request to the simulator
 
@@ -157,8 +158,7 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
     """Those that act in the account by a role of their own, which is made for the first who uses them."""
-    if inputs.engine == "batch":
-        yield "batch.amazonaws.com"
+    yield from ROLES_OF.get(inputs.engine, ())
     if not inputs.engine and makes_file_system(config):
         yield "fsx.amazonaws.com"
     if config.fleet.aws.capacity == "spot":
