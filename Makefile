@@ -116,7 +116,8 @@ test: .venv/.stamp-test ## run the tests
 
 ifeq ($(filter help,$(MAKECMDGOALS)),)
 drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
-	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills tests/oracles/test_aws_templates.py \
+	@.venv/bin/python -m pytest -q --durations=8 -m thorough tests/unit tests/oracles
+	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills \
 	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
 else
 drills: ;@echo "make drills: the slow tests: machines that die, links that are cut"
