@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +20,7 @@ from trainfleet import s3
 from trainfleet.backends.place import Here
 from trainfleet.backends.remote import Bucket
 from trainfleet.intent import QUIET, Found, mine, parse
+from trainfleet.launch import handover
 from trainfleet.nodes import intents
 from trainfleet.nodes.answers import Implausible
 from trainfleet.runs import run_of
@@ -205,3 +207,21 @@ def test_stop_does_not_offer_to_resume_what_had_finished(desk: Path, monkeypatch
     assert "had finished before it could stop" in stop._ended(run, True) and "resumes" not in stop._ended(run, True)
     run.update_results(status="stopped")
     assert "make train resumes it" in stop._ended(run, True)
+
+
+def test_a_launch_that_is_cancelled_as_it_is_handed_over_says_that_it_is_stopped(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher on the head may end without a word: it had not begun."""
+
+    def follow(place: Here, words: handover.LauncherLogs) -> int:
+        if not here.run.stop.exists():
+            raise handover.LeftAlone
+        return 130
+
+    here.run.folder.mkdir(parents=True)
+    monkeypatch.setattr(handover, "follow_launcher", follow)
+    monkeypatch.setattr(handover, "is_cancelled", lambda: True)
+    place, backend = cast(Any, here), cast(Any, None)
+    assert handover.attend(place, backend, handover.LauncherLogs(here.run), False) == 130
+    assert capsys.readouterr().out == "demo is stopped\n"

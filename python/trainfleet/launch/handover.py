@@ -237,7 +237,9 @@ def attend(place: Hosts, backend: Ssh, words: LauncherLogs, summarize: bool) -> 
     except LeftAlone:
         if is_cancelled():  # it goes before a run that was asked to stop, which is not to begin any more
             place.ask_to_stop()
-            return follow_launcher(place, words)
+            if (code := follow_launcher(place, words)) == execution.STOPPED:
+                print(f"{place.run.name} is stopped", flush=True)
+            return code
         print(f"{place.run.name} goes on without this terminal")
         print("next: make train looks on again; make status, make logs FOLLOW=1, make stop")
         return execution.STOPPED
