@@ -116,7 +116,7 @@ test: .venv/.stamp-test ## run the tests
 
 ifeq ($(filter help,$(MAKECMDGOALS)),)
 drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
-	@.venv/bin/python -m pytest -q --durations=8 -m thorough tests/unit tests/oracles
+	@.venv/bin/python -m pytest -q --durations=8 -m thorough tests/unit tests/oracles tests/distributed/test_line.py
 	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills \
 	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
 else

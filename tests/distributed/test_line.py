@@ -140,6 +140,7 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     assert not desk.run.exists() and not (desk.folder / "data" / "text").exists() and (desk.folder / "text" / "0.txt").exists()
 
 
+@pytest.mark.thorough
 def test_any_number_of_nodes_gives_the_same_losses(desk: Desk) -> None:
     for nodes in (1, 2, 4):
         desk.type("train", f"NODES={nodes}", f"SET=name=n{nodes} train.steps=6")
