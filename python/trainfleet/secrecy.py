@@ -173,14 +173,14 @@ def _forms(text: str) -> Iterator[tuple[int, int]]:
 
 def _patterns() -> tuple[str, ...]:
     named = tuple(os.environ.get(name, "") for name in os.environ.get(NAMES, "").split(",") if name)
-    telling = tuple(os.environ.get(name, "") for name in _telling(len(os.environ)))
+    telling = tuple(os.environ.get(name, "") for name in _telling(tuple(os.environ)))
     return _spellings(named, telling)
 
 
 @functools.lru_cache(maxsize=4)
-def _telling(count: int) -> tuple[str, ...]:
-    """The variables here that hold a secret by their name; looked for anew when there are more or fewer variables."""
-    return tuple(name for name in os.environ if TELLING.fullmatch(name))
+def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The variables among these that hold a secret by their name."""
+    return tuple(name for name in names if TELLING.fullmatch(name))
 
 
 @functools.lru_cache(maxsize=4)
