@@ -107,6 +107,13 @@ def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> Non
     assert found.lines == ("rank 0 on node 0: the moon is full", "rank 1 on node 1: what is that noise")
 
 
+def test_an_exit_code_by_which_a_shell_says_that_it_found_no_command_is_a_cause(run: Run) -> None:
+    write(run, 1, "sh: 1: /nowhere/python: is not there")
+    found = verdict(run, status=Status(Phase.ENDED, exits={0: 0, 1: 127}))
+    assert (found.cause, found.node, found.sure, found.then) == ("environment", 1, False, Then.STOP)
+    assert found.words == "ended with exit code 127: a command was not found"
+
+
 def test_what_is_not_sure_says_so(run: Run) -> None:
     write(run, 0, *TRACE, "RuntimeError: the frobnicator")
     found = verdict(run)

@@ -24,6 +24,7 @@ from .prefixes import TRACEBACK
 
 TAIL = 12  # lines
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a healthy node's end
+UNRUN = {126: "a command could not be run", 127: "a command was not found"}  # by POSIX's shells
 FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")  # no cause of anything
 OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
 
@@ -195,6 +196,8 @@ def _exit(code: int | None) -> tuple[str, str]:
         return "was stopped", "unknown"
     if code < 0 or code > 128:
         return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
+    if code in UNRUN:
+        return f"ended with exit code {code}: {UNRUN[code]}", "environment"
     return f"ended with exit code {code}, and no line says why", "unknown"
 
 
