@@ -100,6 +100,14 @@ def test_a_secret_is_known_by_its_variables_name(value: str) -> None:
         assert "CANARY" not in hide(f"failed: {spelt}!") and "***" in hide(spelt), spelt
 
 
+def test_a_variable_that_takes_another_s_place_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDINARY", "x")
+    assert hide("mineCANARY-in-words") == "mineCANARY-in-words"
+    monkeypatch.delenv("ORDINARY")
+    monkeypatch.setenv("MY_API_KEY", "mineCANARY-in-words")
+    assert hide("mineCANARY-in-words") == "***"
+
+
 def test_what_is_no_secret_for_its_variables_name_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GIT_SSH_KEY", str(tmp_path))
     monkeypatch.setenv("SORT_KEY", "loss")
